@@ -1,0 +1,63 @@
+# Everything a developer runs. `make` alone lists it.
+# The Python to build on, and arguments for the command that a target runs:
+#   make setup PYTHON3=python3.13        make test ARGS='tests/unit -x'
+PYTHON3 ?= python3
+ARGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test lint format docs constraints bench soak clean
+
+help: ## List the targets.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Prepare .venv; done again only when pyproject.toml or constraints.txt change.
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON3) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Queen needs Python 3.11 or newer, and $(PYTHON3) is not: make $(MAKECMDGOALS) PYTHON3=python3.12" >&2; \
+	  exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON3) -m venv .venv || { \
+	  rm -rf .venv; \
+	  echo "$(PYTHON3) cannot make a virtual environment; the lines above say why." >&2; \
+	  echo "On Debian and Ubuntu its venv module is a package of its own: apt install python3-venv" >&2; \
+	  exit 1; }
+	$(BIN)/pip install --quiet --editable '.[server,dev]' --constraint constraints.txt
+	@touch $@
+
+serve: setup ## Start the server; variables and ARGS are those of `queen serve`.
+	@exec $(BIN)/queen serve $(ARGS)
+
+test: setup ## Run the tests.
+	$(BIN)/pytest $(ARGS)
+
+lint: setup ## Check style, types and the layers.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## Format the code, and mend what ruff can mend.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: setup ## Write docs/settings.md from the settings.
+	$(BIN)/queen settings --markdown > docs/settings.md
+
+constraints: setup ## Write the versions installed now to constraints.txt.
+	$(BIN)/pip freeze --exclude-editable > constraints.txt
+	@touch $(STAMP)
+
+bench: setup ## Measure throughput and latency; ARGS='--help' explains.
+	$(BIN)/python bench/run.py $(ARGS)
+
+SOAK_SECONDS ?= 3600
+soak: setup ## Push and pop for an hour (SOAK_SECONDS): does it stay steady?
+	$(BIN)/python bench/run.py --only mixed --repeat 1 --mixed-seconds $(SOAK_SECONDS) $(ARGS)
+
+clean: ## Remove caches and what was built; data and .venv stay.
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

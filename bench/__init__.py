@@ -1,0 +1,1 @@
+"""Benchmarks of a Queen server: `python bench/run.py --help`."""

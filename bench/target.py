@@ -1,0 +1,149 @@
+"""Where a benchmark runs: a server that is started for it, or one that is already there."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from bench.postgres import Database, find_database, read_postmaster
+from bench.processes import Watched
+
+START_WITHIN_SECONDS = 90
+STOP_WITHIN_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Target:
+    """A running server, and what is known of the processes and the database behind it."""
+
+    host: str
+    port: int
+    watched: Watched
+    database: Database | None
+
+
+class ServerError(Exception):
+    """The server under test did not start, or is not where it was said to be."""
+
+
+@asynccontextmanager
+async def fresh_server(workers: int) -> AsyncIterator[Target]:
+    """`queen serve` on an empty embedded PostgreSQL; everything is gone afterwards."""
+    directory = make_directory()
+    data_dir, log = directory / "data", directory / "server.log"
+    port = free_port()
+    process = start_server(data_dir, log, port, workers)
+    postmaster: int | None = None
+    try:
+        await until_healthy("127.0.0.1", port, process, log)
+        postmaster, dsn = read_postmaster(data_dir)
+        database = await find_database(dsn)
+        yield Target("127.0.0.1", port, Watched(process.pid, postmaster), database)
+    finally:
+        stop_server(process, postmaster)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@asynccontextmanager
+async def running_server(url: str, dsn: str | None, pid: int | None) -> AsyncIterator[Target]:
+    """A server that somebody else started; without its DSN and process id some columns stay empty."""
+    parts = urlsplit(url if "//" in url else f"//{url}")
+    if not parts.hostname:
+        raise ServerError(f"--against {url!r} names no host: expected something like http://127.0.0.1:6632")
+    host, port = socket.gethostbyname(parts.hostname), parts.port or 6632
+    await until_healthy(host, port, None, None)
+    yield Target(host, port, Watched(pid, None), Database(dsn) if dsn else None)
+
+
+def make_directory() -> Path:
+    directory = Path(tempfile.mkdtemp(prefix="queen-bench-"))
+    directory.chmod(0o755)  # PostgreSQL runs as another user when the server runs as root
+    return directory
+
+
+def start_server(data_dir: Path, log: Path, port: int, workers: int) -> subprocess.Popen[bytes]:
+    queen = Path(sys.executable).parent / "queen"
+    if not queen.exists():
+        raise ServerError(f"{queen} is missing: install the project and its server extra, `make setup`")
+    command = [str(queen), "serve", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--data-dir", str(data_dir), "--workers", str(workers)]
+    # A session of its own: Ctrl-C must reach the server once, through stop_server.
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env=environment_without_settings(),
+        )
+
+
+def environment_without_settings() -> dict[str, str]:
+    """The caller's environment less the variables that would point the server at another database."""
+    foreign = ("PG_", "PGHOST", "PGPORT", "PGUSER", "PGDATABASE", "DATABASE_URL", "QUEEN_", "NUM_WORKERS")
+    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+
+
+async def until_healthy(
+    host: str, port: int, process: subprocess.Popen[bytes] | None, log: Path | None
+) -> None:
+    deadline = time.monotonic() + (START_WITHIN_SECONDS if process else 5)
+    while not await asyncio.to_thread(is_healthy, host, port):
+        ended = process is not None and process.poll() is not None
+        if ended or time.monotonic() > deadline:
+            what = f"ended with code {process.returncode}" if process and ended else "does not answer /health"
+            raise ServerError(f"the server at {host}:{port} {what}\n{last_lines(log)}")
+        await asyncio.sleep(0.1)
+
+
+def last_lines(log: Path | None) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-20:]) if log else ""
+
+
+def is_healthy(host: str, port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{host}:{port}/health", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def stop_server(process: subprocess.Popen[bytes], postmaster: int | None) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_WITHIN_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    # A server that was killed leaves its PostgreSQL behind; a postmaster takes SIGQUIT as "stop at once".
+    if postmaster is not None and is_postgres(postmaster):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(postmaster, signal.SIGQUIT)
+
+
+def is_postgres(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == "postgres"
+    except OSError:
+        return False
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,1 @@
+"""What queues, partitions, leases and transactions mean. Knows nothing of HTTP."""

@@ -1,0 +1,148 @@
+"""Appending lots to their partitions: at once when nobody else does, else under the partitions' locks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TypeAlias
+
+from queen.broker.catalog import Partition
+from queen.broker.dedup import Dedup, Fetcher
+from queen.broker.lots import Lot, Packer
+from queen.broker.segments import SegmentCache
+from queen.storage.database import Link
+
+OnStored: TypeAlias = Callable[[Sequence[tuple[Partition, int]]], None]
+"""Told how many messages each partition got."""
+
+_SHARED_SECONDS = 1.0
+
+
+class Appender:
+    """Stores lots, all or nothing."""
+
+    def __init__(self, packer: Packer, dedup: Dedup, cache: SegmentCache, on_stored: OnStored) -> None:
+        self._packer = packer
+        self._dedup = dedup
+        self._cache = cache
+        self._on_stored = on_stored
+        self._shared_until: dict[int, float] = {}
+
+    async def append(self, link: Link, lots: Sequence[Lot]) -> bool:
+        """Store the lots in one transaction. False: a partition does not exist (any more), nothing was stored."""
+        await self.meet(link, lots)
+        now = time.monotonic()
+        alone = not any(lot.queue.max_size or self._shared_until.get(lot.partition.id, 0) > now for lot in lots)
+        if alone:
+            await self._packer.pack(link, lots)
+            times = await _store(link, lots)
+            if times is not None:
+                self.settle(lots, times)
+                return True
+        async with link.transaction():
+            times = await self.append_locked(link, lots)
+        if times is None:
+            return False
+        # Only now is it committed: nothing may be learnt from an append that could still be rolled back.
+        self.settle(lots, times)
+        return True
+
+    async def meet(self, fetcher: Fetcher, lots: Sequence[Lot]) -> None:
+        """Learn the ids of partitions that this worker has not pushed to before."""
+        windows = {lot.queue.id: self._packer.window(lot.queue) for lot in lots}
+        await self._dedup.meet(fetcher, [lot.partition for lot in lots], windows)
+
+    async def append_locked(self, fetcher: Fetcher, lots: Sequence[Lot]) -> list[datetime] | None:
+        """Inside a transaction: lock, learn what others added, then append. None: a partition does not exist."""
+        ids = [lot.partition.id for lot in lots]
+        partitions = [lot.partition for lot in lots]
+        for queue_id in sorted({lot.queue.id for lot in lots if lot.queue.max_size}):
+            await fetcher.fetch("lock_queue", queue_id)
+        ends = {row["id"]: row["next_offset"] for row in await fetcher.fetch("lock_partitions", ids)}
+        if len(ends) < len(ids):
+            return None
+        self._note_sharing(partitions, ends)
+        await self._dedup.catch_up(fetcher, partitions, ends)
+        await self._allot_room(fetcher, lots)
+        await self._packer.pack(fetcher, lots)
+        return await _store(fetcher, lots)
+
+    def settle(self, lots: Sequence[Lot], times: Sequence[datetime]) -> None:
+        """What was stored is known now, likely to be popped soon, and somebody may be waiting for it."""
+        stored = [lot for lot in lots if lot.chunks]
+        for lot, created_at in zip(stored, times, strict=True):
+            base = lot.base
+            for chunk in lot.chunks:
+                self._dedup.learn(lot.partition, chunk.hashes, base)
+                base += chunk.count
+            self._cache.put(lot.partition.id, lot.segments(created_at))
+        self._on_stored([(lot.partition, lot.count) for lot in stored])
+
+    def _note_sharing(self, partitions: Sequence[Partition], ends: dict[int, int]) -> None:
+        """Go straight to locking for a while where somebody else appends too."""
+        now = time.monotonic()
+        for partition in partitions:
+            if partition.known_to != ends[partition.id]:
+                self._shared_until[partition.id] = now + _SHARED_SECONDS
+        if len(self._shared_until) > 10_000:
+            self._shared_until = {id: until for id, until in self._shared_until.items() if until > now}
+
+    async def _allot_room(self, fetcher: Fetcher, lots: Sequence[Lot]) -> None:
+        """How many more messages each queue with a size limit takes, first come first served."""
+        rooms: dict[int, int] = {}
+        for lot in lots:
+            queue = lot.queue
+            if not queue.max_size:
+                continue
+            if queue.id not in rooms:
+                (row,) = await fetcher.fetch("queue_pending", queue.id)
+                rooms[queue.id] = max(0, queue.max_size - row["pending"])
+            lot.room = rooms[queue.id]
+            rooms[queue.id] -= min(lot.room, len(lot.items))
+
+
+async def _store(fetcher: Fetcher, lots: Sequence[Lot]) -> list[datetime] | None:
+    """Run the statement; when each lot that has messages was stored. None: a partition has moved, nothing was."""
+    full = [lot for lot in lots if lot.chunks]
+    if not full:
+        return []
+    for lot in full:
+        blocks = {chunk.ids[:16] for chunk in lot.chunks}
+        for sender, _ in lot.pieces:
+            sender.blocks.update(blocks)
+    if len(full) == 1 and len(full[0].chunks) == 1:
+        return await _store_one(fetcher, full[0])
+    return await _store_many(fetcher, full)
+
+
+async def _store_one(fetcher: Fetcher, lot: Lot) -> list[datetime] | None:
+    chunk = lot.chunks[0]
+    rows = await fetcher.fetch("push_one", lot.partition.id, lot.base, chunk.count, chunk.ids, chunk.sealed)
+    return [rows[0]["created_at"]] if rows else None
+
+
+async def _store_many(fetcher: Fetcher, lots: Sequence[Lot]) -> list[datetime] | None:
+    slots, bases, counts, ids, bodies = [], [], [], [], []
+    for slot, lot in enumerate(lots, 1):
+        base = lot.base
+        for chunk in lot.chunks:
+            slots.append(slot)
+            bases.append(base)
+            counts.append(chunk.count)
+            ids.append(chunk.ids)
+            bodies.append(chunk.sealed)
+            base += chunk.count
+    (row,) = await fetcher.fetch(
+        "push",
+        [lot.partition.id for lot in lots],
+        [lot.base for lot in lots],
+        [lot.count for lot in lots],
+        slots,
+        bases,
+        counts,
+        ids,
+        bodies,
+    )
+    times: list[datetime] = row["at"]
+    return times if row["open"] else None

@@ -1,0 +1,231 @@
+"""Which queues, partitions and groups exist, remembered per worker; made on first use."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+
+from queen.storage.database import Database, Record
+from queen.wire.ids import partition_uuid
+
+QUEUE_MODE = "__QUEUE_MODE__"
+_MOST_PARTITIONS = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue and its options, as stored."""
+
+    id: int
+    public_id: uuid.UUID
+    name: str
+    namespace: str
+    task: str
+    priority: int
+    lease_time: int
+    retry_limit: int
+    retry_delay: int
+    max_size: int
+    ttl: int | None
+    dead_letter_queue: bool
+    dlq_after_max_retries: bool
+    delayed_processing: int
+    window_buffer: int
+    retention_seconds: int
+    completed_retention_seconds: int
+    retention_enabled: bool
+    encryption_enabled: bool
+    max_wait_time_seconds: int
+    dedup_window_seconds: int | None
+    created_at: datetime
+
+    @classmethod
+    def from_record(cls, record: Record) -> Queue:
+        values: dict[str, Any] = {field.name: record[field.name] for field in fields(cls)}
+        return cls(**values)
+
+    @property
+    def lease_seconds(self) -> int:
+        return self.lease_time or 60
+
+
+class Partition:
+    """A partition this worker has met. `known_to` is how far it knows the transaction ids; None: not at all."""
+
+    __slots__ = ("id", "known_to", "name", "queue_id", "queue_name", "started_empty_at", "uuid")
+
+    def __init__(self, shard: int, id: int, queue_id: int, queue_name: str, name: str) -> None:
+        self.id = id
+        self.queue_id = queue_id
+        self.queue_name = queue_name
+        self.name = name
+        self.uuid = partition_uuid(shard, id)
+        self.known_to: int | None = None
+        self.started_empty_at: float | None = None
+
+
+class Catalog:
+    """Looks names up in memory first, then in PostgreSQL."""
+
+    def __init__(
+        self, database: Database, shard: int = 0, on_created: Callable[[Sequence[str]], None] = lambda names: None
+    ) -> None:
+        self._database = database
+        self._on_created = on_created
+        self.shard = shard
+        self._queues: dict[str, Queue] = {}
+        self._queues_by_id: dict[int, Queue] = {}
+        self._partitions: dict[tuple[int, str], Partition] = {}
+        self._partitions_by_id: dict[int, Partition] = {}
+        self._groups: dict[str, int] = {}
+        self._group_names: dict[int, str] = {}
+
+    def cached_queue(self, name: str) -> Queue | None:
+        return self._queues.get(name)
+
+    def cached_partition(self, queue: str, name: str) -> Partition | None:
+        known = self._queues.get(queue)
+        return self._partitions.get((known.id, name)) if known else None
+
+    def cached_group(self, name: str) -> int | None:
+        return self._groups.get(name)
+
+    async def queue(self, name: str) -> Queue | None:
+        known = self._queues.get(name)
+        if known is None:
+            for record in await self._database.fetch("queue_by_name", name):
+                known = self.remember_queue(record)
+        return known
+
+    async def queue_of(self, partition: Partition) -> Queue | None:
+        known = self._queues_by_id.get(partition.queue_id)
+        return known if known is not None else await self.queue(partition.queue_name)
+
+    async def all_queues(self) -> list[Queue]:
+        """Every queue, fresh from PostgreSQL."""
+        return [self.remember_queue(record) for record in await self._database.fetch("all_queues")]
+
+    async def ensure_partitions(self, names: Collection[tuple[str, str]]) -> None:
+        """Make the queues and partitions that do not exist yet, and remember them all."""
+        unknown = sorted({queue for queue, _ in names if queue not in self._queues})
+        if unknown:
+            await self._load_queues(unknown)
+            missing = [name for name in unknown if name not in self._queues]
+            if missing:
+                spaces, tasks = zip(*(namespace_and_task(name) for name in missing), strict=True)
+                await self._database.fetch("create_queues", missing, list(spaces), list(tasks))
+                await self._load_queues(missing)
+                self._on_created(missing)
+        wanted = [(self._queues[queue], name) for queue, name in names if queue in self._queues]
+        absent = [(queue, name) for queue, name in wanted if (queue.id, name) not in self._partitions]
+        if absent:
+            await self._load_partitions(absent)
+            absent = [(queue, name) for queue, name in absent if (queue.id, name) not in self._partitions]
+        if absent:
+            ids, partition_names = [queue.id for queue, _ in absent], [name for _, name in absent]
+            await self._database.fetch("create_partitions", ids, partition_names)
+            await self._load_partitions(absent)
+
+    async def partition(self, queue: Queue, name: str) -> Partition | None:
+        known = self._partitions.get((queue.id, name))
+        if known is None:
+            await self._load_partitions([(queue, name)])
+            known = self._partitions.get((queue.id, name))
+        return known
+
+    async def partitions_by_id(self, ids: Iterable[int]) -> dict[int, Partition]:
+        wanted = set(ids)
+        found = {id: self._partitions_by_id[id] for id in wanted if id in self._partitions_by_id}
+        missing = wanted - found.keys()
+        if missing:
+            for row in await self._database.fetch("partitions_by_ids", list(missing)):
+                found[row["id"]] = self._remember_partition(row["id"], row["queue_id"], row["queue_name"], row["name"])
+        return found
+
+    async def group(self, name: str, *, create: bool = True) -> int | None:
+        known = self._groups.get(name)
+        if known is not None:
+            return known
+        await self._load_group(name)
+        if create and name not in self._groups:
+            await self._database.fetch("create_group", name)
+            await self._load_group(name)
+        return self._groups.get(name)
+
+    def group_name(self, id: int) -> str | None:
+        return self._group_names.get(id)
+
+    def remember_queue(self, record: Record) -> Queue:
+        queue = Queue.from_record(record)
+        old = self._queues.get(queue.name)
+        if old is not None and old.id != queue.id:
+            self.forget_queue(queue.name)
+        self._queues[queue.name] = queue
+        self._queues_by_id[queue.id] = queue
+        return queue
+
+    def forget_queue(self, name: str) -> None:
+        """Drop what is known of a queue; it is looked up again when next used."""
+        queue = self._queues.pop(name, None)
+        if queue is None:
+            return
+        self._queues_by_id.pop(queue.id, None)
+        for key in [key for key in self._partitions if key[0] == queue.id]:
+            self.forget_partition(self._partitions[key])
+
+    def refresh_queue(self, name: str) -> None:
+        """Have the options of a queue read again, keeping its partitions."""
+        queue = self._queues.pop(name, None)
+        if queue is None:
+            return
+        self._queues_by_id.pop(queue.id, None)
+        for key, partition in self._partitions.items():
+            if key[0] == queue.id:
+                # The window may have grown: what was learnt for the old one is not enough.
+                partition.known_to = None
+
+    def forget_partition(self, partition: Partition) -> None:
+        self._partitions.pop((partition.queue_id, partition.name), None)
+        self._partitions_by_id.pop(partition.id, None)
+
+    def forget_group(self, name: str) -> None:
+        id = self._groups.pop(name, None)
+        if id is not None:
+            self._group_names.pop(id, None)
+
+    async def _load_queues(self, names: list[str]) -> None:
+        for record in await self._database.fetch("queues_by_names", names):
+            self.remember_queue(record)
+
+    async def _load_partitions(self, wanted: list[tuple[Queue, str]]) -> None:
+        queues = {queue.id: queue for queue, _ in wanted}
+        rows = await self._database.fetch(
+            "partitions_by_names", [queue.id for queue, _ in wanted], [name for _, name in wanted]
+        )
+        for row in rows:
+            self._remember_partition(row["id"], row["queue_id"], queues[row["queue_id"]].name, row["name"])
+
+    async def _load_group(self, name: str) -> None:
+        for row in await self._database.fetch("groups_by_names", [name]):
+            self._groups[row["name"]] = row["id"]
+            self._group_names[row["id"]] = row["name"]
+
+    def _remember_partition(self, id: int, queue_id: int, queue_name: str, name: str) -> Partition:
+        known = self._partitions_by_id.get(id)
+        if known is not None:
+            return known
+        if len(self._partitions_by_id) >= _MOST_PARTITIONS:
+            self.forget_partition(next(iter(self._partitions_by_id.values())))
+        partition = Partition(self.shard, id, queue_id, queue_name, name)
+        self._partitions[queue_id, name] = partition
+        self._partitions_by_id[id] = partition
+        return partition
+
+
+def namespace_and_task(queue: str) -> tuple[str, str]:
+    """What a queue that was made by its first push gets: `billing.ingest.eu` is task `ingest` of `billing`."""
+    namespace, _, rest = queue.partition(".")
+    return namespace, rest.partition(".")[0]

@@ -1,0 +1,304 @@
+"""Claims: leasing the spans that pops were matched with, and rendering what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from queen.broker.catalog import Catalog, Partition, Queue
+from queen.broker.lanes import Lane
+from queen.broker.leases import Lease, LeaseBook
+from queen.broker.segments import SegmentCache, read_segment
+from queen.errors import QueenError
+from queen.storage.database import Database, Record
+from queen.wire.envelope import Envelope, EnvelopeError
+from queen.wire.ids import IdSource
+from queen.wire.segment import MalformedSegment, Segment
+
+if TYPE_CHECKING:
+    from queen.broker.pop import Pop
+
+_NO_STOP = (1 << 63) - 1
+
+_encode = msgspec.json.encode
+
+
+class DeliveryWatch(Protocol):
+    """Told of every delivery, for the metrics."""
+
+    def delivered(self, queue_name: str, count: int, oldest: datetime) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One partition that one pop (or, consuming at once, several) was matched with, and what came of it."""
+
+    lane: Lane
+    partition_id: int
+    want: int
+    pops: list[Pop]
+    lease_id: str
+    start: int = 0
+    end: int = 0
+    left: int = 0
+    hold_for: float = 0.0
+    segments: list[Segment] = field(default_factory=list)
+    error: QueenError | None = None
+
+    @property
+    def auto_ack(self) -> bool:
+        return not self.lease_id
+
+
+class UnreadableMessage(QueenError):
+    """A stored message cannot be read; it stays where it is."""
+
+
+class Claimer:
+    """Runs claims against one shard and answers the pops they serve."""
+
+    def __init__(
+        self,
+        database: Database,
+        catalog: Catalog,
+        cache: SegmentCache,
+        leases: LeaseBook,
+        envelope: Envelope,
+        ids: IdSource,
+    ) -> None:
+        self._link = database.link()
+        self._catalog = catalog
+        self._cache = cache
+        self._leases = leases
+        self._envelope = envelope
+        self._ids = ids
+        self.batches = 0
+        self.claims = 0
+
+    def lease_id(self, partition_id: int, *, several: bool) -> str:
+        return self._ids.lease(partition_id, several=several)
+
+    async def run(self, claims: list[Claim]) -> None:
+        """Lease, read, and answer. Afterwards each claim says what is left and for how long it is held."""
+        self.batches += 1
+        self.claims += len(claims)
+        queues = {claim.lane.queue_name: await self._queue(claim.lane) for claim in claims}
+        await self._ensure_cursors(claims)
+        await self._expire(claims, queues)
+        stops = await self._stops(claims, queues)
+        rows = await self._lease(claims, queues, stops)
+        await self._read(claims, rows)
+        await self._give_back([claim for claim in claims if claim.error is not None])
+        await self._explain([claim for claim in claims if claim.end == 0], queues)
+        await self._deliver([claim for claim in claims if claim.end > 0 and claim.error is None])
+
+    async def _queue(self, lane: Lane) -> Queue | None:
+        return self._catalog.cached_queue(lane.queue_name) or await self._catalog.queue(lane.queue_name)
+
+    async def _ensure_cursors(self, claims: list[Claim]) -> None:
+        new = [claim for claim in claims if claim.partition_id not in claim.lane.cursors]
+        if not new:
+            return
+        await self._link.fetch(
+            "ensure_cursors", [claim.partition_id for claim in new], [claim.lane.group_id for claim in new]
+        )
+        for claim in new:
+            claim.lane.knows_cursor(claim.partition_id)
+
+    async def _expire(self, claims: list[Claim], queues: dict[str, Queue | None]) -> None:
+        ageing = {
+            claim.partition_id: float(queue.ttl)
+            for claim in claims
+            if (queue := queues[claim.lane.queue_name]) is not None and queue.ttl
+        }
+        if ageing:
+            await self._link.fetch("expire", list(ageing), list(ageing.values()))
+
+    async def _stops(self, claims: list[Claim], queues: dict[str, Queue | None]) -> dict[Claim, int]:
+        """For queues with delayed processing: the first offset of each claim that is too young."""
+        delayed = [
+            (claim, queue.delayed_processing)
+            for claim in claims
+            if (queue := queues[claim.lane.queue_name]) is not None and queue.delayed_processing > 0
+        ]
+        if not delayed:
+            return {}
+        rows = await self._link.fetch(
+            "ripe_until",
+            [claim.partition_id for claim, _ in delayed],
+            [claim.lane.group_id for claim, _ in delayed],
+            [claim.want for claim, _ in delayed],
+            [float(delay) for _, delay in delayed],
+        )
+        stops: dict[Claim, int] = {}
+        for row in rows:
+            claim = delayed[row["slot"] - 1][0]
+            stops[claim] = row["base_offset"]
+            claim.hold_for = max(0.001, row["ripe_in"])
+        return stops
+
+    async def _lease(
+        self, claims: list[Claim], queues: dict[str, Queue | None], stops: dict[Claim, int]
+    ) -> list[Record]:
+        spans = [self._cache.span(claim.partition_id) for claim in claims]
+        options = [queues[claim.lane.queue_name] for claim in claims]
+        return await self._link.fetch(
+            "claim",
+            [claim.partition_id for claim in claims],
+            [claim.lane.group_id for claim in claims],
+            [claim.want for claim in claims],
+            [claim.lease_id or None for claim in claims],
+            [float(queue.lease_seconds) if queue else 60.0 for queue in options],
+            [claim.auto_ack for claim in claims],
+            [float(queue.window_buffer) if queue else 0.0 for queue in options],
+            [stops.get(claim, _NO_STOP) for claim in claims],
+            [span[0] for span in spans],
+            [span[1] for span in spans],
+        )
+
+    async def _read(self, claims: list[Claim], rows: Sequence[Record]) -> None:
+        """Put what was leased into its claims; a claim with several segments has several rows."""
+        by_slot: dict[int, list[Record]] = {}
+        for row in rows:
+            by_slot.setdefault(row["slot"], []).append(row)
+        for slot, own in by_slot.items():
+            claim, first = claims[slot - 1], own[0]
+            claim.start, claim.end = first["lease_start"], first["lease_end"]
+            claim.left = first["next_offset"] - claim.end
+            claim.hold_for = 0.0 if claim.auto_ack else await self._lease_seconds(claim)
+            if first["base_offset"] is None:
+                held = self._cache.get(claim.partition_id, claim.start, claim.end)
+                if held is not None:
+                    claim.segments = held
+                    continue
+                own = await self._link.fetch("segments_between", claim.partition_id, claim.start, claim.end)
+            try:
+                claim.segments = [read_segment(self._envelope, row) for row in own]
+            except (EnvelopeError, MalformedSegment) as error:
+                claim.error = UnreadableMessage(f"queue {claim.lane.queue_name!r} cannot be read: {error}")
+                claim.error.__cause__ = error
+            self._cache.put(claim.partition_id, claim.segments)
+
+    async def _lease_seconds(self, claim: Claim) -> float:
+        queue = await self._queue(claim.lane)
+        return float(queue.lease_seconds if queue else 60)
+
+    async def _give_back(self, claims: list[Claim]) -> None:
+        """Undo claims whose messages cannot be read, so that nothing is passed over, and say so to who asked."""
+        if not claims:
+            return
+        await self._link.fetch(
+            "unclaim",
+            [claim.partition_id for claim in claims],
+            [claim.lane.group_id for claim in claims],
+            [claim.start for claim in claims],
+            [claim.end for claim in claims],
+        )
+        for claim in claims:
+            claim.left, claim.hold_for = claim.end - claim.start + claim.left, 1.0
+            for pop in claim.pops:
+                if claim.error is not None:
+                    pop.fail(claim.error)
+
+    async def _explain(self, missed: list[Claim], queues: dict[str, Queue | None]) -> None:
+        """Why claims got nothing, and when it is worth trying again."""
+        missed = [claim for claim in missed if claim.hold_for == 0]
+        if not missed:
+            return
+        options = [queues[claim.lane.queue_name] for claim in missed]
+        rows = await self._link.fetch(
+            "why_unclaimed",
+            [claim.partition_id for claim in missed],
+            [claim.lane.group_id for claim in missed],
+            [float(queue.window_buffer) if queue else 0.0 for queue in options],
+        )
+        for row in rows:
+            claim = missed[row["slot"] - 1]
+            if not row["present"]:
+                continue
+            if not row["has_cursor"]:
+                claim.lane.cursors.discard(claim.partition_id)
+                claim.left = 1
+                continue
+            claim.left = row["available"]
+            if claim.left > 0:
+                claim.hold_for = max(0.0, row["held_for"] or 0.0, row["quiet_for"] or 0.0)
+
+    async def _deliver(self, claims: list[Claim]) -> None:
+        """Render what was leased, and answer."""
+        partitions = await self._catalog.partitions_by_id(claim.partition_id for claim in claims)
+        shares: dict[Pop, list[tuple[Claim, int, int]]] = {}
+        for claim in claims:
+            start = claim.start
+            for pop in claim.pops:
+                end = min(claim.end, start + pop.options.batch)
+                if end > start:
+                    shares.setdefault(pop, []).append((claim, start, end))
+                start = end
+        empty: list[Claim] = []
+        for pop, own in shares.items():
+            body = self._render(pop, own, partitions)
+            if body is None:
+                empty += [claim for claim, _, _ in own]
+                continue
+            for claim, start, end in own:
+                if claim.lease_id:
+                    lease = Lease(claim.partition_id, claim.lane.group_id, start, end, claim.segments)
+                    self._leases.add(claim.lease_id, lease)
+            pop.resolve(body)
+        await self._skip([claim for claim in empty if claim.lease_id])
+        for claim in empty:
+            claim.hold_for = 0.0
+
+    def _render(self, pop: Pop, shares: list[tuple[Claim, int, int]], partitions: dict[int, Partition]) -> bytes | None:
+        """The answer of a pop, or None when every message in its spans was deleted."""
+        group = _encode(pop.group)
+        out: list[bytes] = []
+        for claim, start, end in shares:
+            partition = partitions.get(claim.partition_id)
+            name = _encode(partition.name if partition else "")
+            uuid = partition.uuid.encode() if partition else b""
+            tail = b',"partitionId":"%b","partition":%b,"leaseId":"%b","consumerGroup":%b}' % (
+                uuid,
+                name,
+                claim.lease_id.encode(),
+                group,
+            )
+            for segment in claim.segments:
+                first = max(0, start - segment.base_offset)
+                last = min(segment.count, end - segment.base_offset)
+                if last > first:
+                    segment.render(first, last, tail, out)
+        if not out:
+            return None
+        claim = shares[0][0]
+        first_partition = partitions.get(claim.partition_id)
+        return b"".join(
+            (
+                b'{"success":true,"queue":%b,"partition":%b,"partitionId":"%b","leaseId":"%b","consumerGroup":%b,"messages":['
+                % (
+                    _encode(claim.lane.queue_name),
+                    _encode(first_partition.name if first_partition else ""),
+                    first_partition.uuid.encode() if first_partition else b"",
+                    claim.lease_id.encode(),
+                    group,
+                ),
+                b",".join(out),
+                b'],"partitionsClaimed":%d}' % len(shares),
+            )
+        )
+
+    async def _skip(self, claims: list[Claim]) -> None:
+        """Pass over spans in which nothing is left to deliver."""
+        if claims:
+            await self._link.fetch(
+                "ack",
+                [claim.partition_id for claim in claims],
+                [claim.lane.group_id for claim in claims],
+                [claim.lease_id for claim in claims],
+                [claim.end for claim in claims],
+            )

@@ -1,0 +1,175 @@
+"""What acknowledgments do to a cursor. Pure: the same rules for acks, batches and transactions.
+
+`committed` is the first offset not consumed. Acking an offset as completed consumes everything up to it. A failure
+that may be retried ends the lease and leaves the failed message as the next one to be delivered; how often that may
+happen is decided once per request, so a batch that fails as a whole costs one retry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+
+class AckStatus(StrEnum):
+    COMPLETED = "completed"
+    FAILED = "failed"
+    RETRY = "retry"
+    DLQ = "dlq"
+
+
+def parse_status(text: str) -> AckStatus | None:
+    """A status as clients send it; None when it is not one."""
+    if text == "success":
+        return AckStatus.COMPLETED
+    try:
+        return AckStatus(text)
+    except ValueError:
+        return None
+
+
+INVALID_LEASE = "Invalid or expired lease"
+NOT_FOUND = "Message not found"
+NOT_APPLIED = "Not applied: an earlier message of the batch failed and is redelivered first"
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The position of a group on a partition, and its lease."""
+
+    committed: int
+    lease_id: str | None = None
+    lease_end: int = 0
+    live: bool = False
+    finished_lease_id: str | None = None
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """One acknowledgment whose message has been found at `offset`."""
+
+    offset: int
+    status: AckStatus
+    lease_id: str = ""
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the client is told of one acknowledgment."""
+
+    success: bool
+    error: str | None = None
+    released: bool = False
+    dlq: bool = False
+
+
+@dataclass(slots=True)
+class Decision:
+    """The cursor afterwards, and what else has to happen."""
+
+    cursor: Cursor
+    outcomes: list[Outcome] = field(default_factory=list)
+    dead: list[tuple[int, str, int]] = field(default_factory=list)
+    """(offset, error, retries) of messages that are given up on."""
+    released: bool = False
+    finished: bool = False
+    wait: float = 0.0
+    """Seconds before the next delivery."""
+
+
+def decide(cursor: Cursor, acks: Sequence[Ack], *, retry_limit: int, retry_delay: float) -> Decision:
+    """Apply acknowledgments of one partition and group, in order of their messages."""
+    decision = Decision(cursor, [Outcome(False)] * len(acks))
+    may_retry = cursor.attempts < retry_limit
+    stopped = False
+    for index in sorted(range(len(acks)), key=lambda i: acks[i].offset):
+        ack = acks[index]
+        if ack.lease_id and not _holds(cursor, ack):
+            decision.outcomes[index] = _late(cursor, ack)
+        elif stopped:
+            decision.outcomes[index] = _after_failure(ack)
+        elif ack.status is AckStatus.COMPLETED:
+            _consume(decision, ack.offset, completed=True)
+            decision.outcomes[index] = Outcome(True)
+        elif ack.status is AckStatus.RETRY:
+            stopped = True
+            _release(decision)
+            decision.outcomes[index] = Outcome(True)
+        elif ack.status is AckStatus.FAILED and may_retry and ack.offset >= cursor.committed:
+            stopped = True
+            _retry(decision, retry_delay)
+            decision.outcomes[index] = Outcome(True)
+        else:
+            decision.dead.append((ack.offset, ack.error, cursor.attempts))
+            _consume(decision, ack.offset, completed=False)
+            decision.outcomes[index] = Outcome(True, dlq=True)
+    for outcome in decision.outcomes:
+        outcome.released = decision.released if outcome.success else False
+    return decision
+
+
+def decide_in_transaction(cursor: Cursor, acks: Sequence[Ack]) -> Decision:
+    """The same inside a transaction: a failure is final, nothing is retried, and the first error ends it all."""
+    decision = Decision(cursor, [Outcome(False)] * len(acks))
+    for index in sorted(range(len(acks)), key=lambda i: acks[i].offset):
+        ack = acks[index]
+        if ack.lease_id and not _holds(cursor, ack):
+            decision.outcomes[index] = _late(cursor, ack)
+        elif ack.status is AckStatus.COMPLETED:
+            _consume(decision, ack.offset, completed=True, reset=False)
+            decision.outcomes[index] = Outcome(True)
+        elif ack.status in (AckStatus.FAILED, AckStatus.DLQ):
+            decision.dead.append((ack.offset, ack.error or "Unknown error", 0))
+            _consume(decision, ack.offset, completed=False)
+            _release(decision)
+            decision.outcomes[index] = Outcome(True, dlq=True)
+        else:
+            decision.outcomes[index] = Outcome(False, "Unknown error")
+    return decision
+
+
+def _holds(cursor: Cursor, ack: Ack) -> bool:
+    return cursor.live and cursor.lease_id == ack.lease_id
+
+
+def _late(cursor: Cursor, ack: Ack) -> Outcome:
+    """An ack that repeats what a finished lease already did is no error: its first answer may have been lost."""
+    if ack.status is AckStatus.COMPLETED and cursor.finished_lease_id == ack.lease_id and ack.offset < cursor.committed:
+        return Outcome(True, released=True)
+    return Outcome(False, INVALID_LEASE)
+
+
+def _after_failure(ack: Ack) -> Outcome:
+    if ack.status in (AckStatus.FAILED, AckStatus.RETRY):
+        return Outcome(True)
+    return Outcome(False, NOT_APPLIED)
+
+
+def _consume(decision: Decision, offset: int, *, completed: bool, reset: bool = True) -> None:
+    cursor = decision.cursor
+    committed = max(cursor.committed, offset + 1)
+    cursor = replace(cursor, committed=committed)
+    if cursor.lease_id is not None and committed >= cursor.lease_end:
+        decision.released = True
+        decision.finished = True
+    if decision.finished and completed and reset:
+        cursor = replace(cursor, attempts=0)
+    decision.cursor = cursor
+
+
+def _release(decision: Decision) -> None:
+    if decision.cursor.lease_id is not None:
+        decision.released = True
+
+
+def _retry(decision: Decision, delay: float) -> None:
+    cursor = decision.cursor
+    if cursor.lease_id is None:
+        return
+    decision.released = True
+    decision.wait = delay
+    if cursor.live:
+        decision.cursor = replace(cursor, attempts=cursor.attempts + 1)

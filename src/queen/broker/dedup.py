@@ -1,0 +1,141 @@
+"""One message per transaction id and partition, inside the queue's window.
+
+A worker knows the ids of a partition up to `Partition.known_to`: they are in its filter. What the filter does not hold
+was certainly not pushed; what it may hold is looked up. A push is stored only if the partition still ends at
+`known_to`, so what others appended meanwhile is learnt first, under the partition's lock if need be.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from queen.broker.catalog import Partition
+from queen.broker.seen import Hashes, SeenFilter
+from queen.broker.segments import read_segment
+from queen.storage.database import Record
+from queen.wire.envelope import Envelope
+from queen.wire.ids import IdBlock
+
+_PAGE = 500
+
+
+class Fetcher(Protocol):
+    """Whatever runs named statements: a link, a transaction, a database."""
+
+    async def fetch(self, name: str, *args: Any) -> list[Record]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """A stored message that already has the transaction id, and the ids of the segment it lies in."""
+
+    message_id: str
+    block: bytes
+    offset: int
+
+
+class Dedup:
+    """What this worker knows of transaction ids."""
+
+    def __init__(self, envelope: Envelope, memory_bytes: int) -> None:
+        self._envelope = envelope
+        self.filter = SeenFilter(memory_bytes)
+        self.lookups = 0
+
+    def learn(self, partition: Partition, hashes: Hashes, base: int) -> None:
+        """These ids were stored from offset `base` on."""
+        self.filter.add(hashes)
+        # Only what joins on to what is known makes more known; somebody may have caught up meanwhile.
+        if partition.known_to == base:
+            partition.known_to = base + len(hashes)
+
+    async def meet(self, fetcher: Fetcher, partitions: Iterable[Partition], window: dict[int, float]) -> None:
+        """Learn the ids inside the window of partitions that this worker does not know yet."""
+        strangers = [partition for partition in partitions if partition.known_to is None]
+        if not strangers:
+            return
+        ends = {
+            row["id"]: row["next_offset"]
+            for row in await fetcher.fetch("partition_ends", [partition.id for partition in strangers])
+        }
+        for partition in strangers:
+            end = ends.get(partition.id, 0)
+            if end == 0:
+                partition.started_empty_at = time.time()
+            else:
+                await self._load(fetcher, partition, end, window[partition.queue_id])
+            partition.known_to = end
+
+    async def catch_up(self, fetcher: Fetcher, partitions: Sequence[Partition], ends: dict[int, int]) -> None:
+        """Learn what others appended to partitions since."""
+        behind = [p for p in partitions if p.known_to is not None and p.known_to != ends.get(p.id, p.known_to)]
+        if not behind:
+            return
+        rows = await fetcher.fetch("segment_ids_from", [p.id for p in behind], [p.known_to for p in behind])
+        for row in rows:
+            self.filter.add(_hashes(row["ids"]))
+        for partition in behind:
+            partition.known_to = ends[partition.id]
+
+    def vouches_for(self, partition: Partition, window: float) -> bool:
+        """Whether the filter still holds the whole window of a partition."""
+        since = self.filter.complete_since
+        if since <= time.time() - window:
+            return True
+        return partition.started_empty_at is not None and partition.started_empty_at > since
+
+    async def find(
+        self, fetcher: Fetcher, partition: Partition, wanted: dict[int, str], window: float
+    ) -> dict[str, Earlier]:
+        """The stored messages of a partition, inside the window, that have one of the ids (by hash)."""
+        self.lookups += 1
+        found: dict[str, Earlier] = {}
+        targets = np.fromiter(wanted, dtype=np.uint64, count=len(wanted))
+        before = 1 << 62
+        while True:
+            page = await fetcher.fetch("segment_ids_before", partition.id, before, _PAGE, float(window))
+            for row in page:
+                if not row["recent"]:
+                    return found
+                hashes = _hashes(row["ids"])
+                for index in np.flatnonzero(np.isin(hashes, targets)):
+                    await self._confirm(fetcher, partition, row, int(index), wanted[int(hashes[index])], found)
+            if len(page) < _PAGE:
+                return found
+            before = page[-1]["base_offset"]
+
+    async def _confirm(
+        self, fetcher: Fetcher, partition: Partition, row: Record, index: int, wanted: str, found: dict[str, Earlier]
+    ) -> None:
+        """Equal hashes are not yet equal ids: compare the text."""
+        offset = row["base_offset"] + index
+        (stored,) = await fetcher.fetch("segment_at", partition.id, offset)
+        segment = read_segment(self._envelope, stored)
+        if segment.transaction_ids()[index] == wanted and not segment.is_deleted(index):
+            found.setdefault(wanted, Earlier(segment.block.text(index), row["ids"][:16], offset))
+
+    async def _load(self, fetcher: Fetcher, partition: Partition, end: int, window: float) -> None:
+        before = end
+        while True:
+            page = await fetcher.fetch("segment_ids_before", partition.id, before, _PAGE, float(window))
+            for row in page:
+                if not row["recent"]:
+                    return
+                self.filter.add(_hashes(row["ids"]))
+            if len(page) < _PAGE:
+                return
+            before = page[-1]["base_offset"]
+
+
+def _hashes(ids: bytes) -> Hashes:
+    return np.frombuffer(ids, dtype="<u8", offset=16)
+
+
+def pack_ids(block: IdBlock, hashes: Hashes) -> bytes:
+    """The `ids` column of a segment."""
+    return block.pack() + hashes.astype("<u8", copy=False).tobytes()

@@ -1,0 +1,77 @@
+"""Group commit: requests that arrive while a statement runs go together in the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Fusion(Generic[T]):
+    """Runs `run(batch)` for everything submitted, one batch at a time.
+
+    There is no timer: an idle lane starts at once, a busy one gathers. `weigh` says how much of a batch an item takes,
+    `limit` how much a batch may hold. `run` answers its items itself; should it raise, `fail(item, error)` is called
+    for each.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[list[T]], Awaitable[None]],
+        fail: Callable[[T, Exception], None],
+        *,
+        weigh: Callable[[T], int] = lambda item: 1,
+        limit: int = 1000,
+    ) -> None:
+        self._run = run
+        self._fail = fail
+        self._weigh = weigh
+        self._limit = limit
+        self._waiting: deque[T] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self.batches = 0
+        self.items = 0
+
+    def submit(self, item: T) -> None:
+        self._waiting.append(item)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._drain())
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def join(self) -> None:
+        """Wait until everything submitted so far is answered."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _drain(self) -> None:
+        try:
+            while self._waiting:
+                batch = self._take()
+                self.batches += 1
+                self.items += len(batch)
+                try:
+                    await self._run(batch)
+                except Exception as error:
+                    # The lane must outlive any one batch; whoever waits for it is told.
+                    log.exception("a fused batch of %d failed", len(batch))
+                    for item in batch:
+                        self._fail(item, error)
+        finally:
+            self._task = None
+
+    def _take(self) -> list[T]:
+        waiting, room = self._waiting, self._limit
+        batch = [waiting.popleft()]
+        room -= self._weigh(batch[0])
+        while waiting and room > 0:
+            room -= self._weigh(waiting[0])
+            batch.append(waiting.popleft())
+        return batch

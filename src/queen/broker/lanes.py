@@ -1,0 +1,176 @@
+"""Which partitions have something for a group, without asking PostgreSQL.
+
+A lane is one group on one queue as one worker sees it: partitions that are ready, longest first; partitions that are
+held (leased, or not due yet) and until when; and the pops that wait. Pushes, acks and the other workers feed it; a slow
+scan corrects it. It may be wrong in one direction only: a partition it calls ready may turn out not to be, when claimed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from queen.broker.pop import Pop
+
+UNKNOWN = 1 << 30
+_MOST_CURSORS = 200_000
+
+
+class Lane:
+    """One group on one queue, in the eyes of one worker."""
+
+    __slots__ = (
+        "claiming",
+        "cursors",
+        "fed",
+        "group_id",
+        "group_name",
+        "held",
+        "queue_id",
+        "queue_name",
+        "ready",
+        "scan_after",
+        "scanned_at",
+        "scanning",
+        "since",
+        "targeted",
+        "total_partitions",
+        "unresolved",
+        "used_at",
+        "waiting",
+    )
+
+    def __init__(self, queue_id: int, queue_name: str, group_id: int, group_name: str) -> None:
+        self.queue_id = queue_id
+        self.queue_name = queue_name
+        self.group_id = group_id
+        self.group_name = group_name
+        self.ready: dict[int, int] = {}
+        self.held: dict[int, float] = {}
+        self.fed: set[int] = set()
+        self.claiming: set[int] = set()
+        self.cursors: set[int] = set()
+        self.waiting: deque[Pop] = deque()
+        self.targeted: dict[int, deque[Pop]] = {}
+        self.unresolved: dict[str, list[Pop]] = {}
+        self.since: datetime | None = None
+        self.scanned_at: float | None = None
+        self.scanning = False
+        self.scan_after = 0
+        self.total_partitions = 0
+        self.used_at = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a claim could serve somebody now."""
+        if self.waiting and self.ready:
+            return True
+        return any(id in self.ready and pops for id, pops in self.targeted.items())
+
+    @property
+    def parked(self) -> int:
+        """How many pops wait here."""
+        return (
+            len(self.waiting)
+            + sum(len(pops) for pops in self.targeted.values())
+            + sum(len(pops) for pops in self.unresolved.values())
+        )
+
+    def feed(self, partition_id: int, count: int) -> None:
+        """Messages were added to a partition."""
+        if partition_id in self.held:
+            self.fed.add(partition_id)
+        else:
+            self.ready[partition_id] = self.ready.get(partition_id, 0) + count
+
+    def free(self, partition_id: int, available: int) -> None:
+        """A lease on a partition ended; `available` messages wait there."""
+        self.held.pop(partition_id, None)
+        if partition_id in self.fed:
+            self.fed.discard(partition_id)
+            available = max(available, 1)
+        if available > 0:
+            self.ready[partition_id] = max(available, self.ready.get(partition_id, 0))
+
+    def hold(self, partition_id: int, until: float) -> None:
+        """Nothing can be had from a partition before `until` (loop time)."""
+        self.held[partition_id] = until
+        if self.ready.pop(partition_id, None) is not None:
+            self.fed.add(partition_id)
+
+    def expire(self, partition_id: int, when: float) -> bool:
+        """The hold that was to end at `when` ends, unless it was lifted or lengthened meanwhile."""
+        if self.held.get(partition_id) != when:
+            return False
+        self.fed.discard(partition_id)
+        del self.held[partition_id]
+        self.ready[partition_id] = UNKNOWN
+        return True
+
+    def knows_cursor(self, partition_id: int) -> None:
+        if len(self.cursors) >= _MOST_CURSORS:
+            self.cursors.clear()
+        self.cursors.add(partition_id)
+
+    def forget_positions(self) -> None:
+        """The group's cursors were moved or removed: believe nothing until the next scan."""
+        self.ready.clear()
+        self.held.clear()
+        self.fed.clear()
+        self.cursors.clear()
+        self.since = None
+        self.scanned_at = None
+        self.scan_after = 0
+
+    def all_parked(self) -> Iterator[Pop]:
+        yield from self.waiting
+        for pops in self.targeted.values():
+            yield from pops
+        for several in self.unresolved.values():
+            yield from several
+
+    def sweep(self) -> None:
+        """Let go of pops that were answered elsewhere or whose client is gone."""
+        if any(pop.done for pop in self.waiting):
+            self.waiting = deque(pop for pop in self.waiting if not pop.done)
+        for id, pops in list(self.targeted.items()):
+            alive = deque(pop for pop in pops if not pop.done)
+            if alive:
+                self.targeted[id] = alive
+            else:
+                del self.targeted[id]
+        for name, several in list(self.unresolved.items()):
+            still = [pop for pop in several if not pop.done]
+            if still:
+                self.unresolved[name] = still
+            else:
+                del self.unresolved[name]
+
+
+class Holds:
+    """When held partitions come free by themselves, over all lanes."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Lane, int]] = []
+        self._sequence = 0
+
+    def add(self, lane: Lane, partition_id: int, until: float) -> None:
+        lane.hold(partition_id, until)
+        self._sequence += 1
+        heapq.heappush(self._heap, (until, self._sequence, lane, partition_id))
+
+    def next_at(self) -> float | None:
+        return self._heap[0][0] if self._heap else None
+
+    def expire(self, now: float) -> set[Lane]:
+        """End the holds that are over; returns the lanes that got a ready partition by it."""
+        touched: set[Lane] = set()
+        while self._heap and self._heap[0][0] <= now:
+            until, _, lane, partition_id = heapq.heappop(self._heap)
+            if lane.expire(partition_id, until):
+                touched.add(lane)
+        return touched

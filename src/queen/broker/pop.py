@@ -1,0 +1,562 @@
+"""Popping: waiting requests are matched with ready partitions, and one statement leases for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+import asyncpg
+
+from queen.broker.catalog import QUEUE_MODE, Catalog, Queue
+from queen.broker.claims import Claim, Claimer
+from queen.broker.events import Event, EventKind
+from queen.broker.lanes import UNKNOWN, Holds, Lane
+from queen.errors import DatabaseAway, QueenError
+from queen.storage.database import Database
+
+log = logging.getLogger(__name__)
+
+_SCAN_PAGE = 10_000
+_ENOUGH_READY = 50_000
+_IDLE_LANE_SECONDS = 600.0
+_MOST_CLAIMS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PopOptions:
+    """What a pop asks for."""
+
+    batch: int = 1
+    partitions: int = 1
+    auto_ack: bool = False
+    wait: bool = False
+    timeout: float = 30.0
+    subscription_mode: str = ""
+    subscription_from: datetime | None = None
+
+    def waiting(self, seconds: float) -> PopOptions:
+        """The same, waiting at most this long."""
+        return replace(self, timeout=seconds)
+
+
+class Pop:
+    """One request for messages. Its answer is the JSON body, or None when there is nothing."""
+
+    __slots__ = ("answer", "busy", "group", "lanes", "options", "partition_name", "queue_names", "timer")
+
+    def __init__(
+        self,
+        queue_names: tuple[str, ...],
+        partition_name: str | None,
+        group: str,
+        options: PopOptions,
+        answer: asyncio.Future[bytes | None],
+    ) -> None:
+        self.queue_names = queue_names
+        self.partition_name = partition_name
+        self.group = group
+        self.options = options
+        self.answer = answer
+        self.timer: asyncio.TimerHandle | None = None
+        # Set while a claim is under way for it, so that no other lane claims for it too.
+        self.busy = False
+        self.lanes: set[Lane] = set()
+
+    @property
+    def done(self) -> bool:
+        return self.answer.done()
+
+    def resolve(self, body: bytes | None) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        if not self.answer.done():
+            self.answer.set_result(body)
+
+    def fail(self, error: Exception) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+class Popper:
+    """Serves pops of one shard."""
+
+    def __init__(
+        self,
+        database: Database,
+        catalog: Catalog,
+        claimer: Claimer,
+        drain_bus: Callable[[], None],
+        *,
+        safety_poll: float,
+        default_subscription: str = "",
+    ) -> None:
+        self._database = database
+        self._catalog = catalog
+        self._claimer = claimer
+        self._drain_bus = drain_bus
+        self._safety_poll = safety_poll
+        self._default_subscription = default_subscription
+        self._lanes: dict[tuple[str, str], Lane] = {}
+        self._by_queue: dict[int, list[Lane]] = {}
+        self._homeless: dict[str, list[Pop]] = {}
+        self._holds = Holds()
+        self._active: set[Lane] = set()
+        self._loop_task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.paused = False
+
+    def start(self) -> None:
+        self._spawn(self._keep_safe())
+
+    def release_parked(self) -> None:
+        """Answer every parked pop as empty."""
+        for lane in self._lanes.values():
+            for pop in list(lane.all_parked()):
+                pop.resolve(None)
+        for pops in self._homeless.values():
+            for pop in pops:
+                pop.resolve(None)
+
+    async def stop(self) -> None:
+        """Answer every parked pop and end."""
+        self.release_parked()
+        for task in [*self._tasks, *([self._loop_task] if self._loop_task else [])]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def parked(self) -> int:
+        return sum(lane.parked for lane in self._lanes.values()) + sum(map(len, self._homeless.values()))
+
+    def pop(
+        self, queue_names: tuple[str, ...], partition_name: str | None, group: str, options: PopOptions
+    ) -> asyncio.Future[bytes | None]:
+        """Ask for messages of one queue, or of several in the order given."""
+        loop = asyncio.get_running_loop()
+        pop = Pop(queue_names, partition_name, group, options, loop.create_future())
+        if options.wait:
+            pop.timer = loop.call_later(options.timeout, pop.resolve, None)
+        lane = self._lanes.get((queue_names[0], group)) if len(queue_names) == 1 else None
+        if lane is not None and lane.scanned_at is not None and partition_name is None:
+            lane.used_at = loop.time()
+            pop.lanes.add(lane)
+            lane.waiting.append(pop)
+            self._kick(lane)
+        else:
+            self._spawn(self._enter(pop))
+        return pop.answer
+
+    def handle(self, event: Event) -> None:
+        """Take in what this or another worker did."""
+        kind, queue_id, partition_id, group_id, number, name = event
+        if kind == EventKind.PUSHED:
+            self.fed(queue_id, partition_id, number)
+        elif kind == EventKind.FREED:
+            for lane in self._by_queue.get(queue_id, ()):
+                if lane.group_id == group_id:
+                    lane.free(partition_id, number)
+                    self._kick(lane)
+        elif kind == EventKind.QUEUE_CHANGED:
+            for pop in self._homeless.pop(name, ()):
+                self._spawn(self._enter(pop))
+        elif kind == EventKind.QUEUE_GONE:
+            self._drop_lanes(lambda lane: lane.queue_name == name)
+        elif kind == EventKind.GROUP_CHANGED:
+            self._drop_lanes(lambda lane: lane.group_name == name)
+
+    def fed(self, queue_id: int, partition_id: int, count: int) -> None:
+        """Messages were added to a partition."""
+        for lane in self._by_queue.get(queue_id, ()):
+            lane.feed(partition_id, count)
+            if lane.unresolved:
+                self._spawn(self._resolve_partitions(lane))
+            if lane.waiting or lane.targeted:
+                self._kick(lane)
+
+    async def _enter(self, pop: Pop) -> None:
+        """Bring a pop to its lanes, making them as needed."""
+        try:
+            lanes = []
+            for name in pop.queue_names:
+                lane = await self._lane(name, pop)
+                if lane is not None:
+                    lanes.append(lane)
+            if not lanes:
+                self._wait_for_queue(pop)
+                return
+            pop.lanes.update(lanes)
+            for lane in lanes:
+                if pop.partition_name is not None:
+                    await self._target(lane, pop, pop.partition_name)
+                else:
+                    lane.waiting.append(pop)
+                self._kick(lane)
+        except (QueenError, asyncpg.PostgresError) as error:
+            pop.fail(error)
+
+    def _wait_for_queue(self, pop: Pop) -> None:
+        if not pop.options.wait:
+            pop.resolve(None)
+        for name in pop.queue_names:
+            waiting = self._homeless.setdefault(name, [])
+            waiting[:] = [other for other in waiting if not other.done]
+            waiting.append(pop)
+
+    async def _lane(self, queue_name: str, pop: Pop) -> Lane | None:
+        loop = asyncio.get_running_loop()
+        lane = self._lanes.get((queue_name, pop.group))
+        if lane is None:
+            group_id = await self._catalog.group(pop.group)
+            assert group_id is not None
+            since = await self._subscribe(queue_name, group_id, pop)
+            queue = await self._catalog.queue(queue_name)
+            if queue is None:
+                return None
+            lane = self._lanes.get((queue_name, pop.group))
+            if lane is None:
+                lane = Lane(queue.id, queue_name, group_id, pop.group)
+                lane.since = since
+                self._lanes[queue_name, pop.group] = lane
+                self._by_queue.setdefault(queue.id, []).append(lane)
+        lane.used_at = loop.time()
+        return lane
+
+    async def _subscribe(self, queue_name: str, group_id: int, pop: Pop) -> datetime | None:
+        """Record where the group starts, at its first pop of the queue; returns the time, if there is one."""
+        if pop.group == QUEUE_MODE:
+            return None
+        options = pop.options
+        mode = options.subscription_mode or self._default_subscription
+        partition = pop.partition_name or ""
+        rows = await self._database.fetch("subscription", group_id, queue_name)
+        if not any(row["partition_name"] in ("", partition) for row in rows):
+            since = options.subscription_from
+            if since is None and mode not in ("new", "new-only", "now"):
+                return None
+            kind = "new" if since is None else "timestamp"
+            await self._database.fetch("subscribe", group_id, queue_name, partition, kind, since)
+            rows = await self._database.fetch("subscription", group_id, queue_name)
+        whole = [row["since"] for row in rows if row["partition_name"] == ""]
+        return whole[0] if whole else None
+
+    async def _target(self, lane: Lane, pop: Pop, partition_name: str) -> None:
+        """Wait for one partition; its first look is always at PostgreSQL."""
+        queue = await self._catalog.queue(lane.queue_name)
+        partition = await self._catalog.partition(queue, partition_name) if queue else None
+        if partition is None:
+            if pop.options.wait:
+                lane.unresolved.setdefault(partition_name, []).append(pop)
+            else:
+                pop.resolve(None)
+            return
+        self._drain_bus()
+        lane.targeted.setdefault(partition.id, deque()).append(pop)
+        lane.held.pop(partition.id, None)
+        lane.ready.setdefault(partition.id, UNKNOWN)
+
+    async def _resolve_partitions(self, lane: Lane) -> None:
+        """A partition that somebody waits for by name may exist now."""
+        waiting, lane.unresolved = lane.unresolved, {}
+        for name, pops in waiting.items():
+            for pop in pops:
+                if not pop.done:
+                    try:
+                        await self._target(lane, pop, name)
+                    except (QueenError, asyncpg.PostgresError) as error:
+                        pop.fail(error)
+        self._kick(lane)
+
+    def _kick(self, lane: Lane) -> None:
+        """Serve a lane's pops, if there is anything to serve or to find out."""
+        self._active.add(lane)
+        if self._loop_task is None:
+            self._loop_task = asyncio.get_running_loop().create_task(self._serve())
+
+    async def _serve(self) -> None:
+        """Claim as long as somebody waits where something is ready; one statement at a time."""
+        try:
+            while self._active:
+                claims = self._match()
+                if claims:
+                    await self._claim(claims)
+        finally:
+            self._loop_task = None
+
+    def _match(self) -> list[Claim]:
+        """Give ready partitions to waiting pops. Lanes that have nothing to match leave the active set."""
+        claims: list[Claim] = []
+        lanes = sorted(self._active, key=self._urgency) if len(self._active) > 1 else list(self._active)
+        for lane in lanes:
+            if not lane.has_work:
+                self._drain_bus()
+            if lane.has_work and not self.paused:
+                self._match_lane(lane, claims)
+            if not lane.has_work and not lane.claiming:
+                self._active.discard(lane)
+                self._settle_empty(lane)
+            if len(claims) >= _MOST_CLAIMS:
+                break
+        return claims
+
+    def _urgency(self, lane: Lane) -> int:
+        queue = self._catalog.cached_queue(lane.queue_name)
+        return -queue.priority if queue else 0
+
+    def _match_lane(self, lane: Lane, claims: list[Claim]) -> None:
+        for partition_id in [id for id in lane.targeted if id in lane.ready]:
+            pops = lane.targeted[partition_id]
+            while pops and pops[0].done:
+                pops.popleft()
+            if not pops:
+                del lane.targeted[partition_id]
+                continue
+            taken = [pops.popleft()]
+            if taken[0].options.auto_ack:
+                while pops and pops[0].options.auto_ack:
+                    taken.append(pops.popleft())
+            if not pops:
+                del lane.targeted[partition_id]
+            self._claim_for(lane, partition_id, taken, claims)
+        busy: list[Pop] = []
+        while lane.waiting and lane.ready and len(claims) < _MOST_CLAIMS:
+            pop = lane.waiting.popleft()
+            if pop.done:
+                continue
+            if pop.busy:
+                busy.append(pop)
+            elif pop.options.auto_ack and pop.options.partitions == 1:
+                self._match_auto_ack(lane, pop, claims)
+            else:
+                self._match_several(lane, pop, claims)
+        lane.waiting.extendleft(reversed(busy))
+
+    def _match_auto_ack(self, lane: Lane, pop: Pop, claims: list[Claim]) -> None:
+        """Consuming at once needs no lease of its own: pops share a partition as far as its messages go."""
+        partition_id, available = next(iter(lane.ready.items()))
+        taken, wanted = [pop], pop.options.batch
+        while wanted < available and lane.waiting:
+            other = lane.waiting[0]
+            if not other.done:
+                if other.busy or not other.options.auto_ack or other.options.partitions != 1:
+                    break
+                taken.append(other)
+                wanted += other.options.batch
+            lane.waiting.popleft()
+        self._claim_for(lane, partition_id, taken, claims)
+
+    def _match_several(self, lane: Lane, pop: Pop, claims: list[Claim]) -> None:
+        """Up to `partitions` partitions for one pop, together at most `batch` messages."""
+        room = pop.options.batch
+        chosen: list[tuple[int, int]] = []
+        for partition_id, available in lane.ready.items():
+            last = len(chosen) + 1 == pop.options.partitions
+            want = room if last else min(room, available)
+            chosen.append((partition_id, want))
+            room -= want
+            if last or room <= 0:
+                break
+        lease_id = "" if pop.options.auto_ack else self._claimer.lease_id(chosen[0][0], several=len(chosen) > 1)
+        for partition_id, want in chosen:
+            del lane.ready[partition_id]
+            lane.claiming.add(partition_id)
+            claims.append(Claim(lane, partition_id, want, [pop], lease_id))
+        pop.busy = True
+
+    def _claim_for(self, lane: Lane, partition_id: int, pops: list[Pop], claims: list[Claim]) -> None:
+        del lane.ready[partition_id]
+        lane.claiming.add(partition_id)
+        auto_ack = pops[0].options.auto_ack
+        lease_id = "" if auto_ack else self._claimer.lease_id(partition_id, several=False)
+        want = sum(pop.options.batch for pop in pops)
+        for pop in pops:
+            pop.busy = True
+        claims.append(Claim(lane, partition_id, want, pops, lease_id))
+
+    async def _claim(self, claims: list[Claim]) -> None:
+        try:
+            await self._claimer.run(claims)
+        except (QueenError, asyncpg.PostgresError) as error:
+            for claim in claims:
+                claim.lane.claiming.discard(claim.partition_id)
+                claim.lane.ready.setdefault(claim.partition_id, UNKNOWN)
+                for pop in claim.pops:
+                    pop.fail(error)
+            if isinstance(error, DatabaseAway):
+                await asyncio.sleep(0.1)
+            return
+        now = asyncio.get_running_loop().time()
+        for claim in claims:
+            lane = claim.lane
+            lane.claiming.discard(claim.partition_id)
+            if claim.hold_for > 0:
+                self._holds.add(lane, claim.partition_id, now + claim.hold_for)
+                if claim.left > 0:
+                    lane.fed.add(claim.partition_id)
+            elif claim.left > 0:
+                lane.ready[claim.partition_id] = max(claim.left, lane.ready.pop(claim.partition_id, 0))
+        for claim in claims:
+            for pop in claim.pops:
+                self._again(claim, pop)
+            self._active.add(claim.lane)
+        self._arm_holds()
+
+    def _again(self, claim: Claim, pop: Pop) -> None:
+        """A pop that got nothing from the partition it was matched with is first in line for the next."""
+        lane = claim.lane
+        if pop.done or not pop.busy:
+            return
+        pop.busy = False
+        if pop.partition_name is not None:
+            lane.targeted.setdefault(claim.partition_id, deque()).appendleft(pop)
+        else:
+            lane.waiting.appendleft(pop)
+
+    def _settle_empty(self, lane: Lane) -> None:
+        """Nothing is known to be ready: find out whether that is so, then answer those who do not wait."""
+        if not lane.parked:
+            return
+        lane.sweep()
+        impatient = [pop for pop in lane.all_parked() if not pop.options.wait]
+        now = asyncio.get_running_loop().time()
+        if (
+            lane.scanned_at is None
+            or (impatient and lane.total_partitions <= _SCAN_PAGE)
+            or (lane.waiting and now - lane.scanned_at > self._safety_poll)
+        ):
+            if not lane.scanning:
+                lane.scanning = True
+                self._spawn(self._scan(lane, impatient))
+        elif impatient:
+            self._answer_empty(lane, impatient)
+
+    async def _scan(self, lane: Lane, impatient: Iterable[Pop] = ()) -> None:
+        """Read which partitions have something, page by page."""
+        loop = asyncio.get_running_loop()
+        impatient = list(impatient)
+        try:
+            whole = lane.scanned_at is None
+            after = lane.scan_after
+            total = 0
+            while True:
+                args = (lane.queue_id, lane.group_id, after, _SCAN_PAGE, lane.since)
+                rows = await self._database.fetch("ready_partitions", *args)
+                (page,) = await self._database.fetch("partition_page_end", lane.queue_id, after, _SCAN_PAGE)
+                now = loop.time()
+                for row in rows:
+                    self._note_scanned(lane, row["id"], row["available"], row["held_for"], now)
+                total += page["found"]
+                finished = page["found"] < _SCAN_PAGE
+                after = 0 if finished else page["last_id"]
+                if finished or len(lane.ready) > _ENOUGH_READY or not whole:
+                    break
+                self._kick(lane)
+            lane.total_partitions = max(total, lane.total_partitions if lane.scan_after else 0)
+            lane.scan_after = after
+            lane.scanned_at = loop.time()
+            self._arm_holds()
+        except (QueenError, asyncpg.PostgresError) as error:
+            for pop in impatient:
+                pop.fail(error)
+            return
+        finally:
+            lane.scanning = False
+        if not lane.has_work and not lane.claiming:
+            self._answer_empty(lane, impatient)
+        self._kick(lane)
+
+    def _note_scanned(self, lane: Lane, partition_id: int, available: int, held_for: float, now: float) -> None:
+        if partition_id in lane.claiming or partition_id in lane.ready:
+            return
+        if held_for > 0:
+            if partition_id not in lane.held:
+                self._holds.add(lane, partition_id, now + held_for)
+                lane.fed.add(partition_id)
+        elif partition_id not in lane.held:
+            lane.ready[partition_id] = available
+        elif lane.held[partition_id] - now > 0.05:
+            # Freed by somebody who could not tell us.
+            lane.free(partition_id, available)
+
+    def _answer_empty(self, lane: Lane, pops: Iterable[Pop]) -> None:
+        for pop in pops:
+            pop.lanes.discard(lane)
+            if not pop.lanes and not pop.busy:
+                pop.resolve(None)
+        lane.waiting = deque(pop for pop in lane.waiting if lane in pop.lanes)
+        lane.sweep()
+
+    def _arm_holds(self) -> None:
+        """Have one timer for the next hold that ends."""
+        at = self._holds.next_at()
+        if at is None or (self._timer is not None and self._timer.when() <= at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(at, self._expire_holds)
+
+    def _expire_holds(self) -> None:
+        self._timer = None
+        for lane in self._holds.expire(asyncio.get_running_loop().time() + 0.001):
+            if lane.parked:
+                self._kick(lane)
+        self._arm_holds()
+
+    async def _keep_safe(self) -> None:
+        """The slow poll: what no wake-up told is found here, and lanes nobody uses are let go."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._safety_poll)
+            now = loop.time()
+            for key, lane in list(self._lanes.items()):
+                lane.sweep()
+                if lane.parked and not lane.scanning:
+                    lane.scanning = True
+                    await self._scan(lane)
+                    if lane.unresolved:
+                        await self._resolve_partitions(lane)
+                elif not lane.parked and not lane.claiming and now - lane.used_at > _IDLE_LANE_SECONDS:
+                    del self._lanes[key]
+                    self._by_queue[lane.queue_id].remove(lane)
+            for name, pops in list(self._homeless.items()):
+                if await self._queue_appeared(name):
+                    del self._homeless[name]
+                    for pop in pops:
+                        if not pop.done:
+                            self._spawn(self._enter(pop))
+
+    async def _queue_appeared(self, name: str) -> Queue | None:
+        try:
+            return await self._catalog.queue(name)
+        except (QueenError, asyncpg.PostgresError):
+            return None
+
+    def _drop_lanes(self, doomed: Callable[[Lane], bool]) -> None:
+        """Forget lanes; their pops enter again and find what is there now."""
+        for key, lane in list(self._lanes.items()):
+            if doomed(lane):
+                del self._lanes[key]
+                self._by_queue[lane.queue_id].remove(lane)
+                self._active.discard(lane)
+                parked = [pop for pop in lane.all_parked() if not pop.done]
+                lane.waiting.clear()
+                lane.targeted.clear()
+                lane.unresolved.clear()
+                for pop in parked:
+                    self._spawn(self._enter(pop))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._spawned)
+
+    def _spawned(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a background step of popping failed", exc_info=task.exception())

@@ -1,0 +1,106 @@
+"""A filter of transaction ids that were pushed lately: says for certain what was not."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+Hashes = npt.NDArray[np.uint64]
+
+_PROBES = 8
+_BITS_PER_ENTRY = 24
+_SMALLEST = 1 << 16
+_LARGEST = 1 << 22
+
+
+def transaction_hash(transaction_id: str, partition_id: int) -> int:
+    """64 bits that stand for a transaction id within its partition, the same in every process."""
+    return xxhash.xxh3_64_intdigest(transaction_id.encode(), partition_id)
+
+
+class SeenFilter:
+    """Bloom filters in generations: a new one when the last is full, the oldest dropped when memory is.
+
+    `complete_since` is the time from which nothing is missing: what was added before may have been dropped.
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._generations: list[_Generation] = [_Generation(_SMALLEST)]
+        self.complete_since = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(generation.bits.nbytes for generation in self._generations)
+
+    def add(self, hashes: Hashes) -> None:
+        while len(hashes):
+            newest = self._generations[-1]
+            room = newest.capacity - newest.entries
+            if room <= 0:
+                self._grow(newest.capacity)
+                continue
+            newest.add(hashes[:room])
+            hashes = hashes[room:]
+
+    def maybe(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+        """For each hash: False when it was certainly not added since `complete_since`."""
+        positions = _positions(hashes)
+        found = self._generations[-1].contains(positions)
+        for generation in self._generations[:-1]:
+            found |= generation.contains(positions)
+        return found
+
+    def drop_before(self, moment: float) -> None:
+        """Forget generations whose entries are all older than `moment`."""
+        while len(self._generations) > 1 and self._generations[0].newest_at < moment:
+            self._drop_oldest()
+
+    def _grow(self, last_capacity: int) -> None:
+        self._generations.append(_Generation(min(last_capacity * 4, _LARGEST)))
+        while self.nbytes > self._memory_bytes and len(self._generations) > 1:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        dropped = self._generations.pop(0)
+        self.complete_since = max(self.complete_since, dropped.newest_at)
+
+
+class _Generation:
+    __slots__ = ("bits", "capacity", "entries", "newest_at", "size_mask")
+
+    def __init__(self, capacity: int) -> None:
+        size = 1 << (capacity * _BITS_PER_ENTRY - 1).bit_length()
+        self.bits = np.zeros(size >> 3, dtype=np.uint8)
+        self.size_mask = np.uint64(size - 1)
+        # A power of two is at least what was asked for; the rest is room for more.
+        self.capacity = size // _BITS_PER_ENTRY
+        self.entries = 0
+        self.newest_at = 0.0
+
+    def add(self, hashes: Hashes) -> None:
+        positions = (_positions(hashes) & self.size_mask).ravel()
+        np.bitwise_or.at(self.bits, positions >> np.uint64(3), _bit(positions))
+        self.entries += len(hashes)
+        self.newest_at = time.time()
+
+    def contains(self, positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        masked = positions & self.size_mask
+        hit: npt.NDArray[np.bool_] = (self.bits[masked >> np.uint64(3)] & _bit(masked)).all(axis=0)
+        return hit
+
+
+_STEPS = np.arange(_PROBES, dtype=np.uint64)[:, None]
+
+
+def _positions(hashes: Hashes) -> npt.NDArray[np.uint64]:
+    """The probes of each hash, one row a probe: its low half, stepped by its (odd) high half."""
+    stride = (hashes >> np.uint64(32)) | np.uint64(1)
+    return hashes + _STEPS * stride
+
+
+def _bit(positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
+    return np.left_shift(np.uint8(1), (positions & np.uint64(7)).astype(np.uint8))

@@ -1,0 +1,264 @@
+"""Transactions: pushes and acknowledgments that happen together or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from queen.broker.ack import OnFreed
+from queen.broker.catalog import QUEUE_MODE, Catalog, Partition, Queue
+from queen.broker.cursors import CursorKey, apply_decisions, lock_cursors
+from queen.broker.decide import NOT_FOUND, Ack, Cursor, Decision, decide_in_transaction, parse_status
+from queen.broker.leases import LeaseBook
+from queen.broker.locate import leased_offsets, locate
+from queen.broker.push import DuplicateInTransaction, Pusher, StoredPush
+from queen.broker.seen import transaction_hash
+from queen.errors import BadRequest
+from queen.storage.database import Database, Transaction
+from queen.wire.envelope import Envelope
+from queen.wire.ids import IdSource, is_uuid, parse_partition_uuid
+from queen.wire.push import PushItem
+
+MakeItem: TypeAlias = Callable[[Any, str], PushItem]
+
+
+@dataclass(frozen=True, slots=True)
+class PushOperation:
+    item: PushItem
+
+
+@dataclass(frozen=True, slots=True)
+class AckOperation:
+    transaction_id: str
+    partition_id: str
+    status: str = "completed"
+    group: str = QUEUE_MODE
+    lease_id: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownOperation:
+    type: str
+
+
+Operation: TypeAlias = PushOperation | AckOperation | UnknownOperation
+
+
+class Refused(Exception):
+    """The transaction cannot be carried out; nothing of it is."""
+
+
+class Transactions:
+    """Runs transactions on one shard."""
+
+    def __init__(
+        self,
+        database: Database,
+        catalog: Catalog,
+        pusher: Pusher,
+        leases: LeaseBook,
+        envelope: Envelope,
+        ids: IdSource,
+        on_freed: OnFreed,
+    ) -> None:
+        self._database = database
+        self._catalog = catalog
+        self._pusher = pusher
+        self._leases = leases
+        self._envelope = envelope
+        self._ids = ids
+        self._on_freed = on_freed
+
+    async def run(self, operations: Sequence[Operation], subject: str | None = None) -> dict[str, Any]:
+        """Carry out all operations, or none; the answer says which, and why not."""
+        answer: dict[str, Any] = {"transactionId": self._ids.uuid(), "success": True, "results": []}
+        try:
+            answer["results"] = await self._run(operations, subject)
+        except Refused as refused:
+            answer |= {"success": False, "error": str(refused)}
+        except DuplicateInTransaction as error:
+            answer |= {"success": False, "error": str(error)}
+        return answer
+
+    async def _run(self, operations: Sequence[Operation], subject: str | None) -> list[dict[str, Any]]:
+        for operation in operations:
+            if isinstance(operation, UnknownOperation):
+                raise Refused(f"Unknown operation type: {operation.type}")
+        acks = [operation for operation in operations if isinstance(operation, AckOperation)]
+        items = [operation.item for operation in operations if isinstance(operation, PushOperation)]
+        places = await self._places(acks)
+        partitions = await self._catalog.partitions_by_id({pid for pid, _ in places})
+        queues: dict[CursorKey, Queue | None] = {
+            key: await self._catalog.queue_of(partitions[key[0]]) for key in set(places) if key[0] in partitions
+        }
+        await self._pusher.prepare(items)
+        async with self._database.transaction() as transaction:
+            decisions, outcomes, available = await self._ack(transaction, acks, places, partitions, queues)
+            stored = await self._pusher.store_in(transaction, items, subject)
+        self._settle(decisions, available, partitions, stored)
+        return _results(operations, outcomes, stored)
+
+    async def _places(self, acks: Sequence[AckOperation]) -> list[CursorKey]:
+        places = []
+        for ack in acks:
+            place = parse_partition_uuid(ack.partition_id)
+            if place is None or place[0] != self._catalog.shard:
+                raise Refused(f"ACK operation failed: {NOT_FOUND}")
+            if ack.lease_id and not is_uuid(ack.lease_id):
+                raise Refused("ACK operation failed: Invalid or expired lease")
+            group_id = await self._catalog.group(ack.group)
+            assert group_id is not None
+            places.append((place[1], group_id))
+        return places
+
+    async def _ack(
+        self,
+        transaction: Transaction,
+        acks: Sequence[AckOperation],
+        places: Sequence[CursorKey],
+        partitions: dict[int, Partition],
+        queues: dict[CursorKey, Queue | None],
+    ) -> tuple[dict[CursorKey, Decision], list[bool], dict[CursorKey, int]]:
+        """Apply the acknowledgments; for each, whether its message became a dead letter."""
+        if not acks:
+            return {}, [], {}
+        if any(key[0] not in partitions for key in places):
+            raise Refused(f"ACK operation failed: {NOT_FOUND}")
+        cursors: dict[CursorKey, Cursor] = await lock_cursors(transaction, set(places))
+        offsets = await self._offsets(transaction, acks, places)
+        by_cursor: dict[CursorKey, list[int]] = {}
+        for index, key in enumerate(places):
+            by_cursor.setdefault(key, []).append(index)
+        decisions: dict[CursorKey, Decision] = {}
+        dead = [False] * len(acks)
+        for key, indexes in by_cursor.items():
+            chosen = []
+            for index in indexes:
+                ack = acks[index]
+                status = parse_status(ack.status)
+                if status is None:
+                    raise Refused("ACK operation failed: Unknown error")
+                chosen.append(Ack(offsets[index], status, ack.lease_id, ack.error))
+            decision = decisions[key] = decide_in_transaction(cursors[key], chosen)
+            for index, outcome in zip(indexes, decision.outcomes, strict=True):
+                if not outcome.success:
+                    raise Refused(f"ACK operation failed: {outcome.error}")
+                dead[index] = outcome.dlq
+        available = await apply_decisions(transaction, self._envelope, cursors, decisions, partitions, queues)
+        return decisions, dead, available
+
+    async def _offsets(
+        self, transaction: Transaction, acks: Sequence[AckOperation], places: Sequence[CursorKey]
+    ) -> list[int]:
+        """The offset of each acknowledged message."""
+        found = [-1] * len(acks)
+        for index, (ack, (partition_id, group_id)) in enumerate(zip(acks, places, strict=True)):
+            lease = self._leases.of_cursor(partition_id, group_id)
+            if lease is not None:
+                found[index] = lease.offsets().get(ack.transaction_id, -1)
+        missing = [index for index, offset in enumerate(found) if offset < 0]
+        if missing:
+            spans = await leased_offsets(transaction, {places[index] for index in missing})
+            for index in missing:
+                key = transaction_hash(acks[index].transaction_id, places[index][0])
+                found[index] = spans.get(places[index], {}).get(key, -1)
+        for index in [index for index in missing if found[index] < 0]:
+            partition_id = places[index][0]
+            offsets = await locate(transaction, partition_id, [acks[index].transaction_id])
+            if not offsets:
+                raise Refused(f"ACK operation failed: {NOT_FOUND}")
+            found[index] = offsets[acks[index].transaction_id]
+        return found
+
+    def _settle(
+        self,
+        decisions: dict[CursorKey, Decision],
+        available: dict[CursorKey, int],
+        partitions: dict[int, Partition],
+        stored: StoredPush,
+    ) -> None:
+        """Committed: let those who wait know."""
+        self._pusher.settle(stored)
+        self._on_freed(
+            [
+                (partitions[key[0]].queue_id, *key, available.get(key, 0))
+                for key, decision in decisions.items()
+                if decision.released
+            ]
+        )
+
+
+def read_operations(body: dict[str, Any], make_item: MakeItem) -> list[Operation]:
+    """The operations of a request body, each push item an operation of its own."""
+    operations = body.get("operations")
+    if not isinstance(operations, list):
+        raise BadRequest("operations array required")
+    if not operations:
+        raise BadRequest("operations array cannot be empty")
+    read: list[Operation] = []
+    for index, operation in enumerate(operations):
+        where = f"operations[{index}]"
+        if not isinstance(operation, dict):
+            raise BadRequest(f"Each operation must be an object (at {where})")
+        kind = operation.get("type")
+        if kind == "push":
+            items = operation.get("items")
+            if not isinstance(items, list):
+                raise BadRequest(f"items array is required (at {where}.items)")
+            read += [PushOperation(make_item(item, f"{where}.items[{i}]")) for i, item in enumerate(items)]
+        elif kind == "ack":
+            read.append(_read_ack(operation, where))
+        else:
+            read.append(UnknownOperation(str(kind)))
+    return read
+
+
+def _read_ack(operation: dict[str, Any], where: str) -> AckOperation:
+    def text(key: str, default: str) -> str:
+        value = operation.get(key)
+        return value if isinstance(value, str) and value else default
+
+    for key in ("transactionId", "partitionId"):
+        if not text(key, ""):
+            raise BadRequest(f"{key} is required (at {where}.{key})")
+    return AckOperation(
+        text("transactionId", ""),
+        text("partitionId", ""),
+        text("status", "completed"),
+        text("consumerGroup", QUEUE_MODE),
+        text("leaseId", ""),
+        text("error", ""),
+    )
+
+
+def _results(operations: Sequence[Operation], dead: Sequence[bool], stored: StoredPush) -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = []
+    dead_letters, messages = iter(dead), iter(stored.messages)
+    for index, operation in enumerate(operations):
+        if isinstance(operation, PushOperation):
+            message_id, partition = next(messages)
+            results.append(
+                {
+                    "index": index,
+                    "type": "push",
+                    "success": True,
+                    "transactionId": operation.item.transaction_id,
+                    "messageId": message_id,
+                    "partitionId": partition.uuid,
+                    "queueName": partition.queue_name,
+                }
+            )
+        elif isinstance(operation, AckOperation):
+            results.append(
+                {
+                    "index": index,
+                    "type": "ack",
+                    "success": True,
+                    "transactionId": operation.transaction_id,
+                    "error": None,
+                    "dlq": next(dead_letters),
+                }
+            )
+    return results

@@ -1,0 +1,111 @@
+"""The commands of `queen` and their options."""
+
+import asyncio
+import logging
+import os
+import platform
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import rich.console
+import typer
+
+from queen import __version__
+from queen.cli.logs import configure_logging
+from queen.cli.settings_table import settings_page, settings_table
+from queen.errors import QueenError
+from queen.settings import Settings
+
+app = typer.Typer(
+    name="queen",
+    help="Queen: a message queue, task queue and stream platform on PostgreSQL.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def run() -> None:
+    """Run the command line; an error that its user can act on is one message, not a traceback."""
+    try:
+        app()
+    except QueenError as error:
+        print(f"queen: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+@app.command()
+def serve(
+    port: Annotated[int | None, typer.Option(help="Port of the HTTP server. [PORT, 6632]")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. [HOST, 0.0.0.0]")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Worker processes. [NUM_WORKERS, the usable cores, at most 8]")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where the embedded PostgreSQL keeps its data. [QUEEN_DATA_DIR]")
+    ] = None,
+    database_url: Annotated[
+        str | None,
+        typer.Option(help="Your PostgreSQL, instead of the embedded one. [DATABASE_URLS, PG_HOST, ...]"),
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="trace, debug, info, warn or error. [LOG_LEVEL, info]")] = None,
+    log_encoding: Annotated[str | None, typer.Option(help="console or json. [LOG_ENCODING, console]")] = None,
+) -> None:
+    """Start the server, by default on a PostgreSQL of its own.
+
+    [bold]Try it[/bold]
+
+      queen serve
+      curl localhost:6632/health
+
+    [bold]On your own PostgreSQL[/bold]
+
+      queen serve --database-url postgresql://user:password@host/database
+      PG_HOST=host PG_USER=user PG_PASSWORD_FILE=/run/secrets/pg queen serve
+
+    Each option stands for an environment variable, named behind it with its
+    default; the option wins. All other settings are variables only:
+    [bold]queen settings[/bold] lists them.
+
+    Data stay in the data directory until you delete it. Ctrl-C finishes the
+    requests in progress, then stops the workers and the embedded PostgreSQL;
+    a second Ctrl-C does not wait.
+    """
+    settings = Settings.from_env(
+        os.environ,
+        port=port,
+        host=host,
+        num_workers=workers,
+        queen_data_dir=data_dir,
+        database_urls=database_url,
+        log_level=log_level,
+        log_encoding=log_encoding,
+    )
+    configure_logging(settings.log_level, settings.log_encoding, "queen")
+
+    from queen.cli.supervisor import Supervisor
+    from queen.storage.migrate import migrate
+
+    announce = print if settings.log_encoding == "console" else logging.getLogger("queen").info
+    # The supervisor waits for a database that is away, and says so; one attempt of a second is enough here.
+    asyncio.run(Supervisor(settings, partial(migrate, wait_seconds=1.0), announce).run())
+
+
+@app.command()
+def version() -> None:
+    """Print the version of Queen and of Python."""
+    print(f"queen {__version__} (Python {platform.python_version()})")
+
+
+@app.command()
+def settings(
+    markdown: Annotated[bool, typer.Option(help="Print the page docs/settings.md instead.")] = False,
+) -> None:
+    """Show every setting, its meaning and the value it has in this environment."""
+    if markdown:
+        print(settings_page(), end="")
+        return
+    rich.console.Console().print(settings_table(Settings.from_env(os.environ)))

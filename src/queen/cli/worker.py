@@ -1,0 +1,88 @@
+"""One worker process, started by the supervisor: `python -m queen.cli.worker <worker id> <runtime dir>`.
+
+Its standard input is one end of a socket pair. The supervisor sends the settings down as one line of JSON, so
+that no secret shows in the process list; the worker sends the line `ready` up. When the other end closes, the
+supervisor has died, and the worker ends too.
+"""
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from queen.cli.logs import configure_logging
+from queen.errors import QueenError
+from queen.settings import Settings
+
+READY = b"ready\n"
+
+_log = logging.getLogger("queen.worker")
+
+# How long requests in progress may take to finish after the supervisor has died.
+_ORPHAN_SECONDS = 10.0
+
+
+class RunWorker(Protocol):
+    """Serves requests until SIGTERM, then finishes what it has begun and returns."""
+
+    def __call__(self, settings: Settings, worker_id: int, runtime_dir: Path, on_ready: Callable[[], None]) -> None: ...
+
+
+def main() -> None:
+    from queen.server import run_worker
+
+    work(run_worker)
+
+
+def work(run: RunWorker) -> None:
+    """Take the settings from the supervisor, and `run` with them until the end."""
+    worker_id, runtime_dir = int(sys.argv[1]), Path(sys.argv[2])
+    channel = _take_channel()
+    with channel.makefile("rb") as lines:
+        settings = Settings.from_env(msgspec.json.decode(lines.readline(), type=dict[str, str]))
+    configure_logging(settings.log_level, settings.log_encoding, f"worker {worker_id}")
+    orphaned = threading.Event()
+    threading.Thread(target=_end_with_supervisor, args=(channel, orphaned), daemon=True).start()
+    try:
+        run(settings, worker_id, runtime_dir, on_ready=lambda: channel.sendall(READY))
+    except QueenError as error:
+        _log.error("%s", error)
+        sys.exit(1)
+    finally:
+        if orphaned.is_set():
+            # Else the supervisor does it.
+            shutil.rmtree(runtime_dir, ignore_errors=True)
+
+
+def _take_channel() -> socket.socket:
+    channel = socket.socket(fileno=os.dup(0))
+    # Nothing that reads standard input shall take the supervisor's words.
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return channel
+
+
+def _end_with_supervisor(channel: socket.socket, orphaned: threading.Event) -> None:
+    try:
+        channel.recv(1)
+    except OSError as error:
+        _log.warning("lost the supervisor: %s", error)
+    _log.warning("the supervisor has gone; stopping")
+    orphaned.set()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_ORPHAN_SECONDS)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Waking other workers. Carries bytes; what they mean is the broker's business."""

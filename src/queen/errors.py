@@ -1,0 +1,48 @@
+"""Every error Queen raises on purpose.
+
+QueenError
+├── SettingsError         a setting has a value that cannot be used
+├── SchemaTooNew          the database was migrated by a newer Queen than this one
+├── UnsupportedPostgres   the PostgreSQL is older than Queen can use
+├── DatabaseAway          PostgreSQL cannot be reached; what was in flight may or may not have happened
+├── BadRequest            the request is wrong; nothing was stored
+├── NotFound              what the request names does not exist
+├── Conflict              the request contradicts what is stored
+└── Overloaded            the server refuses work it could not finish in time
+"""
+
+
+class QueenError(Exception):
+    """Something went wrong that its reader can act on; the text says what, where and what to do."""
+
+
+class SettingsError(QueenError):
+    """A setting has a value that cannot be used."""
+
+
+class SchemaTooNew(QueenError):
+    """The database was migrated by a newer Queen than this one."""
+
+
+class UnsupportedPostgres(QueenError):
+    """The PostgreSQL is older than Queen can use."""
+
+
+class DatabaseAway(QueenError):
+    """PostgreSQL cannot be reached; what was in flight may or may not have happened."""
+
+
+class BadRequest(QueenError):
+    """The request is wrong; nothing was stored."""
+
+
+class NotFound(QueenError):
+    """What the request names does not exist."""
+
+
+class Conflict(QueenError):
+    """The request contradicts what is stored."""
+
+
+class Overloaded(QueenError):
+    """The server refuses work it could not finish in time."""

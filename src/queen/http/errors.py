@@ -1,0 +1,26 @@
+"""Which status an error of Queen's is answered with."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from queen.errors import BadRequest, Conflict, DatabaseAway, NotFound, Overloaded, QueenError
+from queen.http.message import Headers
+
+RETRY_SOON: Final[Headers] = ((b"Retry-After", b"1"),)
+
+_STATUSES: Final[tuple[tuple[type[QueenError], int, Headers], ...]] = (
+    (BadRequest, 400, ()),
+    (NotFound, 404, ()),
+    (Conflict, 409, ()),
+    (Overloaded, 503, RETRY_SOON),
+    (DatabaseAway, 503, RETRY_SOON),
+)
+
+
+def status_of(error: QueenError) -> tuple[int, Headers]:
+    """The status and headers that tell a client what kind of failure it was."""
+    for kind, status, headers in _STATUSES:
+        if isinstance(error, kind):
+            return status, headers
+    return 500, ()

@@ -1,0 +1,167 @@
+"""Push, pop, ack, renew, transaction: the hot routes."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from queen.broker.broker import Broker
+from queen.broker.catalog import QUEUE_MODE
+from queen.broker.pop import PopOptions
+from queen.broker.transaction import read_operations
+from queen.errors import BadRequest, NotFound
+from queen.http.message import Request, Response, error_response, json_response
+from queen.http.reply import reply
+from queen.http.router import Access, Router
+from queen.wire.ack import decode_ack, decode_ack_batch, decode_object
+from queen.wire.push import PushItem, check_items, check_utf8, decode_push
+from queen.wire.times import iso_millis, parse_time
+
+_MOST_BATCH = 10_000
+_NOTHING = Response(204)
+
+
+class MessagingRoutes:
+    """The routes that move messages."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def add_to(self, router: Router) -> None:
+        write = Access.READ_WRITE
+        router.add("POST", "/api/v1/push", self.push, write)
+        router.add("GET", "/api/v1/pop", self.pop_filtered, write)
+        router.add("GET", "/api/v1/pop/queue/{queue}", self.pop, write)
+        router.add("GET", "/api/v1/pop/queue/{queue}/partition/{partition}", self.pop, write)
+        router.add("POST", "/api/v1/ack", self.ack, write)
+        router.add("POST", "/api/v1/ack/batch", self.ack_batch, write)
+        router.add("POST", "/api/v1/transaction", self.transaction, write)
+        router.add("POST", "/api/v1/lease/{lease}/extend", self.extend, write)
+
+    def push(self, request: Request) -> Response | asyncio.Future[Response]:
+        items = decode_push(request.body)
+        if not items:
+            return Response(201, b"[]")
+        return reply(self._broker.pusher.push(items, len(request.body)), _created)
+
+    def pop(self, request: Request) -> asyncio.Future[Response]:
+        queue = request.params["queue"]
+        return self._pop(request, (queue,), request.params.get("partition"))
+
+    async def pop_filtered(self, request: Request) -> Response:
+        """Pop from every queue of a namespace, of a task, or of both; those of higher priority first."""
+        namespace, task = request.query.get("namespace", ""), request.query.get("task", "")
+        if not namespace and not task:
+            raise BadRequest("namespace or task is required (or pop one queue at /api/v1/pop/queue/<queue>)")
+        popping = asyncio.ensure_future(
+            self._broker.selections.pop(namespace, task, self._group(request), self._options(request))
+        )
+        request.on_disconnect(popping.cancel)
+        return _popped(await popping)
+
+    def _pop(self, request: Request, queues: tuple[str, ...], partition: str | None) -> asyncio.Future[Response]:
+        promise = self._broker.popper.pop(queues, partition, self._group(request), self._options(request))
+        request.on_disconnect(promise.cancel)
+        return reply(promise, _popped)
+
+    def _group(self, request: Request) -> str:
+        return request.query.get("consumerGroup") or QUEUE_MODE
+
+    def _options(self, request: Request) -> PopOptions:
+        settings = self._broker.settings
+        query = request.query
+        wait = request.query_bool("wait", False)
+        since: datetime | None = None
+        mode = query.get("subscriptionMode", "")
+        start = query.get("subscriptionFrom", "")
+        if start == "now":
+            mode = "new"
+        elif start:
+            since = parse_time(start)
+        return PopOptions(
+            batch=min(_MOST_BATCH, max(1, request.query_int("batch", settings.default_batch_size))),
+            partitions=max(1, request.query_int("partitions", 1)),
+            auto_ack=request.query_bool("autoAck", False),
+            wait=wait,
+            timeout=max(0, request.query_int("timeout", settings.default_timeout)) / 1000,
+            subscription_mode=mode,
+            subscription_from=since,
+        )
+
+    def ack(self, request: Request) -> asyncio.Future[Response]:
+        item, group = decode_ack(request.body)
+        return reply(self._broker.acker.ack([item], group or QUEUE_MODE, batch=False), _ok)
+
+    def ack_batch(self, request: Request) -> Response | asyncio.Future[Response]:
+        items, group = decode_ack_batch(request.body)
+        if not items:
+            return Response(200, b"[]")
+        return reply(self._broker.acker.ack(items, group or QUEUE_MODE, batch=True), _ok)
+
+    async def transaction(self, request: Request) -> Response:
+        check_utf8(request.body)
+        operations = read_operations(decode_object(request.body), transaction_item)
+        return json_response(200, await self._broker.transactions.run(operations))
+
+    async def extend(self, request: Request) -> Response:
+        seconds: object = 60
+        if request.body:
+            seconds = decode_object(request.body).get("seconds", 60)
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= 86_400 * 7:
+            raise BadRequest("seconds must be a number above 0 and at most 604800")
+        lease = request.params["lease"]
+        try:
+            end = iso_millis(await self._broker.renewer.renew(lease, float(seconds)))
+        except NotFound as error:
+            return error_response(404, str(error))
+        return json_response(
+            200,
+            {
+                "index": 0,
+                "leaseId": lease,
+                "success": True,
+                "error": None,
+                "expiresAt": end,
+                "newExpiresAt": end,
+                "lease_expires_at": end,
+            },
+        )
+
+
+def transaction_item(value: Any, where: str) -> PushItem:
+    """One item of a push inside a transaction; without a payload it carries `{}`."""
+    if not isinstance(value, dict):
+        raise BadRequest(f"Each item must be an object (at {where})")
+    for key, what, needed in (
+        ("queue", "Queue", True),
+        ("partition", "Partition", False),
+        ("transactionId", "TransactionId", False),
+        ("traceId", "TraceId", False),
+    ):
+        if (needed or key in value) and not isinstance(value.get(key), str):
+            raise BadRequest(f"{what} must be a string (at {where}.{key})")
+    payload = msgspec.Raw(msgspec.json.encode(value.get("payload", {})))
+    item = PushItem(
+        value["queue"],
+        value.get("partition", "Default"),
+        payload,
+        value.get("transactionId", ""),
+        value.get("traceId", ""),
+    )
+    check_items([item], where)
+    return item
+
+
+def _created(body: bytes) -> Response:
+    return Response(201, body)
+
+
+def _ok(body: bytes) -> Response:
+    return Response(200, body)
+
+
+def _popped(body: bytes | None) -> Response:
+    return _NOTHING if body is None else Response(200, body)

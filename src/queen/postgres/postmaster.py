@@ -1,0 +1,98 @@
+"""The running server: PostgreSQL's first process, ours or left over from a Queen that was killed."""
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class Postmaster:
+    """A server process, and where it listens. `child` is None for one that we did not start."""
+
+    pid: int
+    socket_dir: Path
+    port: int
+    child: subprocess.Popen[bytes] | None = None
+
+    def alive(self) -> bool:
+        if self.child is not None:
+            return self.child.poll() is None
+        return self._process() is not None
+
+    def signal(self, number: int) -> None:
+        if self.child is not None:
+            self.child.send_signal(number)
+        elif process := self._process():
+            process.send_signal(number)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until the process has ended; False when it has not after `timeout` seconds."""
+        try:
+            if self.child is not None:
+                self.child.wait(timeout)
+            elif process := self._process():
+                return _wait_for([process], timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _process(self) -> psutil.Process | None:
+        try:
+            process = psutil.Process(self.pid)
+        except psutil.NoSuchProcess:
+            return None
+        return None if _has_ended(process) else process
+
+
+def find_postmaster(cluster: Path) -> Postmaster | None:
+    """The server that runs on `cluster`, by its postmaster.pid; None when that is absent or stale."""
+    try:
+        lines = (cluster / "postmaster.pid").read_text().splitlines()
+        pid, port, socket_dir = int(lines[0]), int(lines[3]), lines[4]
+    except (FileNotFoundError, IndexError, ValueError):
+        return None
+    if not socket_dir:
+        return None
+    # The number may have been given to some other process since.
+    if not any(process.pid == pid for process in cluster_processes(cluster)):
+        return None
+    return Postmaster(pid=pid, socket_dir=Path(socket_dir), port=port)
+
+
+def cluster_processes(cluster: Path) -> Iterator[psutil.Process]:
+    """Every process of a PostgreSQL server on `cluster`: each of them works in that directory."""
+    place = str(cluster.resolve())
+    for process in psutil.process_iter(["name"]):
+        with contextlib.suppress(psutil.Error):
+            if process.info["name"] == "postgres" and process.cwd() == place:
+                yield process
+
+
+def kill_processes(processes: list[psutil.Process]) -> None:
+    """End these at once, and wait until they have ended."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    _wait_for(processes, timeout=10)
+
+
+def _wait_for(processes: list[psutil.Process], timeout: float) -> bool:
+    # psutil would also wait until the parent has collected an ended process, which can be long.
+    deadline = time.monotonic() + timeout
+    while not all(_has_ended(process) for process in processes):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -1,0 +1,68 @@
+"""The composition root: one worker process, wired."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import uvloop
+
+from queen.broker.broker import Broker
+from queen.http.protocol import Shell
+from queen.http.router import Router
+from queen.http.routes.health import HealthRoutes
+from queen.http.routes.messaging import MessagingRoutes
+from queen.settings import Settings
+
+_GRACE_SECONDS = 8.0
+_RECURSION_LIMIT = 20_000
+
+
+class Worker:
+    """A broker and the HTTP shell in front of it. Several may live in one process, as they do in tests."""
+
+    def __init__(self, settings: Settings, worker_id: int, runtime_dir: Path, port: int | None = None) -> None:
+        """`port` (0: any free one) is for several workers in one process; else it is the setting."""
+        self.settings = settings
+        self.broker = Broker(settings, settings.database_dsns[0], worker_id, runtime_dir)
+        router = Router()
+        for routes in (
+            HealthRoutes(self.broker),
+            MessagingRoutes(self.broker),
+        ):
+            routes.add_to(router)
+        self.shell = Shell(router, max_body_bytes=settings.max_body_bytes)
+        self.port = settings.port if port is None else port
+
+    async def start(self) -> None:
+        await self.broker.start()
+        server = await self.shell.serve(self.settings.host, self.port, reuse_port=True)
+        self.port = server.sockets[0].getsockname()[1]
+        self.shell.shutting_down.append(self.broker.popper.release_parked)
+
+    async def stop(self) -> None:
+        await self.shell.shutdown(_GRACE_SECONDS)
+        await self.broker.stop()
+
+
+def run_worker(
+    settings: Settings, worker_id: int, runtime_dir: Path, on_ready: Callable[[], None] = lambda: None
+) -> None:
+    """Serve until SIGTERM or SIGINT, then finish what was begun and return."""
+    # A payload may be nested deeper than Python's own code ever is.
+    sys.setrecursionlimit(_RECURSION_LIMIT)
+    uvloop.run(_serve(settings, worker_id, runtime_dir, on_ready))
+
+
+async def _serve(settings: Settings, worker_id: int, runtime_dir: Path, on_ready: Callable[[], None]) -> None:
+    stopping = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
+    worker = Worker(settings, worker_id, runtime_dir)
+    await worker.start()
+    on_ready()
+    await stopping.wait()
+    await worker.stop()

@@ -1,0 +1,328 @@
+"""All settings of the server, read once from the environment.
+
+A setting is one field of `Settings`. Its variable is the field's name in upper case; `Declared` gives the
+kind of value, the meaning and the unit. The table in docs/settings.md is made from these declarations.
+"""
+
+import dataclasses
+import os
+import ssl
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_type_hints
+from urllib.parse import quote, urlencode
+
+import platformdirs
+
+from queen.errors import SettingsError
+from queen.setting_kinds import (
+    DATABASE_URLS,
+    DURATION_MS,
+    FLAG,
+    INTERVAL_MS,
+    KEYS,
+    PATH,
+    TEXT,
+    Kind,
+    choice,
+    whole,
+)
+
+SubscriptionMode = Literal["", "all", "new", "new-only"]
+LogLevel = Literal["trace", "debug", "info", "warn", "error"]
+LogEncoding = Literal["console", "json"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Declared:
+    """What a setting says of itself. `default_text` is for a default that depends on the machine."""
+
+    kind: Kind
+    meaning: str
+    unit: str = ""
+    secret: bool = False
+    default_text: str | None = None
+
+
+def usable_cores() -> int:
+    """The cores this process may use: its CPU affinity, and the quota of its container if there is one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    if quota == "max":
+        return cores
+    return max(1, min(cores, round(int(quota) / int(period))))
+
+
+def _default_num_workers() -> int:
+    return min(usable_cores(), 8)
+
+
+def _default_data_dir() -> Path:
+    return platformdirs.user_data_path("queen", appauthor=False)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Settings:
+    """Everything that can be set. Make one with `Settings.from_env(os.environ)`."""
+
+    port: Annotated[int, Declared(whole(1, 65535), "TCP port of the HTTP server.")] = 6632
+    host: Annotated[
+        str, Declared(TEXT, "Address the HTTP server listens on; `127.0.0.1` admits this machine alone.")
+    ] = "0.0.0.0"
+    num_workers: Annotated[
+        int,
+        Declared(
+            whole(1, 256),
+            "Worker processes that share the port.",
+            default_text="the usable cores, at most 8",
+        ),
+    ] = dataclasses.field(default_factory=_default_num_workers)
+
+    pg_host: Annotated[
+        str,
+        Declared(TEXT, "Host of your PostgreSQL, or the directory of its socket; unset: the embedded one."),
+    ] = ""
+    pg_port: Annotated[int, Declared(whole(1, 65535), "Port of your PostgreSQL.")] = 5432
+    pg_user: Annotated[str, Declared(TEXT, "User to connect as.")] = "postgres"
+    pg_password: Annotated[str, Declared(TEXT, "Password to connect with.", secret=True)] = ""
+    pg_db: Annotated[str, Declared(TEXT, "Database that holds the queues.")] = "postgres"
+    pg_use_ssl: Annotated[bool, Declared(FLAG, "Connect to `PG_HOST` over TLS.")] = False
+    pg_ssl_reject_unauthorized: Annotated[
+        bool,
+        Declared(FLAG, "With TLS, refuse a PostgreSQL whose certificate or host name cannot be verified."),
+    ] = True
+    database_urls: Annotated[
+        tuple[str, ...],
+        Declared(
+            DATABASE_URLS,
+            "Databases as URLs, instead of the `PG_` variables; the first is used.",
+            secret=True,
+        ),
+    ] = ()
+    queen_data_dir: Annotated[
+        Path,
+        Declared(
+            PATH,
+            "Directory of all that is kept on this machine, the embedded PostgreSQL among it.",
+            default_text="the user's data directory (on Linux `~/.local/share/queen`)",
+        ),
+    ] = dataclasses.field(default_factory=_default_data_dir)
+    db_pool_size: Annotated[int, Declared(whole(1, 1000), "Connections to PostgreSQL that each worker may open.")] = 10
+    db_connection_timeout: Annotated[
+        int, Declared(INTERVAL_MS, "How long opening a connection to PostgreSQL may take.", "ms")
+    ] = 2000
+    db_statement_timeout: Annotated[
+        int, Declared(DURATION_MS, "How long one statement may run; 0 means no limit.", "ms")
+    ] = 30000
+    db_lock_timeout: Annotated[
+        int, Declared(DURATION_MS, "How long a statement may wait for a lock; 0 means no limit.", "ms")
+    ] = 10000
+
+    default_timeout: Annotated[
+        int, Declared(DURATION_MS, "How long a waiting pop stays open when the request does not say.", "ms")
+    ] = 30000
+    default_batch_size: Annotated[
+        int, Declared(whole(1, 100000), "Messages a pop returns at most when the request does not say.")
+    ] = 1
+    default_subscription_mode: Annotated[
+        SubscriptionMode,
+        Declared(
+            choice("", "all", "new", "new-only"),
+            "Where a new consumer group begins when the request does not say: empty or `all` at the oldest "
+            "message, `new` or `new-only` at its first pop.",
+        ),
+    ] = ""
+    pop_safety_poll_ms: Annotated[
+        int,
+        Declared(
+            INTERVAL_MS,
+            "How often waiting pops look for messages unasked, should a wake-up be lost.",
+            "ms",
+        ),
+    ] = 5000
+    max_body_bytes: Annotated[int, Declared(whole(1, 2**31 - 1), "Largest request body accepted.", "bytes")] = 67108864
+
+    dedup_window_seconds: Annotated[
+        int,
+        Declared(
+            whole(1, 2**31 - 1),
+            "How long a transactionId is remembered when its queue does not say.",
+            "s",
+        ),
+    ] = 3600
+    dedup_memory_mb: Annotated[
+        int, Declared(whole(1, 2**20), "Memory each worker may use to remember transactionIds.", "MB")
+    ] = 48
+    segment_cache_mb: Annotated[
+        int, Declared(whole(0, 2**20), "Memory each worker may use to keep recent messages at hand.", "MB")
+    ] = 24
+
+    retention_interval: Annotated[int, Declared(INTERVAL_MS, "Time between runs of retention.", "ms")] = 300000
+    retention_batch_size: Annotated[
+        int, Declared(whole(1, 10**6), "Rows that one statement of retention removes at most.")
+    ] = 1000
+    partition_cleanup_days: Annotated[
+        int, Declared(whole(1, 36500), "A partition empty and unused for this long is removed.", "days")
+    ] = 30
+    eviction_interval: Annotated[int, Declared(INTERVAL_MS, "Time between runs of eviction.", "ms")] = 60000
+    eviction_batch_size: Annotated[
+        int, Declared(whole(1, 10**6), "Rows that one statement of eviction removes at most.")
+    ] = 1000
+
+    queen_encryption_key: Annotated[
+        tuple[str, ...],
+        Declared(
+            KEYS,
+            "Keys for encrypted queues, each 64 hexadecimal digits: the first encrypts, all of them decrypt.",
+            secret=True,
+        ),
+    ] = ()
+    log_level: Annotated[
+        LogLevel,
+        Declared(choice("trace", "debug", "info", "warn", "error"), "The least important messages to log."),
+    ] = "info"
+    log_encoding: Annotated[
+        LogEncoding,
+        Declared(choice("console", "json"), "How log lines look: for people, or one JSON object per line."),
+    ] = "console"
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str], **overrides: object) -> Self:
+        """Read every setting from `environ`; `overrides` are values by field name, and win unless None.
+
+        The variable `X` may also be given as `X_FILE`, a file that holds the value. An empty variable
+        counts as unset, except that it makes a true-or-false setting false.
+        """
+        items = {item.field: item for item in describe_settings()}
+        unknown = overrides.keys() - items.keys()
+        if unknown:
+            raise SettingsError(f"there is no setting named {', '.join(sorted(unknown))}")
+        values: dict[str, Any] = {}
+        for name, item in items.items():
+            source, given = name, overrides.get(name)
+            if given is None:
+                source, given = item.variable, _look_up(environ, item.variable)
+            if given is None:
+                continue
+            text = given if isinstance(given, str) else item.kind.format(given)
+            if text == "" and item.kind.empty_is_unset:
+                continue
+            values[name] = item.parse(text, source=source)
+        return cls(**values)
+
+    def to_env(self) -> dict[str, str]:
+        """The settings as variables, secrets included; `Settings.from_env` makes equal settings of them."""
+        return {item.variable: item.kind.format(getattr(self, item.field)) for item in describe_settings()}
+
+    @property
+    def embedded(self) -> bool:
+        """Whether no database is configured, so that the embedded PostgreSQL is used."""
+        return not self.pg_host and not self.database_urls
+
+    @property
+    def database_dsns(self) -> tuple[str, ...]:
+        """The configured databases as connection URLs; none when PostgreSQL is embedded."""
+        if self.database_urls:
+            return self.database_urls
+        if not self.pg_host:
+            return ()
+        return (self._dsn_of_pg_variables(),)
+
+    def _dsn_of_pg_variables(self) -> str:
+        login = quote(self.pg_user, safe="")
+        if self.pg_password:
+            login += ":" + quote(self.pg_password, safe="")
+        database = quote(self.pg_db, safe="")
+        if self.pg_host.startswith("/"):
+            # A socket of the file system has no TLS.
+            where = urlencode({"host": self.pg_host, "port": self.pg_port})
+            return f"postgresql://{login}@/{database}?{where}"
+        host = f"[{self.pg_host}]" if ":" in self.pg_host else self.pg_host
+        return f"postgresql://{login}@{host}:{self.pg_port}/{database}?{urlencode(self._tls_parameters())}"
+
+    def _tls_parameters(self) -> dict[str, str]:
+        if not self.pg_use_ssl:
+            return {"sslmode": "disable"}
+        if not self.pg_ssl_reject_unauthorized:
+            return {"sslmode": "require"}
+        bundle = _certificate_bundle()
+        return {"sslmode": "verify-full", "sslrootcert": bundle} if bundle else {"sslmode": "verify-full"}
+
+    def __repr__(self) -> str:
+        shown = (f"{item.field}={item.show(self)}" for item in describe_settings())
+        return f"Settings({', '.join(shown)})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SettingItem:
+    """One setting as declared, for those who read, print or document settings."""
+
+    field: str
+    kind: Kind
+    default_text: str
+    unit: str
+    meaning: str
+    secret: bool
+
+    @property
+    def variable(self) -> str:
+        return self.field.upper()
+
+    def parse(self, text: str, *, source: str) -> object:
+        """The value that `text` stands for; `source` is what its writer calls this setting."""
+        try:
+            return self.kind.parse(text)
+        except ValueError:
+            shown = f"({len(text)} characters, not shown)" if self.secret else text
+            raise SettingsError(f"{source}={shown}: expected {self.kind.expected}") from None
+
+    def show(self, settings: Settings) -> str:
+        """The value in `settings` as text that may be printed."""
+        text = self.kind.format(getattr(settings, self.field))
+        return "(set, not shown)" if text and self.secret else text
+
+
+def describe_settings() -> Iterator[SettingItem]:
+    """Every setting, in the order of declaration."""
+    hints = get_type_hints(Settings, include_extras=True)
+    for field in dataclasses.fields(Settings):
+        (declared,) = hints[field.name].__metadata__
+        yield SettingItem(
+            field=field.name,
+            kind=declared.kind,
+            default_text=declared.default_text or declared.kind.format(field.default),
+            unit=declared.unit,
+            meaning=declared.meaning,
+            secret=declared.secret,
+        )
+
+
+def _look_up(environ: Mapping[str, str], variable: str) -> str | None:
+    text = environ.get(variable)
+    file = environ.get(f"{variable}_FILE")
+    if not file:
+        return text
+    if text:
+        raise SettingsError(f"{variable} and {variable}_FILE are both set: keep one of them")
+    try:
+        return Path(file).read_text().rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise SettingsError(f"{variable}_FILE={file}: expected a file that can be read: {reason}") from None
+
+
+def _certificate_bundle() -> str | None:
+    """The system's trusted certificates, unless PGSSLROOTCERT or ~/.postgresql/root.crt name others."""
+    if os.environ.get("PGSSLROOTCERT") or (Path.home() / ".postgresql" / "root.crt").exists():
+        return None
+    # OpenSSL's own default is often a directory, but a database URL can only name a file.
+    candidates = (
+        ssl.get_default_verify_paths().cafile,
+        "/etc/ssl/certs/ca-certificates.crt",
+        "/etc/pki/tls/certs/ca-bundle.crt",
+        "/etc/ssl/cert.pem",
+    )
+    return next((path for path in candidates if path and Path(path).exists()), None)

@@ -1,0 +1,1 @@
+"""PostgreSQL: connections, migrations, and every SQL text."""

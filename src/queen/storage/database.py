@@ -1,0 +1,193 @@
+"""Connections to one PostgreSQL shard: links for the fused lanes, a pool for everything else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+import asyncpg
+from asyncpg import prepared_stmt
+
+from queen.errors import DatabaseAway
+from queen.storage.statements import load_statements
+
+log = logging.getLogger(__name__)
+
+Record: TypeAlias = asyncpg.Record
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+PooledConnection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
+
+# Errors that say nothing about the statement: the server is not there, or is going away.
+AWAY_ERRORS: tuple[type[BaseException], ...] = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.InternalClientError,
+)
+
+
+class Link:
+    """One connection that a lane keeps for itself, with its statements prepared; it reconnects when used again."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Connection]], statements: Mapping[str, str]) -> None:
+        self._connect = connect
+        self._statements = statements
+        self._connection: Connection | None = None
+        self._prepared: dict[str, prepared_stmt.PreparedStatement[Record]] = {}
+
+    async def fetch(self, name: str, *args: Any) -> list[Record]:
+        """Run a named statement. Raises `DatabaseAway` when PostgreSQL is not there: its outcome is then unknown."""
+        try:
+            statement = self._prepared.get(name)
+            if statement is None or self._connection is None or self._connection.is_closed():
+                statement = await self._prepare(name)
+            return await statement.fetch(*args)
+        except AWAY_ERRORS as error:
+            self._drop()
+            raise DatabaseAway(f"PostgreSQL is not reachable: {error or type(error).__name__}") from error
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """Statements fetched inside belong to one transaction, rolled back when the block raises."""
+        try:
+            if self._connection is None or self._connection.is_closed():
+                await self._open()
+            assert self._connection is not None
+            async with self._connection.transaction():
+                yield
+        except AWAY_ERRORS as error:
+            self._drop()
+            raise DatabaseAway(f"PostgreSQL is not reachable: {error or type(error).__name__}") from error
+        except asyncio.CancelledError:
+            # A statement may still be running on the connection: it cannot be used again.
+            self._drop()
+            raise
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        self._prepared.clear()
+        if connection is not None and not connection.is_closed():
+            try:
+                await connection.close(timeout=2)
+            except (TimeoutError, OSError):
+                connection.terminate()
+
+    async def _prepare(self, name: str) -> prepared_stmt.PreparedStatement[Record]:
+        if self._connection is None or self._connection.is_closed():
+            await self._open()
+        assert self._connection is not None
+        statement = self._prepared[name] = await self._connection.prepare(self._statements[name])
+        return statement
+
+    async def _open(self) -> None:
+        self._prepared.clear()
+        self._connection = await self._connect()
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        self._prepared.clear()
+        if connection is not None:
+            connection.terminate()
+
+
+class Database:
+    """One shard. `link()` for a lane that runs the same few statements all the time, `fetch()` for the rest."""
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        pool_size: int = 10,
+        connect_timeout: float = 2.0,
+        statement_timeout_ms: int = 30_000,
+        lock_timeout_ms: int = 10_000,
+        application_name: str = "queen",
+    ) -> None:
+        self._dsn = dsn
+        self._pool_size = pool_size
+        self._connect_timeout = connect_timeout
+        self._settings = {
+            "application_name": application_name,
+            "statement_timeout": str(statement_timeout_ms),
+            "lock_timeout": str(lock_timeout_ms),
+            "jit": "off",
+        }
+        # The hot statements have one right plan; planning them anew for each batch costs more than running them.
+        self._hot_settings = self._settings | {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
+        self._pool: asyncpg.Pool[Record] | None = None
+        self._links: list[Link] = []
+        self.statements = load_statements()
+
+    def link(self) -> Link:
+        link = Link(self._connect_hot, self.statements)
+        self._links.append(link)
+        return link
+
+    async def fetch(self, name: str, *args: Any) -> list[Record]:
+        """Run a named statement on a pooled connection."""
+        async with self.connection() as connection:
+            return await connection.fetch(self.statements[name], *args)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[PooledConnection]:
+        """A pooled connection; raises `DatabaseAway` when PostgreSQL is not there."""
+        try:
+            if self._pool is None:
+                self._pool = await self._open_pool()
+            async with self._pool.acquire(timeout=self._connect_timeout + 5) as connection:
+                yield connection
+        except AWAY_ERRORS as error:
+            raise DatabaseAway(f"PostgreSQL is not reachable: {error or type(error).__name__}") from error
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """Named statements in one transaction on a pooled connection."""
+        async with self.connection() as connection, connection.transaction():
+            yield Transaction(connection, self.statements)
+
+    async def close(self) -> None:
+        for link in self._links:
+            await link.close()
+        if self._pool is not None:
+            self._pool.terminate()
+            self._pool = None
+
+    async def _open_pool(self) -> asyncpg.Pool[Record]:
+        return await asyncpg.create_pool(
+            self._dsn,
+            min_size=0,
+            max_size=self._pool_size,
+            timeout=self._connect_timeout,
+            command_timeout=None,
+            server_settings=self._settings,
+            # Nothing here leaves session state behind, so the round trip that would undo it is saved.
+            reset=_keep_session,
+        )
+
+    async def _connect_hot(self) -> Connection:
+        return await asyncpg.connect(self._dsn, timeout=self._connect_timeout, server_settings=self._hot_settings)
+
+
+class Transaction:
+    """The named statements of one running transaction."""
+
+    __slots__ = ("_connection", "_statements")
+
+    def __init__(self, connection: PooledConnection, statements: Mapping[str, str]) -> None:
+        self._connection = connection
+        self._statements = statements
+
+    async def fetch(self, name: str, *args: Any) -> list[Record]:
+        return await self._connection.fetch(self._statements[name], *args)
+
+
+async def _keep_session(connection: Connection) -> None:
+    return

@@ -1,0 +1,95 @@
+"""Brings the schema of a database up to date.
+
+Migrations are forward-only files `migrations/NNNN_name.sql`, applied in order, each in its own transaction, by whoever
+gets the advisory lock first. They only add, so an older server goes on working beside a newer one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from importlib.resources import files
+
+import asyncpg
+
+from queen.errors import DatabaseAway, SchemaTooNew, UnsupportedPostgres
+from queen.storage.database import AWAY_ERRORS, Connection
+
+log = logging.getLogger(__name__)
+
+_LOCK = 0x5175_6565_6E00
+_OLDEST_POSTGRES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    version: int
+    name: str
+    sql: str
+
+
+def load_migrations() -> list[Migration]:
+    """The migrations that ship with the package, in order."""
+    migrations = []
+    for source in files("queen.storage").joinpath("migrations").iterdir():
+        if source.name.endswith(".sql"):
+            number, _, rest = source.name.partition("_")
+            migrations.append(Migration(int(number), rest.removesuffix(".sql"), source.read_text("utf-8")))
+    return sorted(migrations, key=lambda migration: migration.version)
+
+
+async def migrate(dsn: str, *, wait_seconds: float = 10.0) -> None:
+    """Apply what is missing. Safe to call from many servers at once, and while older servers run."""
+    connection = await _connect(dsn, wait_seconds)
+    try:
+        _check_postgres(connection)
+        await connection.execute("SELECT pg_advisory_lock($1)", _LOCK)
+        await _apply_missing(connection, load_migrations())
+    finally:
+        await connection.close()
+
+
+async def _connect(dsn: str, wait_seconds: float) -> Connection:
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        try:
+            return await asyncpg.connect(dsn, timeout=5)
+        except AWAY_ERRORS as error:
+            if time.monotonic() > deadline:
+                raise DatabaseAway(f"cannot connect to PostgreSQL: {error or type(error).__name__}") from error
+            await asyncio.sleep(0.2)
+
+
+def _check_postgres(connection: Connection) -> None:
+    major = connection.get_server_version().major
+    if major < _OLDEST_POSTGRES:
+        raise UnsupportedPostgres(f"this is PostgreSQL {major}; Queen needs version {_OLDEST_POSTGRES} or newer")
+
+
+async def _apply_missing(connection: Connection, migrations: list[Migration]) -> None:
+    await connection.execute("CREATE SCHEMA IF NOT EXISTS queen")
+    await connection.execute(
+        "CREATE TABLE IF NOT EXISTS queen.schema_migrations"
+        " (version integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
+    )
+    applied = {row["version"] for row in await connection.fetch("SELECT version FROM queen.schema_migrations")}
+    newest_known = max((migration.version for migration in migrations), default=0)
+    newest_applied = max(applied, default=0)
+    if newest_applied > newest_known:
+        raise SchemaTooNew(
+            f"the database has schema version {newest_applied}, this server knows versions up to {newest_known}:"
+            " install the newer queen-mq, or point it at another database"
+        )
+    for migration in migrations:
+        if migration.version in applied:
+            continue
+        async with connection.transaction():
+            await connection.execute(migration.sql)
+            await connection.execute(
+                "INSERT INTO queen.schema_migrations (version, name) VALUES ($1, $2)",
+                migration.version,
+                migration.name,
+            )
+        log.info("applied migration %04d %s", migration.version, migration.name)

@@ -1,0 +1,145 @@
+-- Leasing and reading. A lease is a span of offsets on a cursor row; nothing is touched per message.
+
+-- name: ensure_cursors
+-- Make the cursors a group does not have yet: at the offset after its subscription time, else at the beginning.
+INSERT INTO queen.cursors (partition_id, group_id, committed)
+SELECT p.id, i.group_id, CASE WHEN s.since IS NULL THEN 0 ELSE coalesce(
+    (SELECT g.base_offset FROM queen.segments g
+     WHERE g.partition_id = p.id AND g.created_at > s.since ORDER BY g.base_offset LIMIT 1), p.next_offset) END
+FROM unnest($1::bigint[], $2::integer[]) AS i (partition_id, group_id)
+JOIN queen.partitions p ON p.id = i.partition_id
+JOIN queen.queues q ON q.id = p.queue_id
+LEFT JOIN LATERAL (
+    SELECT since FROM queen.subscriptions
+    WHERE group_id = i.group_id AND queue_name = q.name AND partition_name IN ('', p.name)
+    ORDER BY partition_name DESC LIMIT 1
+) s ON true
+ORDER BY p.id, i.group_id
+ON CONFLICT (partition_id, group_id) DO NOTHING;
+
+-- name: claim
+-- Lease spans of partitions, or consume them at once (autoAck), and return what is in them.
+-- Each row: partition, group, how many, lease id, seconds, autoAck, quiet seconds wanted, offset not to pass, and the
+-- span the caller holds in memory already, whose segments it need not be sent.
+WITH claimed AS (
+    UPDATE queen.cursors c SET
+        lease_start = greatest(c.committed, p.floor_offset),
+        lease_end = least(p.next_offset, i.stop, greatest(c.committed, p.floor_offset) + i.want),
+        committed = CASE WHEN i.auto_ack
+            THEN least(p.next_offset, i.stop, greatest(c.committed, p.floor_offset) + i.want)
+            ELSE greatest(c.committed, p.floor_offset) END,
+        lease_id = CASE WHEN i.auto_ack THEN NULL ELSE i.lease_id END,
+        lease_until = CASE WHEN i.auto_ack THEN NULL ELSE clock_timestamp() + make_interval(secs => i.seconds) END,
+        lease_acquired_at = clock_timestamp(),
+        total_consumed = c.total_consumed + CASE WHEN i.auto_ack
+            THEN least(p.next_offset, i.stop, greatest(c.committed, p.floor_offset) + i.want)
+                 - greatest(c.committed, p.floor_offset)
+            ELSE 0 END,
+        total_batches = c.total_batches + i.auto_ack::integer,
+        last_consumed_at = CASE WHEN i.auto_ack THEN clock_timestamp() ELSE c.last_consumed_at END
+    FROM unnest($1::bigint[], $2::integer[], $3::bigint[], $4::uuid[], $5::float8[], $6::boolean[], $7::float8[],
+            $8::bigint[], $9::bigint[], $10::bigint[]) WITH ORDINALITY
+        AS i (partition_id, group_id, want, lease_id, seconds, auto_ack, quiet, stop, held_from, held_to, slot)
+    JOIN queen.partitions p ON p.id = i.partition_id
+    WHERE c.partition_id = i.partition_id AND c.group_id = i.group_id
+        AND least(p.next_offset, i.stop) > greatest(c.committed, p.floor_offset)
+        AND (c.lease_until IS NULL OR c.lease_until <= clock_timestamp())
+        AND (i.quiet = 0 OR p.last_at <= clock_timestamp() - make_interval(secs => i.quiet))
+    RETURNING i.slot, i.held_from, i.held_to, c.partition_id, c.lease_start, c.lease_end, c.lease_until, c.attempts,
+        p.next_offset
+)
+SELECT k.slot, k.lease_start, k.lease_end, k.lease_until, k.attempts, k.next_offset,
+    s.base_offset, s.created_at, s.ids, s.body
+FROM claimed k
+LEFT JOIN LATERAL (
+    SELECT g.base_offset, g.created_at, g.ids, g.body FROM queen.segments g
+    WHERE g.partition_id = k.partition_id AND g.base_offset < k.lease_end
+        AND g.base_offset >= coalesce((SELECT b.base_offset FROM queen.segments b
+            WHERE b.partition_id = k.partition_id AND b.base_offset <= k.lease_start
+            ORDER BY b.base_offset DESC LIMIT 1), k.lease_start)
+    ORDER BY g.base_offset
+) s ON k.lease_start < k.held_from OR k.lease_end > k.held_to;
+
+-- name: segments_between
+-- The segments that overlap a span of offsets.
+SELECT g.base_offset, g.created_at, g.ids, g.body FROM queen.segments g
+WHERE g.partition_id = $1 AND g.base_offset < $3
+    AND g.base_offset >= coalesce((SELECT b.base_offset FROM queen.segments b
+        WHERE b.partition_id = $1 AND b.base_offset <= $2 ORDER BY b.base_offset DESC LIMIT 1), $2)
+ORDER BY g.base_offset;
+
+-- name: unclaim
+-- Take back claims, leased or consumed at once, whose messages could not be read.
+UPDATE queen.cursors c SET committed = i.lease_start, lease_id = NULL, lease_until = NULL,
+    total_consumed = c.total_consumed - (c.committed - i.lease_start)
+FROM unnest($1::bigint[], $2::integer[], $3::bigint[], $4::bigint[]) AS i (partition_id, group_id, lease_start, lease_end)
+WHERE c.partition_id = i.partition_id AND c.group_id = i.group_id AND c.lease_start = i.lease_start
+    AND c.lease_end = i.lease_end;
+
+-- name: why_unclaimed
+-- What keeps partitions from being claimed: a lease, a quiet period, or that nothing is there.
+SELECT i.slot, p.id IS NOT NULL AS present, c.partition_id IS NOT NULL AS has_cursor,
+    greatest(0, p.next_offset - greatest(c.committed, p.floor_offset)) AS available,
+    extract(epoch FROM c.lease_until - clock_timestamp())::float8 AS held_for,
+    extract(epoch FROM p.last_at + make_interval(secs => i.quiet) - clock_timestamp())::float8 AS quiet_for
+FROM unnest($1::bigint[], $2::integer[], $3::float8[]) WITH ORDINALITY AS i (partition_id, group_id, quiet, slot)
+LEFT JOIN queen.partitions p ON p.id = i.partition_id
+LEFT JOIN queen.cursors c ON c.partition_id = i.partition_id AND c.group_id = i.group_id;
+
+-- name: ripe_until
+-- For queues with delayed processing: the first offset of each span that is still too young, and for how long.
+SELECT i.slot, y.base_offset, extract(epoch FROM y.created_at + make_interval(secs => i.delay) - clock_timestamp())::float8
+    AS ripe_in
+FROM unnest($1::bigint[], $2::integer[], $3::bigint[], $4::float8[]) WITH ORDINALITY
+    AS i (partition_id, group_id, want, delay, slot)
+JOIN queen.partitions p ON p.id = i.partition_id
+JOIN queen.cursors c ON c.partition_id = i.partition_id AND c.group_id = i.group_id
+JOIN LATERAL (
+    SELECT s.base_offset, s.created_at FROM queen.segments s
+    WHERE s.partition_id = i.partition_id AND s.base_offset >= greatest(c.committed, p.floor_offset)
+        AND s.base_offset < greatest(c.committed, p.floor_offset) + i.want
+        AND s.created_at > clock_timestamp() - make_interval(secs => i.delay)
+    ORDER BY s.base_offset LIMIT 1
+) y ON true;
+
+-- name: expire
+-- For queues with a ttl: what is older is not delivered any more.
+UPDATE queen.partitions p SET floor_offset = a.alive
+FROM unnest($1::bigint[], $2::float8[]) AS i (partition_id, ttl)
+JOIN queen.partitions o ON o.id = i.partition_id
+CROSS JOIN LATERAL (
+    SELECT coalesce((SELECT s.base_offset FROM queen.segments s
+        WHERE s.partition_id = o.id AND s.base_offset >= o.floor_offset
+            AND s.created_at > clock_timestamp() - make_interval(secs => i.ttl)
+        ORDER BY s.base_offset LIMIT 1), o.next_offset) AS alive
+) a
+WHERE p.id = o.id AND a.alive > p.floor_offset AND a.alive <= p.next_offset;
+
+-- name: ready_partitions
+-- A page of a queue's partitions that have something for a group and are not leased, in id order; one row more tells
+-- where the page ended. Leased ones come too, with how long they stay so.
+SELECT p.id, p.next_offset - greatest(p.floor_offset, coalesce(c.committed, 0)) AS available,
+    c.partition_id IS NOT NULL AS has_cursor,
+    coalesce(extract(epoch FROM c.lease_until - clock_timestamp()), 0)::float8 AS held_for
+FROM (
+    SELECT * FROM queen.partitions WHERE queue_id = $1 AND id > $3 ORDER BY id LIMIT $4
+) p
+LEFT JOIN queen.cursors c ON c.partition_id = p.id AND c.group_id = $2
+WHERE p.next_offset > greatest(p.floor_offset, coalesce(c.committed, 0))
+    AND (c.partition_id IS NOT NULL OR $5::timestamptz IS NULL OR p.last_at > $5)
+ORDER BY p.id;
+
+-- name: partition_page_end
+-- The last id of a page of a queue's partitions.
+SELECT max(id) AS last_id, count(*) AS found
+FROM (SELECT id FROM queen.partitions WHERE queue_id = $1 AND id > $2 ORDER BY id LIMIT $3) p;
+
+-- name: subscription
+-- When a group subscribed to a queue, or to one of its partitions.
+SELECT partition_name, mode, since FROM queen.subscriptions WHERE group_id = $1 AND queue_name = $2;
+
+-- name: subscribe
+-- Record a subscription, unless the group has one already; `now` when no time is given.
+INSERT INTO queen.subscriptions (group_id, queue_name, partition_name, mode, since)
+VALUES ($1, $2, $3, $4, coalesce($5, clock_timestamp()))
+ON CONFLICT (group_id, queue_name, partition_name) DO NOTHING;

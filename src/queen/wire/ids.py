@@ -1,0 +1,128 @@
+"""The identifiers Queen hands out.
+
+Message ids are UUIDv7 given out in blocks: the ids of one segment are `block.first`, `block.first + 1`, …, so a
+segment stores 16 bytes for all of them. Partition ids and lease ids carry their shard and partition, so an ack or a
+renewal finds its row without a look-up.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from dataclasses import dataclass
+
+_PARTITION_TAG = "51756565"
+_LOW48 = (1 << 48) - 1
+_PARTITION_BITS = 41
+_LEASE_RANDOM_BITS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class IdBlock:
+    """A run of consecutive message ids: 24 characters they share, and the first value of the last 12 digits."""
+
+    prefix: bytes
+    low: int
+
+    @classmethod
+    def parse(cls, raw: bytes) -> IdBlock:
+        """Read a block from the 16 bytes it is stored as."""
+        text = str(uuid.UUID(bytes=raw)).encode()
+        return cls(text[:24], int(text[24:], 16))
+
+    def pack(self) -> bytes:
+        return bytes.fromhex(self.prefix.replace(b"-", b"").decode()) + self.low.to_bytes(6, "big")
+
+    def text(self, index: int) -> str:
+        """The id of the message at `index`, as the client sees it."""
+        return f"{self.prefix.decode()}{self.low + index:012x}"
+
+    def index_of(self, message_id: str, count: int) -> int | None:
+        """Which of the block's first `count` messages has this id, if any."""
+        if len(message_id) != 36 or message_id[:24] != self.prefix.decode():
+            return None
+        try:
+            index = int(message_id[24:], 16) - self.low
+        except ValueError:
+            return None
+        return index if 0 <= index < count else None
+
+
+class IdSource:
+    """Makes UUIDv7 values that never go backwards inside one process."""
+
+    __slots__ = ("_last_ms", "_sequence")
+
+    def __init__(self) -> None:
+        self._last_ms = 0
+        self._sequence = 0
+
+    def block(self) -> IdBlock:
+        """A fresh block of message ids; it never runs out, because its last 48 bits start below 2^47."""
+        ms, sequence = self._tick()
+        noise = int.from_bytes(os.urandom(8), "big")
+        variant = 0x8000 | (noise >> 50) & 0x3FFF
+        text = f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7{sequence:03x}-{variant:04x}-"
+        return IdBlock(text.encode(), noise & (_LOW48 >> 1))
+
+    def lease(self, partition_id: int, *, several: bool) -> str:
+        """A lease id that names the (first) partition it holds and says whether it holds more than one."""
+        ms, sequence = self._tick()
+        noise = int.from_bytes(os.urandom(3), "big") & ((1 << _LEASE_RANDOM_BITS) - 1)
+        tail = (partition_id & ((1 << _PARTITION_BITS) - 1)) << _LEASE_RANDOM_BITS | noise
+        tail |= (0b101 if several else 0b100) << 61
+        return f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7{sequence:03x}-{tail >> 48:04x}-{tail & _LOW48:012x}"
+
+    def uuid(self) -> str:
+        """One UUIDv7 as text."""
+        return self.block().text(0)
+
+    def _tick(self) -> tuple[int, int]:
+        now = time.time_ns() // 1_000_000
+        if now > self._last_ms:
+            self._last_ms, self._sequence = now, 0
+        elif self._sequence == 0xFFF:
+            self._last_ms, self._sequence = self._last_ms + 1, 0
+        else:
+            self._sequence += 1
+        return self._last_ms, self._sequence
+
+
+def partition_uuid(shard: int, partition_id: int) -> str:
+    """The public id of a partition: a UUID (version 8) that says on which shard it lives and which row it is."""
+    tail = 1 << 63 | partition_id
+    return f"{_PARTITION_TAG}-{shard:04x}-8000-{tail >> 48:04x}-{tail & _LOW48:012x}"
+
+
+def parse_partition_uuid(text: str) -> tuple[int, int] | None:
+    """(shard, partition) of a public partition id, or None when the text is not one of ours."""
+    if len(text) != 36 or text[:8] != _PARTITION_TAG or text[13:19] != "-8000-" or text[23] != "-":
+        return None
+    try:
+        shard = int(text[9:13], 16)
+        tail = int(text[19:23] + text[24:], 16)
+    except ValueError:
+        return None
+    return (shard, tail & ~(1 << 63)) if tail >> 63 else None
+
+
+def parse_lease(text: str) -> tuple[int, bool] | None:
+    """(first partition, holds several) of a lease id, or None when the text is not one of ours."""
+    if len(text) != 36 or text[14] != "7":
+        return None
+    try:
+        tail = int(text[19:23] + text[24:], 16)
+    except ValueError:
+        return None
+    return tail >> _LEASE_RANDOM_BITS & ((1 << _PARTITION_BITS) - 1), bool(tail >> 61 & 1)
+
+
+def is_uuid(text: str) -> bool:
+    """Whether the text is a UUID in its canonical 8-4-4-4-12 form."""
+    if len(text) != 36:
+        return False
+    try:
+        return str(uuid.UUID(text)) == text.lower()
+    except ValueError:
+        return False

@@ -1,0 +1,112 @@
+"""The body of a push: decoded in one pass, payloads left as the bytes they came as."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from queen.errors import BadRequest
+from queen.wire.ids import is_uuid
+
+LONGEST_NAME = 255
+DEFAULT_PARTITION = "Default"
+NULL = msgspec.Raw(b"null")
+
+
+class PushItem(msgspec.Struct):
+    """One message on its way in."""
+
+    queue: str
+    partition: str = DEFAULT_PARTITION
+    payload: msgspec.Raw = NULL
+    transaction_id: str = msgspec.field(default="", name="transactionId")
+    trace_id: str = msgspec.field(default="", name="traceId")
+
+
+class PushBody(msgspec.Struct):
+    items: list[PushItem]
+    buffer_ms: Any = msgspec.field(default=None, name="bufferMs")
+    buffer_max: Any = msgspec.field(default=None, name="bufferMax")
+
+
+_push_body = msgspec.json.Decoder(PushBody)
+_any = msgspec.json.Decoder()
+
+
+def decode_push(body: bytes) -> list[PushItem]:
+    """The items of a push, each one valid. Raises `BadRequest` that says which item is wrong, and how."""
+    if not body:
+        raise BadRequest("Empty request body")
+    check_utf8(body)
+    try:
+        items = _push_body.decode(body).items
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _explain(body, error) from error
+    check_items(items)
+    return items
+
+
+def check_items(items: list[PushItem], where: str = "items") -> None:
+    """Names and ids within their limits; raises `BadRequest` for the first that is not."""
+    checked: tuple[str, str] | None = None
+    for index, item in enumerate(items):
+        target = (item.queue, item.partition)
+        # Most pushes name one queue and partition again and again.
+        if target != checked:
+            check_name(item.queue, "Queue", f"{where}[{index}].queue")
+            check_name(item.partition, "Partition", f"{where}[{index}].partition")
+            checked = target
+        if len(item.transaction_id) > LONGEST_NAME:
+            raise BadRequest(
+                f"TransactionId must be at most {LONGEST_NAME} characters (at {where}[{index}].transactionId)"
+            )
+        if item.trace_id and not is_uuid(item.trace_id):
+            raise BadRequest(f"TraceId must be a UUID (at {where}[{index}].traceId)")
+
+
+def check_name(name: str, what: str, where: str) -> None:
+    """A queue, partition or group name: 1 to 255 printable characters."""
+    if not name:
+        raise BadRequest(f"{what} must not be empty (at {where})")
+    if len(name) > LONGEST_NAME:
+        raise BadRequest(f"{what} must be at most {LONGEST_NAME} characters, not {len(name)} (at {where})")
+    if not name.isprintable():
+        raise BadRequest(f"{what} must not contain control characters (at {where})")
+
+
+def check_utf8(body: bytes) -> None:
+    """The decoder passes payloads over without reading their text, so bad bytes are looked for here."""
+    if body.isascii():
+        return
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"Invalid JSON: not UTF-8 at byte {error.start}") from error
+
+
+def _explain(body: bytes, error: Exception) -> BadRequest:
+    """Find what the fast decoder refused, in the words of the contract."""
+    if isinstance(error, RecursionError):
+        return BadRequest("Invalid JSON: nested too deeply")
+    try:
+        value = _any.decode(body)
+    except RecursionError:
+        return BadRequest("Invalid JSON: nested too deeply")
+    except msgspec.DecodeError as malformed:
+        return BadRequest(f"Invalid JSON: {malformed}")
+    items = value.get("items") if isinstance(value, dict) else None
+    if not isinstance(items, list):
+        return BadRequest("items array is required")
+    for index, item in enumerate(items):
+        if not isinstance(item, dict):
+            return BadRequest(f"Each item must be an object (at items[{index}])")
+        for key, what, needed in (
+            ("queue", "Queue", True),
+            ("partition", "Partition", False),
+            ("transactionId", "TransactionId", False),
+            ("traceId", "TraceId", False),
+        ):
+            if (needed or key in item) and not isinstance(item.get(key), str):
+                return BadRequest(f"{what} must be a string (at items[{index}].{key})")
+    return BadRequest(f"Invalid request: {error}")

@@ -1,0 +1,180 @@
+"""The segment: many messages of one partition in one row.
+
+The columns of a segment lie one after the other, so that packing and unpacking are a few calls whatever the number of
+messages: payload lengths, transaction ids (a JSON array of strings), trace ids and producers (JSON arrays, absent when
+all are null), then the payloads as the producer sent them, never parsed and never encoded again.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import accumulate
+
+import msgspec
+
+from queen.wire.ids import IdBlock
+from queen.wire.times import iso_micros
+
+_HEADER = struct.Struct("<BIIII")
+_VERSION = 1
+DELETED = 0xFFFFFFFF
+
+_strings = msgspec.json.Decoder(list[str])
+_raws = msgspec.json.Decoder(list[msgspec.Raw])
+_optional_strings = msgspec.json.Decoder(list[str | None])
+_encode = msgspec.json.encode
+
+
+class MalformedSegment(ValueError):
+    """The stored bytes are not a segment this version can read."""
+
+
+def pack_segment(
+    transactions_json: Sequence[bytes],
+    payloads: Sequence[bytes | msgspec.Raw],
+    trace_ids: Sequence[str | None] | None = None,
+    producers: Sequence[str | None] | None = None,
+) -> bytes:
+    """Lay out the columns of one segment.
+
+    Transaction ids come as JSON strings, because the answer to the push needs them in that form too. `trace_ids` and
+    `producers` are None when every one of them is.
+    """
+    transactions = b"[" + b",".join(transactions_json) + b"]"
+    traces = _encode(trace_ids) if trace_ids else b""
+    subjects = _encode(producers) if producers else b""
+    # memoryview, because a msgspec.Raw has a buffer but no len().
+    lengths = array("I", [memoryview(payload).nbytes for payload in payloads]).tobytes()
+    header = _HEADER.pack(_VERSION, len(payloads), len(transactions), len(traces), len(subjects))
+    return b"".join((header, lengths, transactions, traces, subjects, *payloads))
+
+
+class Segment:
+    """A segment as it was read: where it starts, when it was stored, and its messages on demand."""
+
+    __slots__ = (
+        "_body",
+        "_lengths",
+        "_producers",
+        "_raw_transactions",
+        "_starts",
+        "_trace_ids",
+        "_transactions",
+        "base_offset",
+        "block",
+        "count",
+        "created_at",
+    )
+
+    def __init__(self, base_offset: int, created_at: datetime, block: IdBlock, body: bytes) -> None:
+        try:
+            version, count, transactions, traces, producers = _HEADER.unpack_from(body)
+        except struct.error as error:
+            raise MalformedSegment(f"segment at offset {base_offset} is cut short") from error
+        if version != _VERSION:
+            raise MalformedSegment(f"segment at offset {base_offset} has unknown version {version}")
+        self.base_offset = base_offset
+        self.created_at = created_at
+        self.block = block
+        self.count: int = count
+        self._body = body
+        lengths = array("I")
+        at = _HEADER.size
+        lengths.frombytes(body[at : at + 4 * count])
+        at += 4 * count
+        self._transactions = body[at : at + transactions]
+        at += transactions
+        self._trace_ids = _optional_strings.decode(body[at : at + traces]) if traces else None
+        at += traces
+        self._producers = _optional_strings.decode(body[at : at + producers]) if producers else None
+        at += producers
+        self._lengths = lengths
+        deleted = DELETED in lengths
+        self._starts = list(accumulate((n % DELETED for n in lengths) if deleted else lengths, initial=at))
+        if self._starts[-1] != len(body):
+            raise MalformedSegment(f"segment at offset {base_offset} is cut short")
+        self._raw_transactions: list[msgspec.Raw] | None = None
+
+    @property
+    def end_offset(self) -> int:
+        return self.base_offset + self.count
+
+    @property
+    def nbytes(self) -> int:
+        """Roughly what the segment holds in memory."""
+        return len(self._body) + 48 * self.count + 500
+
+    @property
+    def transactions_json(self) -> bytes:
+        """The column of transaction ids as stored, for `decode_transactions`."""
+        return self._transactions
+
+    @staticmethod
+    def decode_transactions(column: bytes) -> list[str]:
+        return _strings.decode(column)
+
+    def transaction_ids(self) -> list[str]:
+        return _strings.decode(self._transactions)
+
+    def is_deleted(self, index: int) -> bool:
+        return self._lengths[index] == DELETED
+
+    def payload(self, index: int) -> bytes:
+        return self._body[self._starts[index] : self._starts[index + 1]]
+
+    def trace_id(self, index: int) -> str | None:
+        return self._trace_ids[index] if self._trace_ids else None
+
+    def producer(self, index: int) -> str | None:
+        return self._producers[index] if self._producers else None
+
+    def without(self, index: int) -> bytes:
+        """The segment packed again with one message taken out; offsets and ids of the others stay."""
+        count = self.count
+        payloads = [b"" if i == index else self.payload(i) for i in range(count)]
+        transactions = [_encode(transaction_id) for transaction_id in self.transaction_ids()]
+        packed = bytearray(pack_segment(transactions, payloads, self._trace_ids, self._producers))
+        for i in range(count):
+            if i == index or self.is_deleted(i):
+                struct.pack_into("<I", packed, _HEADER.size + 4 * i, DELETED)
+        return bytes(packed)
+
+    def render(self, first: int, last: int, tail: bytes, out: list[bytes]) -> int:
+        """Append the JSON of messages [first, last) to `out`, each ended by `tail`; returns how many there were.
+
+        `tail` is the JSON after `createdAt`: what is the same for every message of one delivery.
+        """
+        if self._raw_transactions is None:
+            self._raw_transactions = _raws.decode(self._transactions)
+        transactions = self._raw_transactions
+        body, starts, low = self._body, self._starts, self.block.low
+        head = b'{"id":"' + self.block.prefix
+        created = b',"createdAt":"%b"%b' % (iso_micros(self.created_at).encode(), tail)
+        if self._trace_ids is None and self._producers is None and DELETED not in self._lengths:
+            end = b',"producerSub":null' + created
+            out += [
+                b'%b%012x","transactionId":%b,"traceId":null,"data":%b%b'
+                % (head, low + i, transactions[i], body[starts[i] : starts[i + 1]], end)
+                for i in range(first, last)
+            ]
+            return last - first
+        before = len(out)
+        for i in range(first, last):
+            if self._lengths[i] == DELETED:
+                continue
+            out.append(
+                b'%b%012x","transactionId":%b,"traceId":%b,"data":%b,"producerSub":%b%b'
+                % (
+                    head,
+                    low + i,
+                    transactions[i],
+                    _encode(self.trace_id(i)),
+                    self.payload(i),
+                    _encode(self.producer(i)),
+                    created,
+                )
+            )
+        return len(out) - before

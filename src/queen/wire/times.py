@@ -1,0 +1,29 @@
+"""Times on the wire: ISO-8601 in UTC with a literal Z."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def iso_micros(moment: datetime) -> str:
+    """`2026-04-26T10:59:28.267966Z`, the form of `createdAt` in a pop."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def iso_millis(moment: datetime | None) -> str | None:
+    """`2026-04-26T10:59:28.267Z`, the form everywhere else; None stays None."""
+    if moment is None:
+        return None
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_time(text: str) -> datetime | None:
+    """Read an ISO-8601 time; one without a zone is UTC. None when it cannot be read."""
+    # A client that does not escape `+` in a query sends `…T10:00:00+02:00` as `…T10:00:00 02:00`.
+    for candidate in (text.strip(), "+".join(text.strip().rsplit(" ", 1))):
+        try:
+            moment = datetime.fromisoformat(candidate)
+        except ValueError:
+            continue
+        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return None

@@ -1,0 +1,92 @@
+"""What tests stand on: a real PostgreSQL, a fresh database each, and a real server in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import asyncpg
+import pytest
+import uvloop
+
+from queen.postgres import EmbeddedPostgres
+from queen.server import Worker
+from queen.settings import Settings
+from queen.storage.migrate import migrate
+from tests.api import Api
+
+TEMPLATE = "queen_template"
+
+StartServer = Callable[..., Awaitable[Api]]
+
+
+@pytest.fixture(scope="session")
+def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+    return uvloop.EventLoopPolicy()
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    """One PostgreSQL for all tests that do not harm it; without fsync, because nobody pulls its plug."""
+    directory = tmp_path_factory.mktemp("postgres") / "pg"
+    with EmbeddedPostgres(directory, settings={"fsync": "off"}) as server:
+        asyncio.run(_make_template(server))
+        yield server
+
+
+@pytest.fixture
+async def dsn(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
+    """A fresh, migrated database of its own for each test."""
+    name = f"test_{uuid.uuid4().hex}"
+    admin = await asyncpg.connect(postgres.dsn())
+    try:
+        await admin.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+        yield postgres.dsn(name)
+        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    finally:
+        await admin.close()
+
+
+@pytest.fixture
+async def connection(dsn: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    """A plain connection to the test's database."""
+    connection = await asyncpg.connect(dsn)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def start_server(dsn: str, tmp_path: Path) -> AsyncIterator[StartServer]:
+    """Starts servers on the test's database; settings are given by field name. Stopped with the test.
+
+    Servers with `num_workers=2` and worker ids 0 and 1 wake each other as the workers of one host do.
+    """
+    async with AsyncExitStack() as stack:
+
+        async def start(worker_id: int = 0, **overrides: object) -> Api:
+            values: dict[str, object] = {"num_workers": 1, "host": "127.0.0.1", "database_urls": (dsn,)}
+            settings = Settings.from_env({}, **(values | overrides))
+            worker = Worker(settings, worker_id, tmp_path, port=0)
+            await worker.start()
+            stack.push_async_callback(worker.stop)
+            api = Api(f"http://127.0.0.1:{worker.port}", worker)
+            stack.push_async_callback(api.close)
+            return api
+
+        yield start
+
+
+@pytest.fixture
+async def api(start_server: StartServer) -> Api:
+    """A server with default settings, and the calls to make to it."""
+    return await start_server()
+
+
+async def _make_template(server: EmbeddedPostgres) -> None:
+    admin = await asyncpg.connect(server.dsn())
+    await admin.execute(f"CREATE DATABASE {TEMPLATE}")
+    await admin.close()
+    await migrate(server.dsn(TEMPLATE))
