@@ -33,7 +33,7 @@ pass or FAIL. Everything is also written to bench/results/<time>.json; `python b
 
 \b
 Examples
-  python bench/run.py                            everything, about an hour
+  python bench/run.py                            everything, about 35 minutes
   python bench/run.py --quick                    everything, short and once: does it work at all?
   python bench/run.py --only push100,pop-ack     two workloads
   python bench/run.py --only push --repeat 5     a group of workloads that are compared

@@ -32,13 +32,13 @@ int main(int argc, char **argv) {
 }
 
 static void print_sample(const Options *o, const Messages *messages) {
-    Random random = random_seeded(o->seed);
+    Source source = source_new(messages, o->seed);
     Buffer b = {0};
     for (uint64_t i = 0; i < o->total; i++) {
-        const Text *payload = messages_pick(messages, &random);
+        const Text *payload = source_payload(&source);
         b.length = 0;
         buffer_text(&b, "{\"transactionId\":\"");
-        append_uuid(&b, &random);
+        append_uuid(&b, &source.random);
         buffer_text(&b, "\",\"payload\":");
         buffer_add(&b, payload->text, payload->length);
         buffer_text(&b, "}\n");

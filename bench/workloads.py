@@ -11,11 +11,12 @@ from bench.settings import Settings
 
 PUSH_SIZES = (1, 10, 100, 1000)
 PARTITION_COUNTS = (1, 100, 10_000)
-POP_PER_SECOND = 200_000  # messages prepared per second of popping; a faster server drains them early
+POP_PER_SECOND = 300_000  # messages prepared per second of popping; a faster server drains them early
 POP_SINGLE_PER_SECOND = 20_000
 LATENCY_PER_SECOND = 10_000
 STORED_MESSAGES = 200_000
-PREPARE_AT_MOST = 2_000_000
+PREPARE_AT_MOST = 3_000_000
+POP_WARMUP_SECONDS = 0.3  # short, because it uses up what was prepared
 PREPARE_REQUEST = 1000
 
 
@@ -116,7 +117,7 @@ def push_workload(s: Settings, name: str, group: str, title: str, size: int, par
 
 def pop_workloads(s: Settings) -> list[Workload]:
     many, few = prepared(s, POP_PER_SECOND), prepared(s, POP_SINGLE_PER_SECOND)
-    consumers = timing(s) | {"connections": 16}
+    consumers = pop_timing(s) | {"connections": 16}
     return [
         pop_workload(s, "pop1", "pop", "pop 1 autoAck", few, s.partitions, batch=1),
         pop_workload(s, "pop100", "pop", "pop 100 autoAck", many, s.partitions),
@@ -148,7 +149,7 @@ def pop_workload(
         name=name,
         group=group,
         title=title,
-        measure=load("pop", queue=name, batch=batch, expect=total, groups=groups, **timing(s)),
+        measure=load("pop", queue=name, batch=batch, expect=total, groups=groups, **pop_timing(s)),
         latency="pop_ms",
         prepare=(fill(name, total, partitions, prepare_request),),
     )
@@ -271,6 +272,10 @@ def timing(s: Settings) -> dict[str, OptionValue]:
     return {"connections": s.connections, "seconds": s.seconds, "warmup": s.warmup}
 
 
+def pop_timing(s: Settings) -> dict[str, OptionValue]:
+    return timing(s) | {"warmup": POP_WARMUP_SECONDS}
+
+
 def prepared(s: Settings, per_second: int) -> int:
     """How many messages a pop of this speed could take in the time, in whole thousands."""
-    return min(PREPARE_AT_MOST, int(per_second * (s.seconds + s.warmup)) // 1000 * 1000)
+    return min(PREPARE_AT_MOST, int(per_second * (s.seconds + POP_WARMUP_SECONDS)) // 1000 * 1000)

@@ -36,8 +36,7 @@ typedef struct {
 
 typedef struct {
     const Options *options;
-    const Messages *messages;
-    Random random;
+    Source source;
     int epoll, in_flight;
     Connection *connections;
     bool measuring, stopping, drained;
@@ -132,8 +131,8 @@ static inline void start_push(Loop *l, Connection *c) {
     l->issued += (uint64_t)c->messages;
     uint64_t partitions = (uint64_t)o->partitions;
     uint64_t partition =
-        o->round_robin ? l->next_partition++ % partitions : random_below(&l->random, partitions);
-    write_push(&c->out, o, l->messages, &l->random, o->queue, c->messages, (int)partition);
+        o->round_robin ? l->next_partition++ % partitions : random_below(&l->source.random, partitions);
+    write_push(&c->out, o, &l->source, o->queue, c->messages, (int)partition);
     send_request(l, c, PUSHING);
 }
 
@@ -328,8 +327,7 @@ static inline void run_until(Loop *l, uint64_t deadline) {
 
 static inline void run_closed_loop(Loop *l, const Options *o, const Messages *messages) {
     l->options = o;
-    l->messages = messages;
-    l->random = random_seeded(now_ns() ^ ((uint64_t)getpid() << 40));
+    l->source = source_new(messages, now_ns() ^ ((uint64_t)getpid() << 40));
     l->epoll = epoll_create1(0);
     l->next_slot = now_ns();
     l->connections = calloc((size_t)o->connections, sizeof *l->connections);

@@ -86,12 +86,12 @@ static inline void open_payload(const Messages *m, Random *r, Buffer *b) {
             NUMBER(1000000), NUMBER(180), NUMBER(1000000), NUMBER(9), NUMBER(20), NUMBER(100));
         break;
     default:
-        buffer_format(
-            b,
-            "{\"job\":\"%s_%s\",\"attempt\":%llu,\"args\":{\"source\":\"s3://%s/%s/%llu.json\","
-            "\"limit\":%llu,\"flags\":[\"%s\",\"%s\"],\"parent\":null},"
-            "\"checksum\":\"%08llx\",\"comment\":\"",
-            WORD, WORD, NUMBER(5), WORD, WORD, NUMBER(1000000), NUMBER(5000), WORD, WORD, NUMBER(1ULL << 32));
+        buffer_format(b,
+                      "{\"job\":\"%s_%s\",\"attempt\":%llu,\"args\":{\"source\":\"s3://%s/%s/%llu.json\","
+                      "\"limit\":%llu,\"flags\":[\"%s\",\"%s\"],\"parent\":null},"
+                      "\"checksum\":\"%08llx\",\"comment\":\"",
+                      WORD, WORD, NUMBER(5), WORD, WORD, NUMBER(1000000), NUMBER(5000), WORD, WORD,
+                      NUMBER(1ULL << 32));
     }
 #undef WORD
 #undef NUMBER
@@ -120,9 +120,22 @@ static inline Messages *messages_new(uint64_t seed) {
     return m;
 }
 
-/* In turn, not at random: one payload twice in a request or a segment would compress better than real data do. */
-static inline const Text *messages_next(const Messages *m, uint64_t *position) {
-    return &m->payloads[(*position)++ % PAYLOADS];
+/* Where one thread takes its messages from. */
+typedef struct {
+    const Messages *pool;
+    Random random;
+    uint64_t next;
+} Source;
+
+static inline Source source_new(const Messages *pool, uint64_t seed) {
+    Source source = {pool, random_seeded(seed), 0};
+    source.next = random_below(&source.random, PAYLOADS);
+    return source;
+}
+
+/* In turn, not at random: the same payload twice in a segment would compress better than real data do. */
+static inline const Text *source_payload(Source *source) {
+    return &source->pool->payloads[source->next++ % PAYLOADS];
 }
 
 /* Appends a random version-4 UUID as text: 122 random bits, so ids stay unique over every run. */

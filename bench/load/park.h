@@ -12,7 +12,7 @@
 
 typedef struct {
     const Options *options;
-    const Messages *messages;
+    Source source;
     int number;
     uint64_t deadline;
     Counters counters;
@@ -43,7 +43,7 @@ static inline bool send_whole(int fd, const Outgoing *out) {
     return send(fd, out->buffer.bytes + out->start, length, MSG_NOSIGNAL) == (ssize_t)length;
 }
 
-static inline void park_round(Pair *pair, Random *random, Outgoing *out, Buffer *in) {
+static inline void park_round(Pair *pair, Outgoing *out, Buffer *in) {
     const Options *o = pair->options;
     Errors *errors = &pair->errors;
     char queue[256];
@@ -52,8 +52,8 @@ static inline void park_round(Pair *pair, Random *random, Outgoing *out, Buffer 
     int longest_ms = 20000 + (int)(o->idle * 1000);
     write_pop(out, o, queue, (PopRequest){.batch = 1, .group = -1, .wait_ms = longest_ms, .auto_ack = true});
     bool sent = popper >= 0 && pusher >= 0 && send_whole(popper, out);
-    sleep_ns((uint64_t)(o->idle * 1e9) + random_below(random, 10 * NS_PER_MS));
-    write_push(out, o, pair->messages, random, queue, 1, 0);
+    sleep_ns((uint64_t)(o->idle * 1e9) + random_below(&pair->source.random, 10 * NS_PER_MS));
+    write_push(out, o, &pair->source, queue, 1, 0);
     Response r;
     uint64_t pushed_at = now_ns();
     if (!sent || !send_whole(pusher, out) || !receive_response(popper, in, &r)) {
@@ -75,15 +75,14 @@ static inline void park_round(Pair *pair, Random *random, Outgoing *out, Buffer 
 
 static inline void *park_pair(void *argument) {
     Pair *pair = argument;
-    Random random = random_seeded(now_ns() ^ ((uint64_t)pair->number << 32));
     Outgoing out = {0};
     Buffer in = {0};
     int rounds = pair->options->rounds;
-    sleep_ns(random_below(&random, (uint64_t)(pair->options->idle * 1e9) + NS_PER_MS));
-    park_round(pair, &random, &out, &in); /* creates the queue; not counted */
+    sleep_ns(random_below(&pair->source.random, (uint64_t)(pair->options->idle * 1e9) + NS_PER_MS));
+    park_round(pair, &out, &in); /* creates the queue; not counted */
     memset(&pair->counters, 0, sizeof pair->counters);
     for (int i = 0; rounds ? i < rounds : now_ns() < pair->deadline; i++) {
-        park_round(pair, &random, &out, &in);
+        park_round(pair, &out, &in);
         if (errors_total(&pair->errors) > 5) break;
     }
     return NULL;
@@ -108,7 +107,7 @@ static inline void run_park(const Options *o, const Messages *messages, Counters
     pthread_t *threads = calloc((size_t)o->pairs, sizeof *threads);
     for (int i = 0; i < o->pairs; i++) {
         pairs[i].options = o;
-        pairs[i].messages = messages;
+        pairs[i].source = source_new(messages, now_ns() ^ ((uint64_t)(i + 1) << 40));
         pairs[i].number = i;
         pairs[i].deadline = now_ns() + (uint64_t)(o->seconds * 1e9);
         pthread_create(&threads[i], NULL, park_pair, &pairs[i]);

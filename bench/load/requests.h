@@ -31,8 +31,8 @@ static inline void finish_post(Outgoing *out, const Options *o, const char *path
     memcpy(out->buffer.bytes + out->start, head, (size_t)length);
 }
 
-static inline void write_push(Outgoing *out, const Options *o, const Messages *m, Random *r,
-                              const char *queue, int count, int partition) {
+static inline void write_push(Outgoing *out, const Options *o, Source *source, const char *queue, int count,
+                              int partition) {
     char opening[300];
     int opening_length = snprintf(opening, sizeof opening,
                                   "{\"queue\":\"%s\",\"partition\":\"p%d\",\"payload\":", queue, partition);
@@ -40,12 +40,12 @@ static inline void write_push(Outgoing *out, const Options *o, const Messages *m
     Buffer *b = &out->buffer;
     buffer_text(b, "{\"items\":[");
     for (int i = 0; i < count; i++) {
-        const Text *payload = messages_next(m, position);
+        const Text *payload = source_payload(source);
         if (i) buffer_add(b, ",", 1);
         buffer_add(b, opening, (size_t)opening_length);
         buffer_add(b, payload->text, payload->length);
         buffer_add(b, ",\"transactionId\":\"", 18);
-        append_uuid(b, r);
+        append_uuid(b, &source->random);
         buffer_add(b, "\"}", 2);
     }
     buffer_text(b, "]}");
