@@ -53,9 +53,7 @@ def usage_metrics(usage: Usage, result: LoadResult) -> dict[str, float]:
         return metrics
     metrics["server_cpu_s"] = usage.cpu.server
     metrics["postgres_cpu_s"] = usage.cpu.postgres
-    metrics["other_cpu_s"] = max(
-        0.0, usage.cpu.machine - usage.cpu.server - usage.cpu.postgres - result.cpu_s
-    )
+    metrics["other_cpu_s"] = max(0.0, usage.cpu.machine - usage.cpu.server - usage.cpu.postgres - result.cpu_s)
     if result.messages:
         for layer in ("server", "postgres", "generator"):
             metrics[f"{layer}_us"] = metrics[f"{layer}_cpu_s"] / result.messages * 1e6

@@ -49,9 +49,7 @@ async def find_database(maintenance_dsn: str) -> Database:
     """The database that holds the server's schema, whatever it is called."""
     connection = await asyncpg.connect(maintenance_dsn)
     try:
-        names = await connection.fetch(
-            "SELECT datname FROM pg_database WHERE datallowconn AND NOT datistemplate"
-        )
+        names = await connection.fetch("SELECT datname FROM pg_database WHERE datallowconn AND NOT datistemplate")
     finally:
         await connection.close()
     for row in names:
@@ -85,9 +83,7 @@ async def read_settings(database: Database) -> dict[str, str]:
 def not_durable(settings: dict[str, str]) -> list[str]:
     """Settings under which a commit is answered before it is on disk."""
     wanted = {"fsync": ("on",), "synchronous_commit": ("on", "local", "remote_apply", "remote_write")}
-    return [
-        f"{name}={settings.get(name)}" for name, values in wanted.items() if settings.get(name) not in values
-    ]
+    return [f"{name}={settings.get(name)}" for name, values in wanted.items() if settings.get(name) not in values]
 
 
 async def commit_latencies_ms(database: Database) -> list[float]:

@@ -83,9 +83,7 @@ class Run:
 class Session:
     """The workloads of one group on one server."""
 
-    def __init__(
-        self, settings: Settings, target: Target, repetition: int, tell: Callable[[str], None]
-    ) -> None:
+    def __init__(self, settings: Settings, target: Target, repetition: int, tell: Callable[[str], None]) -> None:
         self._settings = settings
         self._target = target
         self._repetition = repetition
@@ -173,9 +171,7 @@ class Session:
             return None
         return await wal_fsyncs(self._target.database)
 
-    async def _judge_single_push(
-        self, measurement: Measurement, result: LoadResult, fsyncs_before: int | None
-    ) -> None:
+    async def _judge_single_push(self, measurement: Measurement, result: LoadResult, fsyncs_before: int | None) -> None:
         """A push on one connection has nobody to share a flush with: each must have had one of its own."""
         if self._commit_ms:
             measurement.metrics["commits"] = result.push_ms.p50 / self._commit_ms

@@ -98,9 +98,7 @@ def environment_without_settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
 
 
-async def until_healthy(
-    host: str, port: int, process: subprocess.Popen[bytes] | None, log: Path | None
-) -> None:
+async def until_healthy(host: str, port: int, process: subprocess.Popen[bytes] | None, log: Path | None) -> None:
     deadline = time.monotonic() + (START_WITHIN_SECONDS if process else 5)
     while not await asyncio.to_thread(is_healthy, host, port):
         ended = process is not None and process.poll() is not None

@@ -96,9 +96,7 @@ def push_workloads(s: Settings) -> list[Workload]:
     """Each push next to the limit for segments of its size, so that a noisy minute hits both."""
     workloads: list[Workload] = []
     for size in PUSH_SIZES:
-        limit = LimitWorkload(
-            name=f"limit{size}", group="push", title=f"limit: segments of {size}", segment_size=size
-        )
+        limit = LimitWorkload(name=f"limit{size}", group="push", title=f"limit: segments of {size}", segment_size=size)
         workloads += [limit, push_workload(s, f"push{size}", "push", f"push {size}", size, s.partitions)]
     return workloads
 

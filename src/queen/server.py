@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 from collections.abc import Callable
@@ -13,8 +14,13 @@ import uvloop
 from queen.broker.broker import Broker
 from queen.http.protocol import Shell
 from queen.http.router import Router
+from queen.http.routes.dead_letters import DeadLetterRoutes
+from queen.http.routes.groups import GroupRoutes
 from queen.http.routes.health import HealthRoutes
+from queen.http.routes.messages import MessageRoutes
 from queen.http.routes.messaging import MessagingRoutes
+from queen.http.routes.queues import QueueRoutes
+from queen.http.routes.traces import TraceRoutes
 from queen.settings import Settings
 
 _GRACE_SECONDS = 8.0
@@ -32,6 +38,11 @@ class Worker:
         for routes in (
             HealthRoutes(self.broker),
             MessagingRoutes(self.broker),
+            QueueRoutes(self.broker),
+            GroupRoutes(self.broker),
+            MessageRoutes(self.broker),
+            DeadLetterRoutes(self.broker),
+            TraceRoutes(self.broker),
         ):
             routes.add_to(router)
         self.shell = Shell(router, max_body_bytes=settings.max_body_bytes)
@@ -54,6 +65,9 @@ def run_worker(
     """Serve until SIGTERM or SIGINT, then finish what was begun and return."""
     # A payload may be nested deeper than Python's own code ever is.
     sys.setrecursionlimit(_RECURSION_LIMIT)
+    # Requests come and go without cycles; looking for some after every 700 of them is wasted.
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
     uvloop.run(_serve(settings, worker_id, runtime_dir, on_ready))
 
 

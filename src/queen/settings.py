@@ -155,7 +155,7 @@ class Settings:
     ] = 3600
     dedup_memory_mb: Annotated[
         int, Declared(whole(1, 2**20), "Memory each worker may use to remember transactionIds.", "MB")
-    ] = 48
+    ] = 64
     segment_cache_mb: Annotated[
         int, Declared(whole(0, 2**20), "Memory each worker may use to keep recent messages at hand.", "MB")
     ] = 24

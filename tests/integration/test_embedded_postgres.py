@@ -61,9 +61,7 @@ async def stored(postgres: EmbeddedPostgres) -> list[int]:
 
 def start_elsewhere_and_kill_the_starter(data_dir: Path) -> int:
     """A server whose Queen was ended by kill -9; gives the server's process id."""
-    with subprocess.Popen(
-        [sys.executable, "-c", STARTER, str(data_dir)], stdout=subprocess.PIPE, text=True
-    ) as starter:
+    with subprocess.Popen([sys.executable, "-c", STARTER, str(data_dir)], stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
         pid = int(starter.stdout.readline())
         starter.kill()
@@ -89,9 +87,7 @@ def permissions(path: Path) -> int:
         ("listen_addresses", ""),
     ],
 )
-async def test_a_new_cluster_is_safe_and_set_up_for_a_queue(
-    running: EmbeddedPostgres, name: str, value: str
-) -> None:
+async def test_a_new_cluster_is_safe_and_set_up_for_a_queue(running: EmbeddedPostgres, name: str, value: str) -> None:
     async with connected(running.dsn()) as connection:
         found = await connection.fetchval("SELECT current_setting($1)", name)
     assert found.startswith(value)

@@ -213,9 +213,7 @@ async def test_a_connection_with_a_parked_request_is_not_idle() -> None:
         assert (await client.answer()).body == b"late"
 
 
-@pytest.mark.parametrize(
-    "part", [b"G", b"GET /hello HTTP/1.1\r\nHost:", post(b"body")[:-1], chunked(b"a")[:-2]]
-)
+@pytest.mark.parametrize("part", [b"G", b"GET /hello HTTP/1.1\r\nHost:", post(b"body")[:-1], chunked(b"a")[:-2]])
 @on_uvloop
 async def test_a_request_that_does_not_arrive_in_time_is_refused(part: bytes) -> None:
     async with connected(arrival_seconds=0.05, sweep_seconds=0.01) as (_, client):
@@ -273,9 +271,7 @@ async def test_thousands_of_pipelined_requests_wait_their_turn_and_are_all_answe
         await other.close()
         future.set_result(Response(200, b"first"))
         assert (await client.answer()).body == b"first"
-        assert [(await client.answer()).json()["item"] for _ in range(count)] == [
-            str(n) for n in range(count)
-        ]
+        assert [(await client.answer()).json()["item"] for _ in range(count)] == [str(n) for n in range(count)]
         await sending
 
 
@@ -400,9 +396,7 @@ async def test_a_declared_body_over_the_limit_is_refused_before_it_arrives() -> 
         await client.send(post(bytes(1001), "Expect: 100-continue")[:-1001])
         answer = await client.answer()
         assert (answer.status, answer.headers["connection"]) == (413, "close")
-        assert answer.json() == {
-            "error": "The request body of 1001 bytes is larger than the 1000 bytes allowed"
-        }
+        assert answer.json() == {"error": "The request body of 1001 bytes is larger than the 1000 bytes allowed"}
         assert await client.is_closed()
 
 
@@ -776,9 +770,7 @@ async def test_a_client_that_only_stops_sending_is_still_answered() -> None:
         future.set_result(Response(200, b"still here"))
         assert (await client.answer()).body == b"still here"
         request, future = await site.parked.get()
-        assert request.disconnected, (
-            "a request that had to wait does not know that its client stopped sending"
-        )
+        assert request.disconnected, "a request that had to wait does not know that its client stopped sending"
         future.set_result(Response(200, b"still here"))
         assert (await client.answer()).headers["connection"] == "close"
         assert await client.is_closed()

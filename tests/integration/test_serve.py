@@ -281,9 +281,7 @@ async def test_a_port_in_use_is_refused_before_anything_is_started(tmp_path: Pat
         command = queen("serve", "--host", "127.0.0.1", "--port", port, "--data-dir", str(data_dir))
         async with started(*command) as served:
             assert await served.ended() == 1
-            assert served.lines[0] == (
-                f"queen: port {port} is already in use; choose another with --port or PORT"
-            )
+            assert served.lines[0] == (f"queen: port {port} is already in use; choose another with --port or PORT")
     assert names_in(tmp_path) == []
 
 

@@ -44,9 +44,7 @@ def test_a_variable_replaces_the_default_and_an_override_replaces_the_variable()
         ),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_name_and_what_was_expected(
-    variable: str, value: str, message: str
-) -> None:
+def test_a_wrong_value_is_refused_with_its_name_and_what_was_expected(variable: str, value: str, message: str) -> None:
     with pytest.raises(SettingsError) as refused:
         Settings.from_env({variable: value})
     assert str(refused.value) == message
@@ -59,9 +57,7 @@ def test_a_wrong_override_is_refused_too() -> None:
         Settings.from_env({}, porte=1)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("true", True), ("1", True), ("false", False), ("0", False), ("", False)]
-)
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("1", True), ("false", False), ("0", False), ("", False)])
 def test_flags_know_five_words(text: str, value: bool) -> None:
     assert Settings.from_env({"PG_SSL_REJECT_UNAUTHORIZED": text}).pg_ssl_reject_unauthorized is value
 
@@ -88,13 +84,9 @@ def test_a_value_and_its_file_contradict_each_other(tmp_path: Path) -> None:
 
 
 def test_pg_variables_make_a_connection_url_with_awkward_characters_quoted() -> None:
-    settings = Settings.from_env(
-        {"PG_HOST": "db.example", "PG_USER": "a@b", "PG_PASSWORD": "p/w:d?", "PG_DB": "my db"}
-    )
+    settings = Settings.from_env({"PG_HOST": "db.example", "PG_USER": "a@b", "PG_PASSWORD": "p/w:d?", "PG_DB": "my db"})
     assert not settings.embedded
-    assert settings.database_dsns == (
-        "postgresql://a%40b:p%2Fw%3Ad%3F@db.example:5432/my%20db?sslmode=disable",
-    )
+    assert settings.database_dsns == ("postgresql://a%40b:p%2Fw%3Ad%3F@db.example:5432/my%20db?sslmode=disable",)
 
 
 def test_tls_is_verified_unless_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import asyncpg
 import msgspec
 
 from queen.broker.catalog import Catalog, Partition, Queue
-from queen.broker.cursors import apply_decisions, lock_cursors
+from queen.broker.cursors import CursorKey, apply_decisions, lock_cursors
 from queen.broker.decide import INVALID_LEASE, NOT_FOUND, Ack, AckStatus, Decision, Outcome, decide, parse_status
 from queen.broker.fusion import Fusion
 from queen.broker.leases import LeaseBook
 from queen.broker.locate import leased_offsets, locate
 from queen.broker.seen import transaction_hash
+from queen.broker.whole_acks import AckRequest, OnFreed, WholeAcks, complete_leases
 from queen.errors import DatabaseAway, QueenError
 from queen.storage.database import Database, Link
 from queen.wire.ack import AckItem
 from queen.wire.envelope import Envelope
 from queen.wire.ids import is_uuid, parse_partition_uuid
 
-CursorKey: TypeAlias = tuple[int, int]
-OnFreed: TypeAlias = Callable[[Sequence[tuple[int, int, int, int]]], None]
-"""Told (queue, partition, group, available) of every lease that ended."""
-
 _encode = msgspec.json.encode
-
-
-@dataclass(slots=True, eq=False)
-class AckRequest:
-    items: list[AckItem]
-    group: str
-    batch: bool
-    answer: asyncio.Future[bytes]
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +54,7 @@ class Acker:
         self._leases = leases
         self._envelope = envelope
         self._on_freed = on_freed
+        self._whole = WholeAcks(catalog, leases, on_freed)
         self.fusion: Fusion[AckRequest] = Fusion(self._run, _fail, weigh=lambda request: len(request.items), limit=5000)
 
     def ack(self, items: list[AckItem], group: str, *, batch: bool) -> asyncio.Future[bytes]:
@@ -84,9 +72,16 @@ class Acker:
                     _fail(request, error)
                 return
             for request in batch:
-                await self._run([request])
+                if not request.answer.done():
+                    await self._run([request])
 
     async def _apply(self, batch: list[AckRequest]) -> None:
+        rest = await self._whole.serve(self._link, batch)
+        if rest:
+            await self._apply_each(rest)
+
+    async def _apply_each(self, batch: list[AckRequest]) -> None:
+        """Requests of which every item has to be looked at."""
         pending = [await self._identify(request) for request in batch]
         everything = [one for several in pending for one in several]
         await self._find_offsets([one for one in everything if one.outcome is None])
@@ -169,23 +164,19 @@ class Acker:
         if not whole:
             return slow
         whole.sort(key=lambda pair: pair[0])
-        rows = await self._link.fetch(
-            "ack",
-            [key[0] for key, _ in whole],
-            [key[1] for key, _ in whole],
-            [several[0].lease_id for _, several in whole],
-            [max(one.offset for one in several) + 1 for _, several in whole],
+        done = await complete_leases(
+            self._link, [(key, several[0].lease_id, max(one.offset for one in several) + 1) for key, several in whole]
         )
         freed = []
-        for row in rows:
-            key, several = whole[row["slot"] - 1]
+        for position, (released, available) in done.items():
+            key, several = whole[position]
             for one in several:
-                one.outcome = Outcome(True, released=row["released"])
-            if row["released"]:
+                one.outcome = Outcome(True, released=released)
+            if released:
                 self._leases.finish(several[0].lease_id, key[0])
                 partition = partitions.get(key[0])
                 if partition is not None:
-                    freed.append((partition.queue_id, *key, row["available"]))
+                    freed.append((partition.queue_id, *key, available))
         self._on_freed(freed)
         slow.update({key: several for key, several in whole if several[0].outcome is None})
         return slow
@@ -202,6 +193,10 @@ class Acker:
         decisions: dict[CursorKey, Decision] = {}
         async with self._link.transaction():
             cursors = await lock_cursors(self._link, list(slow))
+            for key in [key for key in slow if key not in cursors]:
+                # The partition was deleted, and this worker has not heard of it yet.
+                for one in slow.pop(key):
+                    one.outcome = Outcome(False, NOT_FOUND)
             for key, several in slow.items():
                 acks = [
                     Ack(one.offset, one.status or AckStatus.COMPLETED, one.lease_id, _error_text(one.item, single))

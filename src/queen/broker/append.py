@@ -7,14 +7,17 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TypeAlias
 
-from queen.broker.catalog import Partition
-from queen.broker.dedup import Dedup, Fetcher
-from queen.broker.lots import Lot, Packer
-from queen.broker.segments import SegmentCache
-from queen.storage.database import Link
+import numpy as np
 
-OnStored: TypeAlias = Callable[[Sequence[tuple[Partition, int]]], None]
-"""Told how many messages each partition got."""
+from queen.broker.catalog import Partition
+from queen.broker.dedup import Dedup
+from queen.broker.lots import Assembler, Lot
+from queen.broker.seen import Hashes
+from queen.broker.segments import SegmentCache
+from queen.storage.database import Fetcher, Link
+
+OnStored: TypeAlias = Callable[[Sequence[tuple[Partition, int, int]], Hashes], None]
+"""Told what each partition got: from which offset on, how many messages; and the hashes of all their ids, in order."""
 
 _SHARED_SECONDS = 1.0
 
@@ -22,8 +25,8 @@ _SHARED_SECONDS = 1.0
 class Appender:
     """Stores lots, all or nothing."""
 
-    def __init__(self, packer: Packer, dedup: Dedup, cache: SegmentCache, on_stored: OnStored) -> None:
-        self._packer = packer
+    def __init__(self, assembler: Assembler, dedup: Dedup, cache: SegmentCache, on_stored: OnStored) -> None:
+        self._assembler = assembler
         self._dedup = dedup
         self._cache = cache
         self._on_stored = on_stored
@@ -33,25 +36,25 @@ class Appender:
         """Store the lots in one transaction. False: a partition does not exist (any more), nothing was stored."""
         await self.meet(link, lots)
         now = time.monotonic()
-        alone = not any(lot.queue.max_size or self._shared_until.get(lot.partition.id, 0) > now for lot in lots)
-        if alone:
-            await self._packer.pack(link, lots)
+        if not any(lot.queue.max_size or self._shared_until.get(lot.partition.id, 0) > now for lot in lots):
+            await self._assembler.assemble(link, lots)
             times = await _store(link, lots)
             if times is not None:
                 self.settle(lots, times)
                 return True
         async with link.transaction():
             times = await self.append_locked(link, lots)
-        if times is None:
-            return False
         # Only now is it committed: nothing may be learnt from an append that could still be rolled back.
-        self.settle(lots, times)
-        return True
+        if times is not None:
+            self.settle(lots, times)
+        return times is not None
 
     async def meet(self, fetcher: Fetcher, lots: Sequence[Lot]) -> None:
         """Learn the ids of partitions that this worker has not pushed to before."""
-        windows = {lot.queue.id: self._packer.window(lot.queue) for lot in lots}
-        await self._dedup.meet(fetcher, [lot.partition for lot in lots], windows)
+        strangers = [lot.partition for lot in lots if lot.partition.known_to is None]
+        if strangers:
+            windows = {lot.queue.id: self._assembler.window(lot.queue) for lot in lots}
+            await self._dedup.meet(fetcher, strangers, windows)
 
     async def append_locked(self, fetcher: Fetcher, lots: Sequence[Lot]) -> list[datetime] | None:
         """Inside a transaction: lock, learn what others added, then append. None: a partition does not exist."""
@@ -65,19 +68,20 @@ class Appender:
         self._note_sharing(partitions, ends)
         await self._dedup.catch_up(fetcher, partitions, ends)
         await self._allot_room(fetcher, lots)
-        await self._packer.pack(fetcher, lots)
+        await self._assembler.assemble(fetcher, lots)
         return await _store(fetcher, lots)
 
     def settle(self, lots: Sequence[Lot], times: Sequence[datetime]) -> None:
         """What was stored is known now, likely to be popped soon, and somebody may be waiting for it."""
         stored = [lot for lot in lots if lot.chunks]
+        if not stored:
+            return
+        hashes = np.array([value for lot in stored for chunk in lot.chunks for value in chunk.hashes], dtype=np.uint64)
+        spans = [(lot.partition, lot.base, lot.count) for lot in stored]
+        self._dedup.learn(hashes, spans)
         for lot, created_at in zip(stored, times, strict=True):
-            base = lot.base
-            for chunk in lot.chunks:
-                self._dedup.learn(lot.partition, chunk.hashes, base)
-                base += chunk.count
             self._cache.put(lot.partition.id, lot.segments(created_at))
-        self._on_stored([(lot.partition, lot.count) for lot in stored])
+        self._on_stored(spans, hashes)
 
     def _note_sharing(self, partitions: Sequence[Partition], ends: dict[int, int]) -> None:
         """Go straight to locking for a while where somebody else appends too."""
@@ -99,7 +103,7 @@ class Appender:
                 (row,) = await fetcher.fetch("queue_pending", queue.id)
                 rooms[queue.id] = max(0, queue.max_size - row["pending"])
             lot.room = rooms[queue.id]
-            rooms[queue.id] -= min(lot.room, len(lot.items))
+            rooms[queue.id] -= min(lot.room, lot.size)
 
 
 async def _store(fetcher: Fetcher, lots: Sequence[Lot]) -> list[datetime] | None:
@@ -108,9 +112,9 @@ async def _store(fetcher: Fetcher, lots: Sequence[Lot]) -> list[datetime] | None
     if not full:
         return []
     for lot in full:
-        blocks = {chunk.ids[:16] for chunk in lot.chunks}
-        for sender, _ in lot.pieces:
-            sender.blocks.update(blocks)
+        blocks = [chunk.ids[:16] for chunk in lot.chunks]
+        for part in lot.parts:
+            part.sender.blocks.update(blocks)
     if len(full) == 1 and len(full[0].chunks) == 1:
         return await _store_one(fetcher, full[0])
     return await _store_many(fetcher, full)

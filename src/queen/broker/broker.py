@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from queen.broker.ack import Acker
 from queen.broker.append import Appender
 from queen.broker.catalog import Catalog, Partition
 from queen.broker.claims import Claimer
+from queen.broker.dead_letters import DeadLetters
 from queen.broker.dedup import Dedup
-from queen.broker.events import Event, EventKind, decode_events, encode_events, freed, named, pushed
+from queen.broker.events import Datagram, Event, EventKind, decode_datagram, encode_datagram, freed, named, pushed, turn
+from queen.broker.janitor.janitor import Janitor, cleaning_jobs
 from queen.broker.leases import LeaseBook
-from queen.broker.lots import Packer
+from queen.broker.lots import Assembler
+from queen.broker.message_browser import MessageBrowser
+from queen.broker.message_finder import MessageFinder
+from queen.broker.messages import Messages
+from queen.broker.parts import Preparer
 from queen.broker.pop import Popper
 from queen.broker.push import Pusher
+from queen.broker.redrive import Redriver
 from queen.broker.renew import Renewer
+from queen.broker.seen import Hashes
 from queen.broker.segments import SegmentCache
 from queen.broker.selections import Selections
+from queen.broker.traces import Traces
 from queen.broker.transaction import Transactions
+from queen.broker.turn import Turn
 from queen.cluster.local_bus import LocalBus
 from queen.settings import Settings
 from queen.storage.database import Database
@@ -28,6 +39,7 @@ from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource
 
 _EVENTS_PER_DATAGRAM = 1000
+_MOST_HASHES = 4000
 
 
 class Broker:
@@ -52,15 +64,22 @@ class Broker:
         self.leases = LeaseBook()
         self.bus = LocalBus(runtime_dir, worker_id, settings.num_workers, self._receive)
         self._alone = settings.num_workers == 1
-        packer = Packer(self.dedup, self.envelope, self.ids, dedup_window=settings.dedup_window_seconds)
-        appender = Appender(packer, self.dedup, self.cache, self._stored)
-        self.pusher = Pusher(self.database, self.catalog, appender, self.ids)
+        preparer = Preparer(self.envelope, self.ids)
+        assembler = Assembler(self.dedup, preparer, dedup_window=settings.dedup_window_seconds)
+        appender = Appender(assembler, self.dedup, self.cache, self._stored)
+        self.turn = Turn(
+            runtime_dir,
+            wanted=lambda: self._send([turn(EventKind.TURN_WANTED)]),
+            passed_on=lambda: self._send([turn(EventKind.TURN_DONE)]),
+        )
+        self.pusher = Pusher(self.database, self.catalog, preparer, appender, self.ids, self.turn, self.bus.drain)
         self.claimer = Claimer(self.database, self.catalog, self.cache, self.leases, self.envelope, self.ids)
         self.popper = Popper(
             self.database,
             self.catalog,
             self.claimer,
             self.bus.drain,
+            self._subscribed,
             safety_poll=settings.pop_safety_poll_ms / 1000,
             default_subscription=settings.default_subscription_mode,
         )
@@ -70,17 +89,34 @@ class Broker:
         self.transactions = Transactions(
             self.database, self.catalog, self.pusher, self.leases, self.envelope, self.ids, self._freed
         )
+        redriver = Redriver(
+            self.database,
+            self.catalog,
+            self.pusher,
+            self.dedup,
+            self.envelope,
+            dedup_window=settings.dedup_window_seconds,
+        )
+        finder = MessageFinder(self.catalog, self.envelope)
+        self.message_browser = MessageBrowser(self.database, self.catalog, self.envelope, finder)
+        self.messages = Messages(self.database, self.catalog, self.envelope, finder, redriver, self.tell)
+        self.dead_letters = DeadLetters(self.database, self.catalog, self.envelope, redriver)
+        self.traces = Traces(self.database, self.catalog, self.leases, self.envelope, worker_id)
+        self.janitor = Janitor(self.database, cleaning_jobs(settings, self.tell))
 
     async def start(self) -> None:
         self.bus.start()
         self.popper.start()
+        self.janitor.start()
 
     async def stop(self) -> None:
         """Finish what was accepted, answer parked pops, and close."""
+        await self.janitor.stop()
         await self.popper.stop()
         for fusion in (self.pusher.fusion, self.acker.fusion, self.renewer.fusion):
             await fusion.join()
         self.bus.close()
+        self.turn.close()
         await self.database.close()
 
     def tell(self, events: Sequence[Event]) -> None:
@@ -89,15 +125,35 @@ class Broker:
             self._take_in(event)
         self._send(events)
 
-    def _stored(self, stored: Sequence[tuple[Partition, int]]) -> None:
-        for partition, count in stored:
+    def _stored(self, stored: Sequence[tuple[Partition, int, int]], hashes: Hashes) -> None:
+        for partition, _, count in stored:
             self.popper.fed(partition.queue_id, partition.id, count)
-        if not self._alone:
-            self._send([pushed(partition.queue_id, partition.id, count) for partition, count in stored])
+        if self._alone:
+            return
+        start = 0
+        for some in _portions(stored):
+            end = start + sum(count for _, _, count in some)
+            self.bus.send(
+                encode_datagram(
+                    Datagram(
+                        [pushed(partition.queue_id, partition.id, count) for partition, _, count in some],
+                        [(partition.id, base, count) for partition, base, count in some],
+                        hashes[start:end].tobytes(),
+                    )
+                )
+            )
+            start = end
 
     def _freed(self, leases: Sequence[tuple[int, int, int, int]]) -> None:
-        if leases:
-            self.tell([freed(*lease) for lease in leases])
+        events = [freed(*lease) for lease in leases]
+        for event in events:
+            self._take_in(event)
+        # Where somebody waits here, the partition is taken at once: telling the others would only make them try.
+        self._send([event for event in events if not self.popper.is_awaited(event[1], event[3])])
+
+    def _subscribed(self, group: str) -> None:
+        """Others may believe that the group starts at the beginning: they are to look again."""
+        self._send([named(EventKind.GROUP_CHANGED, group)])
 
     def _queue_created(self, names: Sequence[str]) -> None:
         self.tell([named(EventKind.QUEUE_CHANGED, name) for name in names])
@@ -105,27 +161,66 @@ class Broker:
     def _send(self, events: Sequence[Event]) -> None:
         if self._alone:
             return
-        for start in range(0, len(events), _EVENTS_PER_DATAGRAM):
-            self.bus.send(encode_events(events[start : start + _EVENTS_PER_DATAGRAM]))
+        some: list[Event] = []
+        room = self.bus.largest
+        for event in events:
+            # A character takes up to four bytes, the rest of an event hardly forty.
+            size = 40 + 4 * len(event[5])
+            if some and size > room:
+                self.bus.send(encode_datagram(Datagram(some)))
+                some, room = [], self.bus.largest
+            some.append(event)
+            room -= size
+        if some:
+            self.bus.send(encode_datagram(Datagram(some)))
 
-    def _receive(self, datagram: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         try:
-            events = decode_events(datagram)
+            datagram = decode_datagram(data)
         except (msgspec.DecodeError, msgspec.ValidationError):
             # From a worker of another version during an upgrade; the slow poll makes up for it.
             return
-        for event in events:
-            kind, name = event[0], event[5]
-            if kind == EventKind.QUEUE_CHANGED:
-                self.catalog.refresh_queue(name)
+        if datagram.hashes:
+            cached = self.catalog.cached_partition_by_id
+            self.dedup.learn(
+                np.frombuffer(datagram.hashes, dtype=np.uint64),
+                [(cached(partition_id), base, count) for partition_id, base, count in datagram.spans],
+            )
+        for event in datagram.events:
+            if event[0] == EventKind.QUEUE_CHANGED:
+                self.catalog.refresh_queue(event[5])
             self._take_in(event)
 
     def _take_in(self, event: Event) -> None:
         kind, name = event[0], event[5]
         if kind == EventKind.QUEUE_GONE:
             self.catalog.forget_queue(name)
+            self.janitor.nudge()
         elif kind == EventKind.GROUP_CHANGED:
             self.catalog.forget_group(name)
         elif kind == EventKind.PARTITION_CHANGED:
             self.cache.forget(event[2])
+        elif kind == EventKind.PARTITION_GONE:
+            self.cache.forget(event[2])
+            self.catalog.forget_partition_id(event[2])
+        elif kind == EventKind.TURN_WANTED:
+            self.turn.peer_wants()
+        elif kind == EventKind.TURN_DONE:
+            self.turn.peer_done()
         self.popper.handle(event)
+
+
+def _portions(stored: Sequence[tuple[Partition, int, int]]) -> Iterator[list[tuple[Partition, int, int]]]:
+    """Cut what was stored into pieces that fit a datagram each."""
+    some: list[tuple[Partition, int, int]] = []
+    messages = 0
+    for partition, first, total in stored:
+        for base in range(first, first + total, _MOST_HASHES):
+            count = min(_MOST_HASHES, first + total - base)
+            if some and (messages + count > _MOST_HASHES or len(some) >= _EVENTS_PER_DATAGRAM // 2):
+                yield some
+                some, messages = [], 0
+            some.append((partition, base, count))
+            messages += count
+    if some:
+        yield some

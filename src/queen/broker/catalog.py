@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
+import asyncpg
+
 from queen.storage.database import Database, Record
 from queen.wire.ids import partition_uuid
 
@@ -82,6 +84,7 @@ class Catalog:
         self._partitions_by_id: dict[int, Partition] = {}
         self._groups: dict[str, int] = {}
         self._group_names: dict[int, str] = {}
+        self._changes = 0
 
     def cached_queue(self, name: str) -> Queue | None:
         return self._queues.get(name)
@@ -90,14 +93,17 @@ class Catalog:
         known = self._queues.get(queue)
         return self._partitions.get((known.id, name)) if known else None
 
+    def cached_partition_by_id(self, id: int) -> Partition | None:
+        return self._partitions_by_id.get(id)
+
     def cached_group(self, name: str) -> int | None:
         return self._groups.get(name)
 
     async def queue(self, name: str) -> Queue | None:
         known = self._queues.get(name)
         if known is None:
-            for record in await self._database.fetch("queue_by_name", name):
-                known = self.remember_queue(record)
+            await self._load_queues([name])
+            known = self._queues.get(name)
         return known
 
     async def queue_of(self, partition: Partition) -> Queue | None:
@@ -106,7 +112,7 @@ class Catalog:
 
     async def all_queues(self) -> list[Queue]:
         """Every queue, fresh from PostgreSQL."""
-        return [self.remember_queue(record) for record in await self._database.fetch("all_queues")]
+        return [self.remember_queue(record) for record in await self._read_queues("all_queues")]
 
     async def ensure_partitions(self, names: Collection[tuple[str, str]]) -> None:
         """Make the queues and partitions that do not exist yet, and remember them all."""
@@ -126,7 +132,13 @@ class Catalog:
             absent = [(queue, name) for queue, name in absent if (queue.id, name) not in self._partitions]
         if absent:
             ids, partition_names = [queue.id for queue, _ in absent], [name for _, name in absent]
-            await self._database.fetch("create_partitions", ids, partition_names)
+            try:
+                await self._database.fetch("create_partitions", ids, partition_names)
+            except asyncpg.ForeignKeyViolationError:
+                # One of the queues has just been deleted by somebody else: all of them are to be looked up again.
+                for queue, _ in absent:
+                    self.forget_queue(queue.name)
+                return
             await self._load_partitions(absent)
 
     async def partition(self, queue: Queue, name: str) -> Partition | None:
@@ -169,6 +181,7 @@ class Catalog:
 
     def forget_queue(self, name: str) -> None:
         """Drop what is known of a queue; it is looked up again when next used."""
+        self._changes += 1
         queue = self._queues.pop(name, None)
         if queue is None:
             return
@@ -178,6 +191,7 @@ class Catalog:
 
     def refresh_queue(self, name: str) -> None:
         """Have the options of a queue read again, keeping its partitions."""
+        self._changes += 1
         queue = self._queues.pop(name, None)
         if queue is None:
             return
@@ -191,14 +205,27 @@ class Catalog:
         self._partitions.pop((partition.queue_id, partition.name), None)
         self._partitions_by_id.pop(partition.id, None)
 
+    def forget_partition_id(self, id: int) -> None:
+        partition = self._partitions_by_id.get(id)
+        if partition is not None:
+            self.forget_partition(partition)
+
     def forget_group(self, name: str) -> None:
         id = self._groups.pop(name, None)
         if id is not None:
             self._group_names.pop(id, None)
 
     async def _load_queues(self, names: list[str]) -> None:
-        for record in await self._database.fetch("queues_by_names", names):
+        for record in await self._read_queues("queues_by_names", names):
             self.remember_queue(record)
+
+    async def _read_queues(self, statement: str, *args: Any) -> list[Record]:
+        while True:
+            changes = self._changes
+            records = await self._database.fetch(statement, *args)
+            # What was read while somebody told of a change may be older than that change.
+            if changes == self._changes:
+                return records
 
     async def _load_partitions(self, wanted: list[tuple[Queue, str]]) -> None:
         queues = {queue.id: queue for queue, _ in wanted}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,7 +12,7 @@ from queen.broker.catalog import Catalog, Partition, Queue
 from queen.broker.lanes import Lane
 from queen.broker.leases import Lease, LeaseBook
 from queen.broker.segments import SegmentCache, read_segment
-from queen.errors import QueenError
+from queen.errors import Conflict, QueenError
 from queen.storage.database import Database, Record
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import IdSource
@@ -23,14 +22,9 @@ if TYPE_CHECKING:
     from queen.broker.pop import Pop
 
 _NO_STOP = (1 << 63) - 1
+_UNREADABLE_PAUSE = 1.0
 
 _encode = msgspec.json.encode
-
-
-class DeliveryWatch(Protocol):
-    """Told of every delivery, for the metrics."""
-
-    def delivered(self, queue_name: str, count: int, oldest: datetime) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -46,15 +40,18 @@ class Claim:
     end: int = 0
     left: int = 0
     hold_for: float = 0.0
+    undue: bool = False
+    """Nobody holds a lease: it is too early for the messages."""
     segments: list[Segment] = field(default_factory=list)
     error: QueenError | None = None
+    gone: bool = False
 
     @property
     def auto_ack(self) -> bool:
         return not self.lease_id
 
 
-class UnreadableMessage(QueenError):
+class UnreadableMessage(Conflict):
     """A stored message cannot be read; it stays where it is."""
 
 
@@ -76,6 +73,7 @@ class Claimer:
         self._leases = leases
         self._envelope = envelope
         self._ids = ids
+        self._cache_version = 0
         self.batches = 0
         self.claims = 0
 
@@ -86,12 +84,17 @@ class Claimer:
         """Lease, read, and answer. Afterwards each claim says what is left and for how long it is held."""
         self.batches += 1
         self.claims += len(claims)
+        # Cursors are always locked in this order, so two workers cannot wait for each other.
+        claims.sort(key=lambda claim: (claim.partition_id, claim.lane.group_id))
+        self._cache_version = self._cache.version
         queues = {claim.lane.queue_name: await self._queue(claim.lane) for claim in claims}
-        await self._ensure_cursors(claims)
-        await self._expire(claims, queues)
-        stops = await self._stops(claims, queues)
-        rows = await self._lease(claims, queues, stops)
-        await self._read(claims, rows)
+        met = [claim for claim in claims if claim.partition_id in claim.lane.cursors]
+        if len(met) < len(claims):
+            met += await self._lease_fresh([claim for claim in claims if claim not in met], queues)
+        if met:
+            await self._expire(met, queues)
+            stops = await self._stops(met, queues)
+            await self._read(met, await self._lease(met, queues, stops))
         await self._give_back([claim for claim in claims if claim.error is not None])
         await self._explain([claim for claim in claims if claim.end == 0], queues)
         await self._deliver([claim for claim in claims if claim.end > 0 and claim.error is None])
@@ -99,15 +102,40 @@ class Claimer:
     async def _queue(self, lane: Lane) -> Queue | None:
         return self._catalog.cached_queue(lane.queue_name) or await self._catalog.queue(lane.queue_name)
 
-    async def _ensure_cursors(self, claims: list[Claim]) -> None:
-        new = [claim for claim in claims if claim.partition_id not in claim.lane.cursors]
-        if not new:
-            return
-        await self._link.fetch(
-            "ensure_cursors", [claim.partition_id for claim in new], [claim.lane.group_id for claim in new]
-        )
-        for claim in new:
+    async def _lease_fresh(self, claims: list[Claim], queues: dict[str, Queue | None]) -> list[Claim]:
+        """Claim where the group has no cursor that this worker knows of; returns those to be claimed as usual."""
+        plain = [claim for claim in claims if claim.lane.plain and _is_plain(queues[claim.lane.queue_name])]
+        rows: list[Record] = []
+        if plain:
+            columns = self._columns(plain, queues)
+            rows = await self._link.fetch("claim_fresh", *columns)
+        places = {(claim.partition_id, claim.lane.group_id): claim for claim in plain}
+        by_claim: dict[Claim, list[Record]] = {}
+        for row in rows:
+            by_claim.setdefault(places[row["partition_id"], row["group_id"]], []).append(row)
+        for claim, own in by_claim.items():
+            await self._take(claim, own)
+        rest = [claim for claim in claims if claim not in by_claim]
+        if rest:
+            await self._link.fetch(
+                "ensure_cursors", [claim.partition_id for claim in rest], [claim.lane.group_id for claim in rest]
+            )
+        for claim in claims:
             claim.lane.knows_cursor(claim.partition_id)
+        return rest
+
+    def _columns(self, claims: list[Claim], queues: dict[str, Queue | None]) -> tuple[list[object], ...]:
+        """What both ways of claiming are told of each claim."""
+        options = [queues[claim.lane.queue_name] for claim in claims]
+        return (
+            [claim.partition_id for claim in claims],
+            [claim.lane.group_id for claim in claims],
+            [claim.want for claim in claims],
+            [claim.lease_id or None for claim in claims],
+            [float(queue.lease_seconds) if queue else 60.0 for queue in options],
+            [claim.auto_ack for claim in claims],
+            [float(queue.window_buffer) if queue else 0.0 for queue in options],
+        )
 
     async def _expire(self, claims: list[Claim], queues: dict[str, Queue | None]) -> None:
         ageing = {
@@ -138,23 +166,16 @@ class Claimer:
         for row in rows:
             claim = delayed[row["slot"] - 1][0]
             stops[claim] = row["base_offset"]
-            claim.hold_for = max(0.001, row["ripe_in"])
+            claim.hold_for, claim.undue = max(0.001, row["ripe_in"]), True
         return stops
 
     async def _lease(
         self, claims: list[Claim], queues: dict[str, Queue | None], stops: dict[Claim, int]
     ) -> list[Record]:
         spans = [self._cache.span(claim.partition_id) for claim in claims]
-        options = [queues[claim.lane.queue_name] for claim in claims]
         return await self._link.fetch(
             "claim",
-            [claim.partition_id for claim in claims],
-            [claim.lane.group_id for claim in claims],
-            [claim.want for claim in claims],
-            [claim.lease_id or None for claim in claims],
-            [float(queue.lease_seconds) if queue else 60.0 for queue in options],
-            [claim.auto_ack for claim in claims],
-            [float(queue.window_buffer) if queue else 0.0 for queue in options],
+            *self._columns(claims, queues),
             [stops.get(claim, _NO_STOP) for claim in claims],
             [span[0] for span in spans],
             [span[1] for span in spans],
@@ -166,21 +187,28 @@ class Claimer:
         for row in rows:
             by_slot.setdefault(row["slot"], []).append(row)
         for slot, own in by_slot.items():
-            claim, first = claims[slot - 1], own[0]
-            claim.start, claim.end = first["lease_start"], first["lease_end"]
-            claim.left = first["next_offset"] - claim.end
-            claim.hold_for = 0.0 if claim.auto_ack else await self._lease_seconds(claim)
-            if first["base_offset"] is None:
-                held = self._cache.get(claim.partition_id, claim.start, claim.end)
-                if held is not None:
-                    claim.segments = held
-                    continue
-                own = await self._link.fetch("segments_between", claim.partition_id, claim.start, claim.end)
-            try:
-                claim.segments = [read_segment(self._envelope, row) for row in own]
-            except (EnvelopeError, MalformedSegment) as error:
-                claim.error = UnreadableMessage(f"queue {claim.lane.queue_name!r} cannot be read: {error}")
-                claim.error.__cause__ = error
+            await self._take(claims[slot - 1], own)
+
+    async def _take(self, claim: Claim, rows: list[Record]) -> None:
+        """Put what was leased into its claim: a row for each segment, or one without where this worker has them."""
+        first = rows[0]
+        claim.start, claim.end = first["lease_start"], first["lease_end"]
+        claim.left = first["next_offset"] - claim.end
+        claim.hold_for = 0.0 if claim.auto_ack else await self._lease_seconds(claim)
+        claim.undue = False
+        if first["base_offset"] is None:
+            held = self._cache.get(claim.partition_id, claim.start, claim.end)
+            if held is not None:
+                claim.segments = held
+                return
+            rows = await self._link.fetch("segments_between", claim.partition_id, claim.start, claim.end)
+        try:
+            claim.segments = [read_segment(self._envelope, row) for row in rows]
+        except (EnvelopeError, MalformedSegment) as error:
+            claim.error = UnreadableMessage(f"queue {claim.lane.queue_name!r} cannot be read: {error}")
+            claim.error.__cause__ = error
+        if self._cache.version == self._cache_version:
+            # Else a partition was changed while this was being read: it may be what was there before.
             self._cache.put(claim.partition_id, claim.segments)
 
     async def _lease_seconds(self, claim: Claim) -> float:
@@ -188,7 +216,7 @@ class Claimer:
         return float(queue.lease_seconds if queue else 60)
 
     async def _give_back(self, claims: list[Claim]) -> None:
-        """Undo claims whose messages cannot be read, so that nothing is passed over, and say so to who asked."""
+        """Undo claims that cannot be delivered, so that nothing is passed over, and tell who asked why."""
         if not claims:
             return
         await self._link.fetch(
@@ -197,11 +225,14 @@ class Claimer:
             [claim.lane.group_id for claim in claims],
             [claim.start for claim in claims],
             [claim.end for claim in claims],
+            [claim.auto_ack and claim.error is not None for claim in claims],
         )
         for claim in claims:
-            claim.left, claim.hold_for = claim.end - claim.start + claim.left, 1.0
-            for pop in claim.pops:
-                if claim.error is not None:
+            claim.left += claim.end - claim.start
+            claim.hold_for = 0.0
+            if claim.error is not None:
+                claim.hold_for = _UNREADABLE_PAUSE
+                for pop in claim.pops:
                     pop.fail(claim.error)
 
     async def _explain(self, missed: list[Claim], queues: dict[str, Queue | None]) -> None:
@@ -219,6 +250,8 @@ class Claimer:
         for row in rows:
             claim = missed[row["slot"] - 1]
             if not row["present"]:
+                claim.gone = True
+                self._catalog.forget_partition_id(claim.partition_id)
                 continue
             if not row["has_cursor"]:
                 claim.lane.cursors.discard(claim.partition_id)
@@ -226,10 +259,12 @@ class Claimer:
                 continue
             claim.left = row["available"]
             if claim.left > 0:
-                claim.hold_for = max(0.0, row["held_for"] or 0.0, row["quiet_for"] or 0.0)
+                leased_for, quiet_for = row["held_for"] or 0.0, row["quiet_for"] or 0.0
+                claim.hold_for, claim.undue = max(0.0, leased_for, quiet_for), quiet_for > leased_for
 
     async def _deliver(self, claims: list[Claim]) -> None:
         """Render what was leased, and answer."""
+        claims = await self._leave_out_deleted(claims)
         partitions = await self._catalog.partitions_by_id(claim.partition_id for claim in claims)
         shares: dict[Pop, list[tuple[Claim, int, int]]] = {}
         for claim in claims:
@@ -240,7 +275,12 @@ class Claimer:
                     shares.setdefault(pop, []).append((claim, start, end))
                 start = end
         empty: list[Claim] = []
+        refused: list[Claim] = []
         for pop, own in shares.items():
+            if pop.done:
+                # The client went away meanwhile: somebody else shall have the messages, and at once.
+                refused += [claim for claim, _, _ in own if len(claim.pops) == 1]
+                continue
             body = self._render(pop, own, partitions)
             if body is None:
                 empty += [claim for claim, _, _ in own]
@@ -250,9 +290,35 @@ class Claimer:
                     lease = Lease(claim.partition_id, claim.lane.group_id, start, end, claim.segments)
                     self._leases.add(claim.lease_id, lease)
             pop.resolve(body)
+        await self._give_back(refused)
         await self._skip([claim for claim in empty if claim.lease_id])
         for claim in empty:
             claim.hold_for = 0.0
+
+    async def _leave_out_deleted(self, claims: list[Claim]) -> list[Claim]:
+        """End leases before the deleted messages at their end, which nobody will ack; returns those left with any."""
+        shorter: list[Claim] = []
+        empty: list[Claim] = []
+        for claim in claims:
+            end = _last_alive(claim) if claim.lease_id else claim.end
+            if end == claim.start:
+                empty.append(claim)
+            elif end < claim.end:
+                claim.left += claim.end - end
+                claim.end = end
+                shorter.append(claim)
+        await self._skip(empty)
+        for claim in empty:
+            claim.hold_for = 0.0
+        if shorter:
+            await self._link.fetch(
+                "shorten_leases",
+                [claim.partition_id for claim in shorter],
+                [claim.lane.group_id for claim in shorter],
+                [claim.lease_id for claim in shorter],
+                [claim.end for claim in shorter],
+            )
+        return [claim for claim in claims if claim not in empty] if empty else claims
 
     def _render(self, pop: Pop, shares: list[tuple[Claim, int, int]], partitions: dict[int, Partition]) -> bytes | None:
         """The answer of a pop, or None when every message in its spans was deleted."""
@@ -302,3 +368,18 @@ class Claimer:
                 [claim.lease_id for claim in claims],
                 [claim.end for claim in claims],
             )
+
+
+def _last_alive(claim: Claim) -> int:
+    """The offset after the last message of a claim that was not deleted; its start when all were."""
+    for segment in reversed(claim.segments):
+        base = segment.base_offset
+        for offset in range(min(claim.end, segment.end_offset) - 1, max(claim.start, base) - 1, -1):
+            if not segment.is_deleted(offset - base):
+                return offset + 1
+    return claim.start
+
+
+def _is_plain(queue: Queue | None) -> bool:
+    """Whether messages of a queue can be had as soon as they are there."""
+    return queue is not None and not queue.ttl and not queue.delayed_processing

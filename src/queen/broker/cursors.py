@@ -8,9 +8,11 @@ from typing import TypeAlias
 
 from queen.broker.catalog import Partition, Queue
 from queen.broker.decide import Cursor, Decision
-from queen.broker.dedup import Fetcher
 from queen.broker.segments import read_segment
-from queen.wire.envelope import Envelope
+from queen.errors import Conflict
+from queen.storage.database import Fetcher
+from queen.wire.envelope import Envelope, EnvelopeError
+from queen.wire.segment import MalformedSegment
 
 CursorKey: TypeAlias = tuple[int, int]
 
@@ -90,7 +92,10 @@ async def bury(
     rows = await fetcher.fetch("segment_at", partition.id, offset)
     if not rows:
         return False
-    segment = read_segment(envelope, rows[0])
+    try:
+        segment = read_segment(envelope, rows[0])
+    except (EnvelopeError, MalformedSegment) as broken:
+        raise Conflict(f"a message cannot be read, so it cannot become a dead letter: {broken}") from broken
     index = offset - segment.base_offset
     if index >= segment.count or segment.is_deleted(index):
         return False

@@ -10,24 +10,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from datetime import UTC, datetime
 
 import numpy as np
 
 from queen.broker.catalog import Partition
 from queen.broker.seen import Hashes, SeenFilter
 from queen.broker.segments import read_segment
-from queen.storage.database import Record
-from queen.wire.envelope import Envelope
+from queen.broker.timeline import Moment, offsets_after
+from queen.storage.database import Fetcher, Record
+from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import IdBlock
+from queen.wire.segment import MalformedSegment
 
 _PAGE = 500
-
-
-class Fetcher(Protocol):
-    """Whatever runs named statements: a link, a transaction, a database."""
-
-    async def fetch(self, name: str, *args: Any) -> list[Record]: ...
+_CLOCK_SKEW = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +43,16 @@ class Dedup:
         self._envelope = envelope
         self.filter = SeenFilter(memory_bytes)
         self.lookups = 0
+        self._longest_window = 0.0
 
-    def learn(self, partition: Partition, hashes: Hashes, base: int) -> None:
-        """These ids were stored from offset `base` on."""
+    def learn(self, hashes: Hashes, spans: Iterable[tuple[Partition | None, int, int]]) -> None:
+        """These ids were stored; `spans` says where: (partition, first offset, number)."""
         self.filter.add(hashes)
-        # Only what joins on to what is known makes more known; somebody may have caught up meanwhile.
-        if partition.known_to == base:
-            partition.known_to = base + len(hashes)
+        self.filter.drop_before(time.time() - self._longest_window - _CLOCK_SKEW)
+        for partition, base, count in spans:
+            # Only what joins on to what is known makes more known; somebody may have caught up meanwhile.
+            if partition is not None and partition.known_to == base:
+                partition.known_to = base + count
 
     async def meet(self, fetcher: Fetcher, partitions: Iterable[Partition], window: dict[int, float]) -> None:
         """Learn the ids inside the window of partitions that this worker does not know yet."""
@@ -78,13 +78,14 @@ class Dedup:
             return
         rows = await fetcher.fetch("segment_ids_from", [p.id for p in behind], [p.known_to for p in behind])
         for row in rows:
-            self.filter.add(_hashes(row["ids"]))
+            self.filter.add(_hashes(row["ids"]), row["created_at"].timestamp())
         for partition in behind:
             partition.known_to = ends[partition.id]
 
     def vouches_for(self, partition: Partition, window: float) -> bool:
         """Whether the filter still holds the whole window of a partition."""
-        since = self.filter.complete_since
+        self._longest_window = max(self._longest_window, window)
+        since = self.filter.complete_since + _CLOCK_SKEW
         if since <= time.time() - window:
             return True
         return partition.started_empty_at is not None and partition.started_empty_at > since
@@ -96,11 +97,12 @@ class Dedup:
         self.lookups += 1
         found: dict[str, Earlier] = {}
         targets = np.fromiter(wanted, dtype=np.uint64, count=len(wanted))
-        before = 1 << 62
+        oldest, newest = self._stretch(partition, wanted, window)
+        before = await self._offset_after(fetcher, partition, newest)
         while True:
             page = await fetcher.fetch("segment_ids_before", partition.id, before, _PAGE, float(window))
             for row in page:
-                if not row["recent"]:
+                if not row["recent"] or row["created_at"].timestamp() < oldest:
                     return found
                 hashes = _hashes(row["ids"])
                 for index in np.flatnonzero(np.isin(hashes, targets)):
@@ -109,13 +111,38 @@ class Dedup:
                 return found
             before = page[-1]["base_offset"]
 
+    def _stretch(self, partition: Partition, wanted: Iterable[int], window: float) -> tuple[float, float]:
+        """From when to when the filter has seen any of the hashes; all of time when it does not hold the window."""
+        if not self.vouches_for(partition, window):
+            return 0.0, float("inf")
+        seen = [stretch for value in wanted for stretch in self.filter.when(value)]
+        return min((oldest for oldest, _ in seen), default=0.0) - _CLOCK_SKEW, max(
+            (newest for _, newest in seen), default=0.0
+        ) + _CLOCK_SKEW
+
+    async def _offset_after(self, fetcher: Fetcher, partition: Partition, moment: float) -> int:
+        """Where to start looking backwards for what was stored up to a moment."""
+        if partition.known_to is None or moment > time.time():
+            return 1 << 62
+        at = Moment(partition.id, 0, partition.known_to, datetime.fromtimestamp(moment, UTC))
+        return (await offsets_after(fetcher, [at]))[0]
+
     async def _confirm(
         self, fetcher: Fetcher, partition: Partition, row: Record, index: int, wanted: str, found: dict[str, Earlier]
     ) -> None:
         """Equal hashes are not yet equal ids: compare the text."""
         offset = row["base_offset"] + index
-        (stored,) = await fetcher.fetch("segment_at", partition.id, offset)
-        segment = read_segment(self._envelope, stored)
+        rows = await fetcher.fetch("segment_at", partition.id, offset)
+        if not rows or rows[0]["base_offset"] != row["base_offset"]:
+            # Retention removed it meanwhile.
+            return
+        try:
+            segment = read_segment(self._envelope, rows[0])
+        except (EnvelopeError, MalformedSegment):
+            # Its key is missing, say. Then the hash has to do: 64 bits are hardly ever equal by chance.
+            block = IdBlock.parse(row["ids"][:16])
+            found.setdefault(wanted, Earlier(block.text(index), row["ids"][:16], offset))
+            return
         if segment.transaction_ids()[index] == wanted and not segment.is_deleted(index):
             found.setdefault(wanted, Earlier(segment.block.text(index), row["ids"][:16], offset))
 
@@ -126,7 +153,7 @@ class Dedup:
             for row in page:
                 if not row["recent"]:
                     return
-                self.filter.add(_hashes(row["ids"]))
+                self.filter.add(_hashes(row["ids"]), row["created_at"].timestamp())
             if len(page) < _PAGE:
                 return
             before = page[-1]["base_offset"]
@@ -134,8 +161,3 @@ class Dedup:
 
 def _hashes(ids: bytes) -> Hashes:
     return np.frombuffer(ids, dtype="<u8", offset=16)
-
-
-def pack_ids(block: IdBlock, hashes: Hashes) -> bytes:
-    """The `ids` column of a segment."""
-    return block.pack() + hashes.astype("<u8", copy=False).tobytes()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -15,18 +14,35 @@ class EventKind(StrEnum):
     """(queue id, partition id, group id, messages waiting): a lease ended"""
     PARTITION_CHANGED = "s"
     """(queue id, partition id): messages in the middle of it were removed"""
+    PARTITION_GONE = "x"
+    """(queue id, partition id): it was empty and unused, and was removed"""
     QUEUE_CHANGED = "c"
     """(queue name): its options were replaced, or it was made"""
     QUEUE_GONE = "d"
     """(queue name)"""
+    TURN_WANTED = "w"
+    """a worker waits for its turn at appending"""
+    TURN_DONE = "t"
+    """a worker has had its turn"""
     GROUP_CHANGED = "g"
     """(group name): its cursors were moved or removed"""
 
 
 Event = tuple[str, int, int, int, int, str]
 
-_decode = msgspec.msgpack.Decoder(list[Event]).decode
-_encode = msgspec.msgpack.Encoder().encode
+
+class Datagram(msgspec.Struct, array_like=True):
+    """One message on the bus: events, and the ids of what was pushed, so that the others need not read them."""
+
+    events: list[Event]
+    spans: list[tuple[int, int, int]] = []
+    """(partition id, first offset, messages) of each run of ids in `hashes`."""
+    hashes: bytes = b""
+    """8 bytes for each transaction id."""
+
+
+_decoder = msgspec.msgpack.Decoder(Datagram)
+_encoder = msgspec.msgpack.Encoder()
 
 
 def pushed(queue_id: int, partition_id: int, count: int) -> Event:
@@ -41,14 +57,22 @@ def partition_changed(queue_id: int, partition_id: int) -> Event:
     return (EventKind.PARTITION_CHANGED.value, queue_id, partition_id, 0, 0, "")
 
 
+def partition_gone(queue_id: int, partition_id: int) -> Event:
+    return (EventKind.PARTITION_GONE.value, queue_id, partition_id, 0, 0, "")
+
+
 def named(kind: EventKind, name: str) -> Event:
     return (kind.value, 0, 0, 0, 0, name)
 
 
-def encode_events(events: Iterable[Event]) -> bytes:
-    return _encode(list(events))
+def turn(kind: EventKind) -> Event:
+    return (kind.value, 0, 0, 0, 0, "")
 
 
-def decode_events(datagram: bytes) -> list[Event]:
-    """Raises msgspec.DecodeError or msgspec.ValidationError for anything but what `encode_events` makes."""
-    return _decode(datagram)
+def encode_datagram(datagram: Datagram) -> bytes:
+    return _encoder.encode(datagram)
+
+
+def decode_datagram(data: bytes) -> Datagram:
+    """Raises msgspec.DecodeError or msgspec.ValidationError for anything but what `encode_datagram` makes."""
+    return _decoder.decode(data)

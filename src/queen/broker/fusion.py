@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Generic, TypeVar
 
 log = logging.getLogger(__name__)
@@ -17,8 +18,8 @@ class Fusion(Generic[T]):
     """Runs `run(batch)` for everything submitted, one batch at a time.
 
     There is no timer: an idle lane starts at once, a busy one gathers. `weigh` says how much of a batch an item takes,
-    `limit` how much a batch may hold. `run` answers its items itself; should it raise, `fail(item, error)` is called
-    for each.
+    `limit` how much a batch may hold. With a `turn`, each batch is taken and run inside it. `run` answers its items
+    itself; should it raise, `fail(item, error)` is called for each.
     """
 
     def __init__(
@@ -28,11 +29,13 @@ class Fusion(Generic[T]):
         *,
         weigh: Callable[[T], int] = lambda item: 1,
         limit: int = 1000,
+        turn: AbstractAsyncContextManager[None] | None = None,
     ) -> None:
         self._run = run
         self._fail = fail
         self._weigh = weigh
         self._limit = limit
+        self._turn = turn if turn is not None else nullcontext()
         self._waiting: deque[T] = deque()
         self._task: asyncio.Task[None] | None = None
         self.batches = 0
@@ -54,18 +57,21 @@ class Fusion(Generic[T]):
     async def _drain(self) -> None:
         try:
             while self._waiting:
-                batch = self._take()
-                self.batches += 1
-                self.items += len(batch)
-                try:
-                    await self._run(batch)
-                except Exception as error:
-                    # The lane must outlive any one batch; whoever waits for it is told.
-                    log.exception("a fused batch of %d failed", len(batch))
-                    for item in batch:
-                        self._fail(item, error)
+                async with self._turn:
+                    await self._run_safely(self._take())
         finally:
             self._task = None
+
+    async def _run_safely(self, batch: list[T]) -> None:
+        self.batches += 1
+        self.items += len(batch)
+        try:
+            await self._run(batch)
+        except Exception as error:
+            # The lane must outlive any one batch; whoever waits for it is told.
+            log.exception("a fused batch of %d failed", len(batch))
+            for item in batch:
+                self._fail(item, error)
 
     def _take(self) -> list[T]:
         waiting, room = self._waiting, self._limit

@@ -2,7 +2,7 @@
 
 A lane is one group on one queue as one worker sees it: partitions that are ready, longest first; partitions that are
 held (leased, or not due yet) and until when; and the pops that wait. Pushes, acks and the other workers feed it; a slow
-scan corrects it. It may be wrong in one direction only: a partition it calls ready may turn out not to be, when claimed.
+scan corrects it. It may be wrong in one direction only: a partition it calls ready may turn out not to be so.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = 1 << 30
 _MOST_CURSORS = 200_000
+_FEWEST_SWEPT = 4096
 
 
 class Lane:
@@ -26,10 +27,13 @@ class Lane:
     __slots__ = (
         "claiming",
         "cursors",
+        "dropped",
         "fed",
+        "freed",
         "group_id",
         "group_name",
         "held",
+        "plain",
         "queue_id",
         "queue_name",
         "ready",
@@ -37,8 +41,10 @@ class Lane:
         "scanned_at",
         "scanning",
         "since",
+        "subscribed",
         "targeted",
         "total_partitions",
+        "undue",
         "unresolved",
         "used_at",
         "waiting",
@@ -51,13 +57,22 @@ class Lane:
         self.group_name = group_name
         self.ready: dict[int, int] = {}
         self.held: dict[int, float] = {}
+        # Of the held ones, those that nobody leases: it is only too early for them.
+        self.undue: set[int] = set()
         self.fed: set[int] = set()
         self.claiming: set[int] = set()
+        self.freed: set[int] = set()
         self.cursors: set[int] = set()
+        # Nobody feeds it any more; a pop that comes back to it enters anew.
+        self.dropped = False
         self.waiting: deque[Pop] = deque()
         self.targeted: dict[int, deque[Pop]] = {}
         self.unresolved: dict[str, list[Pop]] = {}
         self.since: datetime | None = None
+        # Whether the group has no subscription on the queue, so that it starts every partition at its beginning.
+        self.plain = False
+        # The partitions ("" for all) for which it has been looked up where the group starts.
+        self.subscribed: set[str] = set()
         self.scanned_at: float | None = None
         self.scanning = False
         self.scan_after = 0
@@ -90,15 +105,22 @@ class Lane:
     def free(self, partition_id: int, available: int) -> None:
         """A lease on a partition ended; `available` messages wait there."""
         self.held.pop(partition_id, None)
+        self.undue.discard(partition_id)
+        if partition_id in self.claiming:
+            self.freed.add(partition_id)
         if partition_id in self.fed:
             self.fed.discard(partition_id)
             available = max(available, 1)
         if available > 0:
             self.ready[partition_id] = max(available, self.ready.get(partition_id, 0))
 
-    def hold(self, partition_id: int, until: float) -> None:
+    def hold(self, partition_id: int, until: float, *, undue: bool = False) -> None:
         """Nothing can be had from a partition before `until` (loop time)."""
         self.held[partition_id] = until
+        if undue:
+            self.undue.add(partition_id)
+        else:
+            self.undue.discard(partition_id)
         if self.ready.pop(partition_id, None) is not None:
             self.fed.add(partition_id)
 
@@ -107,9 +129,27 @@ class Lane:
         if self.held.get(partition_id) != when:
             return False
         self.fed.discard(partition_id)
+        self.undue.discard(partition_id)
         del self.held[partition_id]
         self.ready[partition_id] = UNKNOWN
         return True
+
+    def claimed(self, partition_id: int) -> bool:
+        """A claim has been answered. Whether a lease ended meanwhile: then the claim may have found it still on."""
+        self.claiming.discard(partition_id)
+        if partition_id not in self.freed:
+            return False
+        self.freed.discard(partition_id)
+        return True
+
+    def lose(self, partition_id: int) -> list[Pop]:
+        """A partition does not exist any more; returns the pops that waited for it, which are to enter again."""
+        self.ready.pop(partition_id, None)
+        self.held.pop(partition_id, None)
+        self.undue.discard(partition_id)
+        self.fed.discard(partition_id)
+        self.cursors.discard(partition_id)
+        return [pop for pop in self.targeted.pop(partition_id, ()) if not pop.done]
 
     def knows_cursor(self, partition_id: int) -> None:
         if len(self.cursors) >= _MOST_CURSORS:
@@ -120,6 +160,7 @@ class Lane:
         """The group's cursors were moved or removed: believe nothing until the next scan."""
         self.ready.clear()
         self.held.clear()
+        self.undue.clear()
         self.fed.clear()
         self.cursors.clear()
         self.since = None
@@ -157,11 +198,17 @@ class Holds:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Lane, int]] = []
         self._sequence = 0
+        self._sweep_at = _FEWEST_SWEPT
 
-    def add(self, lane: Lane, partition_id: int, until: float) -> None:
-        lane.hold(partition_id, until)
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, lane: Lane, partition_id: int, until: float, *, undue: bool = False) -> None:
+        lane.hold(partition_id, until, undue=undue)
         self._sequence += 1
         heapq.heappush(self._heap, (until, self._sequence, lane, partition_id))
+        if len(self._heap) > self._sweep_at:
+            self._sweep()
 
     def next_at(self) -> float | None:
         return self._heap[0][0] if self._heap else None
@@ -174,3 +221,9 @@ class Holds:
             if lane.expire(partition_id, until):
                 touched.add(lane)
         return touched
+
+    def _sweep(self) -> None:
+        """Most leases are acked long before their end: let go of what was lifted, or it would pile up till then."""
+        self._heap = [entry for entry in self._heap if entry[2].held.get(entry[3]) == entry[0]]
+        heapq.heapify(self._heap)
+        self._sweep_at = max(_FEWEST_SWEPT, 2 * len(self._heap))

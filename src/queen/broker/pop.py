@@ -46,7 +46,7 @@ class PopOptions:
 class Pop:
     """One request for messages. Its answer is the JSON body, or None when there is nothing."""
 
-    __slots__ = ("answer", "busy", "group", "lanes", "options", "partition_name", "queue_names", "timer")
+    __slots__ = ("answer", "busy", "expired", "group", "lanes", "options", "partition_name", "queue_names", "timer")
 
     def __init__(
         self,
@@ -64,11 +64,19 @@ class Pop:
         self.timer: asyncio.TimerHandle | None = None
         # Set while a claim is under way for it, so that no other lane claims for it too.
         self.busy = False
+        # Its time was up while a claim was under way: it takes what the claim brings, but waits no more.
+        self.expired = False
         self.lanes: set[Lane] = set()
 
     @property
     def done(self) -> bool:
         return self.answer.done()
+
+    def expire(self) -> None:
+        """The time to wait is over."""
+        self.expired = True
+        if not self.busy:
+            self.resolve(None)
 
     def resolve(self, body: bytes | None) -> None:
         if self.timer is not None:
@@ -92,6 +100,7 @@ class Popper:
         catalog: Catalog,
         claimer: Claimer,
         drain_bus: Callable[[], None],
+        on_subscribed: Callable[[str], None],
         *,
         safety_poll: float,
         default_subscription: str = "",
@@ -100,6 +109,7 @@ class Popper:
         self._catalog = catalog
         self._claimer = claimer
         self._drain_bus = drain_bus
+        self._on_subscribed = on_subscribed
         self._safety_poll = safety_poll
         self._default_subscription = default_subscription
         self._lanes: dict[tuple[str, str], Lane] = {}
@@ -119,10 +129,10 @@ class Popper:
         """Answer every parked pop as empty."""
         for lane in self._lanes.values():
             for pop in list(lane.all_parked()):
-                pop.resolve(None)
+                pop.expire()
         for pops in self._homeless.values():
             for pop in pops:
-                pop.resolve(None)
+                pop.expire()
 
     async def stop(self) -> None:
         """Answer every parked pop and end."""
@@ -142,9 +152,9 @@ class Popper:
         loop = asyncio.get_running_loop()
         pop = Pop(queue_names, partition_name, group, options, loop.create_future())
         if options.wait:
-            pop.timer = loop.call_later(options.timeout, pop.resolve, None)
+            pop.timer = loop.call_later(options.timeout, pop.expire)
         lane = self._lanes.get((queue_names[0], group)) if len(queue_names) == 1 else None
-        if lane is not None and lane.scanned_at is not None and partition_name is None:
+        if lane is not None and partition_name is None and lane.scanned_at is not None and "" in lane.subscribed:
             lane.used_at = loop.time()
             pop.lanes.add(lane)
             lane.waiting.append(pop)
@@ -163,13 +173,22 @@ class Popper:
                 if lane.group_id == group_id:
                     lane.free(partition_id, number)
                     self._kick(lane)
+        elif kind == EventKind.PARTITION_GONE:
+            for lane in self._by_queue.get(queue_id, ()):
+                for pop in lane.lose(partition_id):
+                    self._spawn(self._enter(pop))
         elif kind == EventKind.QUEUE_CHANGED:
-            for pop in self._homeless.pop(name, ()):
-                self._spawn(self._enter(pop))
+            # How long its partitions are held depends on its options, and it may be another one than before.
+            self._drop_lanes(lambda lane: lane.queue_name == name)
+            self._find_homes(name)
         elif kind == EventKind.QUEUE_GONE:
             self._drop_lanes(lambda lane: lane.queue_name == name)
         elif kind == EventKind.GROUP_CHANGED:
             self._drop_lanes(lambda lane: lane.group_name == name)
+
+    def is_awaited(self, queue_id: int, group_id: int) -> bool:
+        """Whether pops of a group wait for a queue here."""
+        return any(lane.group_id == group_id and lane.waiting for lane in self._by_queue.get(queue_id, ()))
 
     def fed(self, queue_id: int, partition_id: int, count: int) -> None:
         """Messages were added to a partition."""
@@ -189,8 +208,14 @@ class Popper:
                 if lane is not None:
                     lanes.append(lane)
             if not lanes:
-                self._wait_for_queue(pop)
+                await self._wait_for_queue(pop)
                 return
+            if len(lanes) > 1:
+                # Priority decides among queues, so what each of them has is known before any is served.
+                await asyncio.gather(*(self._scan(lane) for lane in lanes if lane.scanned_at is None))
+                if any(lane.dropped for lane in lanes):
+                    self._spawn(self._enter(pop))
+                    return
             pop.lanes.update(lanes)
             for lane in lanes:
                 if pop.partition_name is not None:
@@ -201,60 +226,82 @@ class Popper:
         except (QueenError, asyncpg.PostgresError) as error:
             pop.fail(error)
 
-    def _wait_for_queue(self, pop: Pop) -> None:
+    async def _wait_for_queue(self, pop: Pop) -> None:
         if not pop.options.wait:
             pop.resolve(None)
+            return
         for name in pop.queue_names:
             waiting = self._homeless.setdefault(name, [])
             waiting[:] = [other for other in waiting if not other.done]
             waiting.append(pop)
+        for name in pop.queue_names:
+            # It may have been made, and everybody told, just before the pop began to wait for it.
+            if await self._catalog.queue(name) is not None:
+                self._find_homes(name)
+
+    def _find_homes(self, name: str) -> None:
+        """A queue exists now: those who wait for it enter again."""
+        for pop in self._homeless.pop(name, ()):
+            if not pop.done:
+                self._spawn(self._enter(pop))
 
     async def _lane(self, queue_name: str, pop: Pop) -> Lane | None:
-        loop = asyncio.get_running_loop()
         lane = self._lanes.get((queue_name, pop.group))
-        if lane is None:
+        partition = pop.partition_name or ""
+        if lane is None or partition not in lane.subscribed:
             group_id = await self._catalog.group(pop.group)
             assert group_id is not None
-            since = await self._subscribe(queue_name, group_id, pop)
+            since, plain = await self._subscribe(queue_name, group_id, pop)
             queue = await self._catalog.queue(queue_name)
             if queue is None:
                 return None
             lane = self._lanes.get((queue_name, pop.group))
             if lane is None:
-                lane = Lane(queue.id, queue_name, group_id, pop.group)
-                lane.since = since
-                self._lanes[queue_name, pop.group] = lane
+                lane = self._lanes[queue_name, pop.group] = Lane(queue.id, queue_name, group_id, pop.group)
                 self._by_queue.setdefault(queue.id, []).append(lane)
-        lane.used_at = loop.time()
+            lane.since, lane.plain = since, plain
+            lane.subscribed.add(partition)
+        lane.used_at = asyncio.get_running_loop().time()
         return lane
 
-    async def _subscribe(self, queue_name: str, group_id: int, pop: Pop) -> datetime | None:
-        """Record where the group starts, at its first pop of the queue; returns the time, if there is one."""
+    async def _subscribe(self, queue_name: str, group_id: int, pop: Pop) -> tuple[datetime | None, bool]:
+        """Record where the group starts, at its first pop of the queue (or partition).
+
+        Returns the time from which it wants the queue's messages, if any, and whether it has no subscription at all.
+        """
         if pop.group == QUEUE_MODE:
-            return None
+            return None, True
         options = pop.options
         mode = options.subscription_mode or self._default_subscription
         partition = pop.partition_name or ""
         rows = await self._database.fetch("subscription", group_id, queue_name)
-        if not any(row["partition_name"] in ("", partition) for row in rows):
-            since = options.subscription_from
-            if since is None and mode not in ("new", "new-only", "now"):
-                return None
+        since = options.subscription_from
+        wanted = since is not None or mode in ("new", "new-only", "now")
+        if wanted and not any(row["partition_name"] in ("", partition) for row in rows):
             kind = "new" if since is None else "timestamp"
             await self._database.fetch("subscribe", group_id, queue_name, partition, kind, since)
             rows = await self._database.fetch("subscription", group_id, queue_name)
+            self._on_subscribed(pop.group)
         whole = [row["since"] for row in rows if row["partition_name"] == ""]
-        return whole[0] if whole else None
+        return whole[0] if whole else None, not rows
 
     async def _target(self, lane: Lane, pop: Pop, partition_name: str) -> None:
         """Wait for one partition; its first look is always at PostgreSQL."""
         queue = await self._catalog.queue(lane.queue_name)
         partition = await self._catalog.partition(queue, partition_name) if queue else None
+        if lane.dropped:
+            self._spawn(self._enter(pop))
+            return
+        if partition is None and pop.options.wait:
+            lane.unresolved.setdefault(partition_name, []).append(pop)
+            # It may have been made, and everybody told, just before the pop began to wait for it.
+            partition = await self._catalog.partition(queue, partition_name) if queue else None
+            waiting = lane.unresolved.get(partition_name, [])
+            if partition is None or pop not in waiting:
+                return
+            waiting.remove(pop)
         if partition is None:
-            if pop.options.wait:
-                lane.unresolved.setdefault(partition_name, []).append(pop)
-            else:
-                pop.resolve(None)
+            pop.resolve(None)
             return
         self._drain_bus()
         lane.targeted.setdefault(partition.id, deque()).append(pop)
@@ -284,8 +331,11 @@ class Popper:
         try:
             while self._active:
                 claims = self._match()
-                if claims:
-                    await self._claim(claims)
+                if not claims:
+                    # Nothing can be served until something happens, and what happens kicks its lane.
+                    self._active.clear()
+                    return
+                await self._claim(claims)
         finally:
             self._loop_task = None
 
@@ -382,9 +432,12 @@ class Popper:
     async def _claim(self, claims: list[Claim]) -> None:
         try:
             await self._claimer.run(claims)
-        except (QueenError, asyncpg.PostgresError) as error:
+        except Exception as error:
+            # Whatever it was, those who wait are told, and the others are served as before.
+            if not isinstance(error, QueenError | asyncpg.PostgresError):
+                log.exception("a batch of %d claims failed", len(claims))
             for claim in claims:
-                claim.lane.claiming.discard(claim.partition_id)
+                claim.lane.claimed(claim.partition_id)
                 claim.lane.ready.setdefault(claim.partition_id, UNKNOWN)
                 for pop in claim.pops:
                     pop.fail(error)
@@ -394,9 +447,11 @@ class Popper:
         now = asyncio.get_running_loop().time()
         for claim in claims:
             lane = claim.lane
-            lane.claiming.discard(claim.partition_id)
-            if claim.hold_for > 0:
-                self._holds.add(lane, claim.partition_id, now + claim.hold_for)
+            freed = lane.claimed(claim.partition_id)
+            if freed and claim.end == 0:
+                lane.ready.setdefault(claim.partition_id, UNKNOWN)
+            elif claim.hold_for > 0:
+                self._holds.add(lane, claim.partition_id, now + claim.hold_for, undue=claim.undue)
                 if claim.left > 0:
                     lane.fed.add(claim.partition_id)
             elif claim.left > 0:
@@ -413,7 +468,12 @@ class Popper:
         if pop.done or not pop.busy:
             return
         pop.busy = False
-        if pop.partition_name is not None:
+        if pop.expired:
+            pop.resolve(None)
+        elif lane.dropped or (claim.gone and pop.partition_name is not None):
+            pop.lanes.discard(lane)
+            self._spawn(self._enter(pop))
+        elif pop.partition_name is not None:
             lane.targeted.setdefault(claim.partition_id, deque()).appendleft(pop)
         else:
             lane.waiting.appendleft(pop)
@@ -480,12 +540,15 @@ class Popper:
                 lane.fed.add(partition_id)
         elif partition_id not in lane.held:
             lane.ready[partition_id] = available
-        elif lane.held[partition_id] - now > 0.05:
+        elif lane.held[partition_id] - now > 0.05 and partition_id not in lane.undue:
             # Freed by somebody who could not tell us.
             lane.free(partition_id, available)
 
     def _answer_empty(self, lane: Lane, pops: Iterable[Pop]) -> None:
         for pop in pops:
+            if lane not in pop.lanes:
+                # It has left, to enter anew elsewhere, while this lane was scanned for it.
+                continue
             pop.lanes.discard(lane)
             if not pop.lanes and not pop.busy:
                 pop.resolve(None)
@@ -515,6 +578,8 @@ class Popper:
             await asyncio.sleep(self._safety_poll)
             now = loop.time()
             for key, lane in list(self._lanes.items()):
+                if self._lanes.get(key) is not lane:
+                    continue
                 lane.sweep()
                 if lane.parked and not lane.scanning:
                     lane.scanning = True
@@ -525,11 +590,10 @@ class Popper:
                     del self._lanes[key]
                     self._by_queue[lane.queue_id].remove(lane)
             for name, pops in list(self._homeless.items()):
-                if await self._queue_appeared(name):
-                    del self._homeless[name]
-                    for pop in pops:
-                        if not pop.done:
-                            self._spawn(self._enter(pop))
+                if all(pop.done for pop in pops):
+                    self._homeless.pop(name, None)
+                elif await self._queue_appeared(name):
+                    self._find_homes(name)
 
     async def _queue_appeared(self, name: str) -> Queue | None:
         try:
@@ -548,7 +612,9 @@ class Popper:
                 lane.waiting.clear()
                 lane.targeted.clear()
                 lane.unresolved.clear()
+                lane.dropped = True
                 for pop in parked:
+                    pop.lanes.discard(lane)
                     self._spawn(self._enter(pop))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

@@ -4,47 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TypeAlias
 
 import asyncpg
 
 from queen.broker.append import Appender
 from queen.broker.catalog import Catalog, Partition
-from queen.broker.dedup import Fetcher
 from queen.broker.fusion import Fusion
-from queen.broker.lots import Lot, message_id_in
+from queen.broker.lots import Fate, Lot
+from queen.broker.parts import Part, Preparer, split_by_target
+from queen.broker.push_results import join_results, refusal, render_results, stored_ids
+from queen.broker.turn import Turn
 from queen.errors import DatabaseAway, QueenError
-from queen.storage.database import Database, Link
+from queen.storage.database import Database, Fetcher, Link
 from queen.wire.ids import IdBlock, IdSource
 from queen.wire.push import PushItem
 
 _LARGEST_BATCH_BYTES = 4 << 20
 _RETRY_SECONDS = 2.0
 
-Target: TypeAlias = tuple[str, str]
-
-
-@dataclass(slots=True)
-class Part:
-    """The items of one request that go to one partition, and where in the request they stand (None: all of it)."""
-
-    target: Target
-    items: list[PushItem]
-    positions: list[int] | None
-
 
 @dataclass(slots=True, eq=False)
 class Push:
     """One request: its items by the partition they go to, and the future of its JSON answer."""
 
-    parts: list[Part]
     count: int
     nbytes: int
     subject: str | None
     answer: asyncio.Future[bytes]
+    parts: list[Part] = field(default_factory=list)
     blocks: set[bytes] = field(default_factory=set)
 
 
@@ -63,31 +53,46 @@ class _TransactionSender:
     blocks: set[bytes] = field(default_factory=set)
 
 
-class DuplicateInTransaction(QueenError):
-    """A transaction pushes a transaction id that its partition has already."""
+class NotStored(QueenError):
+    """A transaction pushes what cannot be stored: a transaction id that its partition has, or too much."""
 
 
 class Pusher:
     """Stores what is pushed to one shard, in the order it arrived."""
 
-    def __init__(self, database: Database, catalog: Catalog, appender: Appender, ids: IdSource) -> None:
+    def __init__(
+        self,
+        database: Database,
+        catalog: Catalog,
+        preparer: Preparer,
+        appender: Appender,
+        ids: IdSource,
+        turn: Turn,
+        drain_bus: Callable[[], None],
+    ) -> None:
         self._link: Link = database.link()
         self._catalog = catalog
+        self._preparer = preparer
         self._appender = appender
         self._ids = ids
+        self._drain_bus = drain_bus
         self.fusion: Fusion[Push] = Fusion(
-            self._run, _fail, weigh=lambda push: push.nbytes + 512, limit=_LARGEST_BATCH_BYTES
+            self._run, _fail, weigh=lambda push: push.nbytes + 512, limit=_LARGEST_BATCH_BYTES, turn=turn
         )
 
     def push(self, items: list[PushItem], nbytes: int, subject: str | None = None) -> asyncio.Future[bytes]:
         """Store the items (at least one); the future gives the JSON array that answers the request."""
         self._name_nameless(items)
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.fusion.submit(Push(_by_target(items), len(items), nbytes, subject, answer))
-        return answer
+        push = Push(len(items), nbytes, subject, asyncio.get_running_loop().create_future())
+        push.parts = split_by_target(push, items)
+        # While the batch before is being stored, this one is made ready.
+        for part in push.parts:
+            self._prepare(part)
+        self.fusion.submit(push)
+        return push.answer
 
     async def prepare(self, items: Sequence[PushItem]) -> None:
-        """Before a transaction that stores the items: make their partitions, learn their ids."""
+        """Before a transaction that stores the items: make their queues and partitions."""
         await self._catalog.ensure_partitions({(item.queue, item.partition) for item in items})
 
     async def store_in(self, transaction: Fetcher, items: list[PushItem], subject: str | None) -> StoredPush:
@@ -95,20 +100,23 @@ class Pusher:
         if not items:
             return StoredPush([], [], [])
         self._name_nameless(items)
-        sender = _TransactionSender(subject)
-        parts = _by_target(items)
-        lots = self._lots([(sender, part) for part in parts])
-        await self._appender.meet(transaction, lots)
-        times = await self._appender.append_locked(transaction, lots)
-        if times is None:
-            raise QueenError("a queue of the transaction was deleted meanwhile; try again")
+        parts = split_by_target(_TransactionSender(subject), items)
+        lots = self._lots(parts)
+        times: list[datetime] | None = None
+        if lots is not None:
+            await self._appender.meet(transaction, lots)
+            times = await self._appender.append_locked(transaction, lots)
+        if lots is None or times is None:
+            for item in items:
+                self._catalog.forget_queue(item.queue)
+            raise NotStored("a queue of the transaction was deleted meanwhile; try again")
         messages: list[tuple[str, Partition] | None] = [None] * len(items)
-        by_target = {(lot.queue.name, lot.partition.name): lot for lot in lots}
-        for part in parts:
-            lot = by_target[part.target]
-            for position, result in zip(part.positions or range(len(items)), lot.results, strict=True):
-                _check_stored(result)
-                messages[position] = (message_id_in(result).decode(), lot.partition)
+        for lot in lots:
+            _check_all_stored(lot)
+            ids = iter(stored_ids(lot))
+            for part in lot.parts:
+                for position in part.positions if part.positions is not None else range(len(items)):
+                    messages[position] = (next(ids).decode(), lot.partition)
         return StoredPush([message for message in messages if message is not None], lots, times)
 
     def settle(self, stored: StoredPush) -> None:
@@ -122,6 +130,15 @@ class Pusher:
             if not item.transaction_id:
                 block = block or self._ids.block()
                 item.transaction_id = block.text(index)
+
+    def _prepare(self, part: Part) -> bool:
+        """Make a part ready if its partition is known."""
+        partition = self._catalog.cached_partition(*part.target)
+        queue = self._catalog.cached_queue(part.target[0])
+        if partition is None or queue is None:
+            return False
+        self._preparer.prepare(part, partition, queue)
+        return True
 
     async def _run(self, batch: list[Push]) -> None:
         """Store a batch; when PostgreSQL refuses it, each request alone, so that only the guilty one fails."""
@@ -144,94 +161,74 @@ class Pusher:
             except (DatabaseAway, asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
                 for push in batch:
                     for part in push.parts:
-                        partition = self._catalog.cached_partition(*part.target)
-                        if partition is not None:
-                            partition.known_to = None
+                        if part.partition is not None:
+                            part.partition.known_to = None
                 if time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(0.05)
 
     async def _store(self, batch: list[Push]) -> None:
+        self._drain_bus()
+        parts = [part for push in batch for part in push.parts]
         for _ in range(5):
-            pieces = [(push, part) for push in batch for part in push.parts]
-            unknown = {part.target for _, part in pieces if self._catalog.cached_partition(*part.target) is None}
+            unknown = {part.target for part in parts if self._catalog.cached_partition(*part.target) is None}
             if unknown:
                 await self._catalog.ensure_partitions(unknown)
-            lots = self._lots(pieces)
+            lots = self._lots(parts)
+            if lots is None:
+                continue
             if await self._appender.append(self._link, lots):
-                _answer(batch, lots)
+                # Answers are written after the turn has been passed on.
+                asyncio.get_running_loop().call_soon(_answer, batch, lots)
                 return
             # A partition is gone: its queue was deleted. Pushing makes it anew.
             for lot in lots:
                 self._catalog.forget_queue(lot.queue.name)
         raise QueenError("a queue is deleted again and again while it is pushed to; try later")
 
-    def _lots(self, pieces: Sequence[tuple[Push | _TransactionSender, Part]]) -> list[Lot]:
-        """What goes to each partition, in ascending order of their ids: the order in which they are locked."""
+    def _lots(self, parts: Sequence[Part]) -> list[Lot] | None:
+        """What goes to each partition, in ascending order of their ids: the order in which they are locked.
+
+        None: one of them has just been forgotten, because another worker deleted or changed its queue.
+        """
         lots: dict[int, Lot] = {}
-        for sender, part in pieces:
-            partition = self._catalog.cached_partition(*part.target)
+        for part in parts:
             queue = self._catalog.cached_queue(part.target[0])
-            if partition is None or queue is None:
-                raise QueenError(f"queue {part.target[0]!r} was deleted while it was being pushed to; push again")
-            lot = lots.get(partition.id)
+            if queue is None or not self._prepare(part):
+                return None
+            assert part.partition is not None
+            lot = lots.get(part.partition.id)
             if lot is None:
-                lot = lots[partition.id] = Lot(partition, queue)
-            lot.pieces.append((sender, part.items))
+                lot = lots[part.partition.id] = Lot(part.partition, queue)
+            lot.parts.append(part)
         return [lots[id] for id in sorted(lots)]
-
-
-def _by_target(items: list[PushItem]) -> list[Part]:
-    first = (items[0].queue, items[0].partition)
-    if all(item.partition == first[1] and item.queue == first[0] for item in items):
-        return [Part(first, items, None)]
-    parts: dict[Target, Part] = {}
-    for position, item in enumerate(items):
-        target = (item.queue, item.partition)
-        part = parts.get(target)
-        if part is None:
-            part = parts[target] = Part(target, [], [])
-        part.items.append(item)
-        assert part.positions is not None
-        part.positions.append(position)
-    return list(parts.values())
 
 
 def _answer(batch: list[Push], lots: list[Lot]) -> None:
     """Give each request the results of its items, in the order it sent them."""
-    gathered: dict[int, list[list[bytes]]] = {id(push): [] for push in batch}
-    by_target: dict[Target, tuple[Lot, int]] = {(lot.queue.name, lot.partition.name): (lot, 0) for lot in lots}
-    for push in batch:
-        for part in push.parts:
-            lot, start = by_target[part.target]
-            end = start + len(part.items)
-            by_target[part.target] = (lot, end)
-            gathered[id(push)].append(lot.results[start:end])
+    results = render_results(lots)
     for push in batch:
         if not push.answer.done():
-            push.answer.set_result(_render(push, gathered[id(push)]))
+            push.answer.set_result(join_results(push.parts, results, push.count))
+        # A push and its parts know each other: let go of what they hold without waiting for the collector.
+        push.parts.clear()
 
 
-def _render(push: Push, results_by_part: list[list[bytes]]) -> bytes:
-    if len(push.parts) == 1:
-        results = results_by_part[0]
-    else:
-        results = [b""] * push.count
-        for part, own in zip(push.parts, results_by_part, strict=True):
-            for position, result in zip(part.positions or (), own, strict=True):
-                results[position] = result
-    return b"[" + b",".join([b'{"index":%d%b' % numbered for numbered in enumerate(results)]) + b"]"
-
-
-def _check_stored(result: bytes) -> None:
-    if b'"status":"queued"' not in result:
-        raise DuplicateInTransaction(
-            "duplicate key value violates unique constraint: the transactionId exists already in this partition"
-            if b'"status":"duplicate"' in result
-            else "Queue would exceed max capacity"
-        )
+def _check_all_stored(lot: Lot) -> None:
+    """In a transaction, anything that cannot be stored refuses the whole."""
+    if lot.fates is None:
+        return
+    if Fate.REFUSED in lot.fates:
+        raise NotStored(refusal(lot))
+    for item, fate in zip(lot.items(), lot.fates, strict=True):
+        if fate is Fate.DUPLICATE:
+            raise NotStored(
+                "duplicate key value violates unique constraint: partition"
+                f" {lot.partition.name!r} of queue {lot.queue.name!r} has transactionId {item.transaction_id!r} already"
+            )
 
 
 def _fail(push: Push, error: Exception) -> None:
+    push.parts.clear()
     if not push.answer.done():
         push.answer.set_exception(error)

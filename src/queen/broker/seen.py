@@ -11,9 +11,10 @@ import xxhash
 Hashes = npt.NDArray[np.uint64]
 
 _PROBES = 8
-_BITS_PER_ENTRY = 24
+_BITS_PER_ENTRY = 32
 _SMALLEST = 1 << 16
 _LARGEST = 1 << 22
+_FEW = 8
 
 
 def transaction_hash(transaction_id: str, partition_id: int) -> int:
@@ -36,18 +37,25 @@ class SeenFilter:
     def nbytes(self) -> int:
         return sum(generation.bits.nbytes for generation in self._generations)
 
-    def add(self, hashes: Hashes) -> None:
+    def add(self, hashes: Hashes, stored_at: float | None = None) -> None:
+        """Add what was stored at some time (None: just now)."""
         while len(hashes):
             newest = self._generations[-1]
             room = newest.capacity - newest.entries
             if room <= 0:
                 self._grow(newest.capacity)
                 continue
-            newest.add(hashes[:room])
+            newest.add(hashes[:room], time.time() if stored_at is None else stored_at)
             hashes = hashes[room:]
+
+    def when(self, value: int) -> list[tuple[float, float]]:
+        """The stretches of time in which a hash may have been stored."""
+        return [(g.oldest_at, g.newest_at) for g in self._generations if g.contains_one(value)]
 
     def maybe(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """For each hash: False when it was certainly not added since `complete_since`."""
+        if len(hashes) <= _FEW:
+            return np.array([any(g.contains_one(value) for g in self._generations) for value in hashes.tolist()])
         positions = _positions(hashes)
         found = self._generations[-1].contains(positions)
         for generation in self._generations[:-1]:
@@ -70,27 +78,57 @@ class SeenFilter:
 
 
 class _Generation:
-    __slots__ = ("bits", "capacity", "entries", "newest_at", "size_mask")
+    __slots__ = ("_bytes", "bits", "capacity", "entries", "newest_at", "oldest_at", "size_mask")
 
     def __init__(self, capacity: int) -> None:
         size = 1 << (capacity * _BITS_PER_ENTRY - 1).bit_length()
         self.bits = np.zeros(size >> 3, dtype=np.uint8)
-        self.size_mask = np.uint64(size - 1)
+        self._bytes = self.bits.data
+        self.size_mask = size - 1
         # A power of two is at least what was asked for; the rest is room for more.
         self.capacity = size // _BITS_PER_ENTRY
         self.entries = 0
         self.newest_at = 0.0
+        self.oldest_at = float("inf")
 
-    def add(self, hashes: Hashes) -> None:
-        positions = (_positions(hashes) & self.size_mask).ravel()
-        np.bitwise_or.at(self.bits, positions >> np.uint64(3), _bit(positions))
+    def add(self, hashes: Hashes, stored_at: float) -> None:
+        if len(hashes) <= _FEW:
+            for value in hashes.tolist():
+                self._add_one(value)
+        else:
+            positions = (_positions(hashes) & np.uint64(self.size_mask)).ravel()
+            self._set((positions >> np.uint64(3)).astype(np.intp), _bit(positions))
         self.entries += len(hashes)
-        self.newest_at = time.time()
+        self.newest_at = max(self.newest_at, stored_at)
+        self.oldest_at = min(self.oldest_at, stored_at)
+
+    def _set(self, places: npt.NDArray[np.intp], masks: npt.NDArray[np.uint8]) -> None:
+        """Set bits. Of two that share a byte one may get lost, so what is still missing is set again."""
+        bits = self.bits
+        while len(places):
+            bits[places] |= masks
+            missing = np.flatnonzero((bits[places] & masks) == 0)
+            places, masks = places[missing], masks[missing]
 
     def contains(self, positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        masked = positions & self.size_mask
+        masked = positions & np.uint64(self.size_mask)
         hit: npt.NDArray[np.bool_] = (self.bits[masked >> np.uint64(3)] & _bit(masked)).all(axis=0)
         return hit
+
+    def contains_one(self, value: int) -> bool:
+        """The same for a single hash: cheaper than an array of one."""
+        stride, mask, bits = value >> 32 | 1, self.size_mask, self._bytes
+        for _ in range(_PROBES):
+            if not bits[(value & mask) >> 3] >> (value & 7) & 1:
+                return False
+            value += stride
+        return True
+
+    def _add_one(self, value: int) -> None:
+        stride, mask, bits = value >> 32 | 1, self.size_mask, self._bytes
+        for _ in range(_PROBES):
+            bits[(value & mask) >> 3] |= 1 << (value & 7)
+            value += stride
 
 
 _STEPS = np.arange(_PROBES, dtype=np.uint64)[:, None]

@@ -14,7 +14,9 @@ from queen.wire.segment import Segment
 
 def read_segment(envelope: Envelope, row: Record) -> Segment:
     """A segment from a row with `base_offset`, `created_at`, `ids` and `body`."""
-    return Segment(row["base_offset"], row["created_at"], IdBlock.parse(row["ids"][:16]), envelope.open(row["body"]))
+    segment = Segment(row["base_offset"], row["created_at"], IdBlock.parse(row["ids"][:16]), envelope.open(row["body"]))
+    segment.check()
+    return segment
 
 
 class SegmentCache:
@@ -26,6 +28,8 @@ class SegmentCache:
         self._nbytes = 0
         self.hits = 0
         self.misses = 0
+        # Counts how often something was forgotten, for those who read and then put.
+        self.version = 0
 
     @property
     def nbytes(self) -> int:
@@ -65,6 +69,8 @@ class SegmentCache:
         return run.segments[first:last]
 
     def forget(self, partition_id: int) -> None:
+        """Messages of a partition were removed: what is held of it is not true any more."""
+        self.version += 1
         run = self._runs.pop(partition_id, None)
         if run is not None:
             self._nbytes -= run.nbytes

@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
-from queen.broker.ack import OnFreed
 from queen.broker.catalog import QUEUE_MODE, Catalog, Partition, Queue
 from queen.broker.cursors import CursorKey, apply_decisions, lock_cursors
 from queen.broker.decide import NOT_FOUND, Ack, Cursor, Decision, decide_in_transaction, parse_status
 from queen.broker.leases import LeaseBook
 from queen.broker.locate import leased_offsets, locate
-from queen.broker.push import DuplicateInTransaction, Pusher, StoredPush
+from queen.broker.push import NotStored, Pusher, StoredPush
 from queen.broker.seen import transaction_hash
-from queen.errors import BadRequest
+from queen.broker.whole_acks import OnFreed
 from queen.storage.database import Database, Transaction
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource, is_uuid, parse_partition_uuid
-from queen.wire.push import PushItem
-
-MakeItem: TypeAlias = Callable[[Any, str], PushItem]
-
-
-@dataclass(frozen=True, slots=True)
-class PushOperation:
-    item: PushItem
-
-
-@dataclass(frozen=True, slots=True)
-class AckOperation:
-    transaction_id: str
-    partition_id: str
-    status: str = "completed"
-    group: str = QUEUE_MODE
-    lease_id: str = ""
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class UnknownOperation:
-    type: str
-
-
-Operation: TypeAlias = PushOperation | AckOperation | UnknownOperation
+from queen.wire.transaction import AckOperation, Operation, PushOperation, UnknownOperation
 
 
 class Refused(Exception):
@@ -78,7 +51,7 @@ class Transactions:
             answer["results"] = await self._run(operations, subject)
         except Refused as refused:
             answer |= {"success": False, "error": str(refused)}
-        except DuplicateInTransaction as error:
+        except NotStored as error:
             answer |= {"success": False, "error": str(error)}
         return answer
 
@@ -108,7 +81,7 @@ class Transactions:
                 raise Refused(f"ACK operation failed: {NOT_FOUND}")
             if ack.lease_id and not is_uuid(ack.lease_id):
                 raise Refused("ACK operation failed: Invalid or expired lease")
-            group_id = await self._catalog.group(ack.group)
+            group_id = await self._catalog.group(ack.group or QUEUE_MODE)
             assert group_id is not None
             places.append((place[1], group_id))
         return places
@@ -127,6 +100,8 @@ class Transactions:
         if any(key[0] not in partitions for key in places):
             raise Refused(f"ACK operation failed: {NOT_FOUND}")
         cursors: dict[CursorKey, Cursor] = await lock_cursors(transaction, set(places))
+        if any(key not in cursors for key in places):
+            raise Refused(f"ACK operation failed: {NOT_FOUND}")
         offsets = await self._offsets(transaction, acks, places)
         by_cursor: dict[CursorKey, list[int]] = {}
         for index, key in enumerate(places):
@@ -188,49 +163,6 @@ class Transactions:
                 if decision.released
             ]
         )
-
-
-def read_operations(body: dict[str, Any], make_item: MakeItem) -> list[Operation]:
-    """The operations of a request body, each push item an operation of its own."""
-    operations = body.get("operations")
-    if not isinstance(operations, list):
-        raise BadRequest("operations array required")
-    if not operations:
-        raise BadRequest("operations array cannot be empty")
-    read: list[Operation] = []
-    for index, operation in enumerate(operations):
-        where = f"operations[{index}]"
-        if not isinstance(operation, dict):
-            raise BadRequest(f"Each operation must be an object (at {where})")
-        kind = operation.get("type")
-        if kind == "push":
-            items = operation.get("items")
-            if not isinstance(items, list):
-                raise BadRequest(f"items array is required (at {where}.items)")
-            read += [PushOperation(make_item(item, f"{where}.items[{i}]")) for i, item in enumerate(items)]
-        elif kind == "ack":
-            read.append(_read_ack(operation, where))
-        else:
-            read.append(UnknownOperation(str(kind)))
-    return read
-
-
-def _read_ack(operation: dict[str, Any], where: str) -> AckOperation:
-    def text(key: str, default: str) -> str:
-        value = operation.get(key)
-        return value if isinstance(value, str) and value else default
-
-    for key in ("transactionId", "partitionId"):
-        if not text(key, ""):
-            raise BadRequest(f"{key} is required (at {where}.{key})")
-    return AckOperation(
-        text("transactionId", ""),
-        text("partitionId", ""),
-        text("status", "completed"),
-        text("consumerGroup", QUEUE_MODE),
-        text("leaseId", ""),
-        text("error", ""),
-    )
 
 
 def _results(operations: Sequence[Operation], dead: Sequence[bool], stored: StoredPush) -> list[dict[str, Any]]:

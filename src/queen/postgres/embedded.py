@@ -45,7 +45,8 @@ class EmbeddedPostgres:
     """PostgreSQL with its data, log and socket under `data_dir`, reachable by this user (and root) alone.
 
     With a `port` it also listens on 127.0.0.1, where roles log in by password. `settings` are PostgreSQL's
-    own and win over ours. All methods block; one object is used by one thread at a time.
+    own and win over ours. `binaries` is the directory of another installation, of that `version`. All methods
+    block; one object is used by one thread at a time.
     """
 
     def __init__(
@@ -54,10 +55,12 @@ class EmbeddedPostgres:
         version: int = 18,
         settings: Mapping[str, str] | None = None,
         port: int | None = None,
+        binaries: Path | None = None,
     ) -> None:
         self.data_dir = data_dir.absolute()
         self.version = version
         self._settings = dict(settings or {})
+        self._binaries = binaries
         self._port = port
         self._cluster = self.data_dir / "cluster"
         self._log_file = self.data_dir / "postgres.log"
@@ -92,7 +95,7 @@ class EmbeddedPostgres:
         """Have the server running: made if it is new, taken over if it was left running, else started."""
         if self.running:
             return
-        binaries = find_binaries(self.version)
+        binaries = self._binaries or find_binaries(self.version)
         account = account_for(self._cluster)
         try:
             self._prepare_directory(account, binaries)

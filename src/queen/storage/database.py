@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import asyncpg
 from asyncpg import prepared_stmt
@@ -32,6 +32,12 @@ AWAY_ERRORS: tuple[type[BaseException], ...] = (
     asyncpg.TooManyConnectionsError,
     asyncpg.InternalClientError,
 )
+
+
+class Fetcher(Protocol):
+    """Whatever runs named statements: a link, a transaction, a database."""
+
+    async def fetch(self, name: str, *args: Any) -> list[Record]: ...
 
 
 class Link:
@@ -152,6 +158,15 @@ class Database:
         """Named statements in one transaction on a pooled connection."""
         async with self.connection() as connection, connection.transaction():
             yield Transaction(connection, self.statements)
+
+    async def connect(self, **settings: str) -> Connection:
+        """A connection of the caller's own, who closes it, with more settings of the session."""
+        try:
+            return await asyncpg.connect(
+                self._dsn, timeout=self._connect_timeout, server_settings=self._hot_settings | settings
+            )
+        except AWAY_ERRORS as error:
+            raise DatabaseAway(f"PostgreSQL is not reachable: {error or type(error).__name__}") from error
 
     async def close(self) -> None:
         for link in self._links:

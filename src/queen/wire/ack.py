@@ -40,9 +40,9 @@ def decode_ack(body: bytes) -> tuple[AckItem, str | None]:
         ack = _single.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         value = decode_object(body)
-        if not isinstance(value.get("transactionId"), str):
+        if not optional_str(value, "transactionId"):
             raise BadRequest("transactionId is required") from None
-        if not isinstance(value.get("partitionId"), str):
+        if not optional_str(value, "partitionId"):
             raise BadRequest("partitionId is required to ensure message uniqueness") from None
         return _lenient(value), optional_str(value, "consumerGroup")
     if not ack.transaction_id:

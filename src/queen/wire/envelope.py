@@ -11,9 +11,10 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 _PLAIN, _ZSTD, _ENCRYPTED = 0, 1, 0x80
-_COMPRESS_FROM = 512
+_COMPRESS_FROM = 2048
 _KEY_NAME_BYTES = 4
 _NONCE_BYTES = 12
+_TAG_BYTES = 16
 
 
 class EnvelopeError(ValueError):
@@ -37,6 +38,10 @@ class Envelope:
     def can_encrypt(self) -> bool:
         return self._newest is not None
 
+    @staticmethod
+    def is_encrypted(stored: bytes) -> bool:
+        return bool(stored) and bool(stored[0] & _ENCRYPTED)
+
     def seal(self, body: bytes, *, encrypt: bool = False) -> bytes:
         kind, content = _PLAIN, body
         if len(body) >= _COMPRESS_FROM:
@@ -52,6 +57,8 @@ class Envelope:
         return head + self._ciphers[self._newest].encrypt(nonce, content, head)
 
     def open(self, stored: bytes) -> bytes:
+        if not stored:
+            raise EnvelopeError("stored body is empty")
         kind, content = stored[0], stored[1:]
         if kind & _ENCRYPTED:
             content = self._decrypt(stored)
@@ -59,12 +66,17 @@ class Envelope:
         if kind == _PLAIN:
             return content
         if kind == _ZSTD:
-            return self._decompressor.decompress(content)
+            try:
+                return self._decompressor.decompress(content)
+            except zstandard.ZstdError as error:
+                raise EnvelopeError(f"stored body cannot be decompressed: {error}") from error
         raise EnvelopeError(f"stored body has unknown kind {kind}; it was written by a newer version")
 
     def _decrypt(self, stored: bytes) -> bytes:
         key_end = 1 + _KEY_NAME_BYTES
         head_end = key_end + _NONCE_BYTES
+        if len(stored) < head_end + _TAG_BYTES:
+            raise EnvelopeError("an encrypted message is cut short")
         name = stored[1:key_end]
         cipher = self._ciphers.get(name)
         if cipher is None:

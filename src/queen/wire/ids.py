@@ -8,11 +8,17 @@ renewal finds its row without a look-up.
 from __future__ import annotations
 
 import os
+import random
+import re
 import time
 import uuid
 from dataclasses import dataclass
 
 _PARTITION_TAG = "51756565"
+# The tag and the middle say that it is ours; the top bit of the rest is always set.
+_PARTITION_UUID = re.compile(
+    rf"{_PARTITION_TAG}-([0-9a-f]{{4}})-8000-([89a-f][0-9a-f]{{3}})-([0-9a-f]{{12}})", re.ASCII | re.IGNORECASE
+)
 _LOW48 = (1 << 48) - 1
 _PARTITION_BITS = 41
 _LEASE_RANDOM_BITS = 20
@@ -52,16 +58,18 @@ class IdBlock:
 class IdSource:
     """Makes UUIDv7 values that never go backwards inside one process."""
 
-    __slots__ = ("_last_ms", "_sequence")
+    __slots__ = ("_last_ms", "_noise", "_sequence")
 
     def __init__(self) -> None:
         self._last_ms = 0
         self._sequence = 0
+        # Seeded by the system once; asking it for every id would cost more than the id.
+        self._noise = random.Random(os.urandom(32)).getrandbits
 
     def block(self) -> IdBlock:
         """A fresh block of message ids; it never runs out, because its last 48 bits start below 2^47."""
         ms, sequence = self._tick()
-        noise = int.from_bytes(os.urandom(8), "big")
+        noise = self._noise(64)
         variant = 0x8000 | (noise >> 50) & 0x3FFF
         text = f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7{sequence:03x}-{variant:04x}-"
         return IdBlock(text.encode(), noise & (_LOW48 >> 1))
@@ -69,7 +77,7 @@ class IdSource:
     def lease(self, partition_id: int, *, several: bool) -> str:
         """A lease id that names the (first) partition it holds and says whether it holds more than one."""
         ms, sequence = self._tick()
-        noise = int.from_bytes(os.urandom(3), "big") & ((1 << _LEASE_RANDOM_BITS) - 1)
+        noise = self._noise(_LEASE_RANDOM_BITS)
         tail = (partition_id & ((1 << _PARTITION_BITS) - 1)) << _LEASE_RANDOM_BITS | noise
         tail |= (0b101 if several else 0b100) << 61
         return f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7{sequence:03x}-{tail >> 48:04x}-{tail & _LOW48:012x}"
@@ -97,14 +105,11 @@ def partition_uuid(shard: int, partition_id: int) -> str:
 
 def parse_partition_uuid(text: str) -> tuple[int, int] | None:
     """(shard, partition) of a public partition id, or None when the text is not one of ours."""
-    if len(text) != 36 or text[:8] != _PARTITION_TAG or text[13:19] != "-8000-" or text[23] != "-":
+    found = _PARTITION_UUID.fullmatch(text)
+    if found is None:
         return None
-    try:
-        shard = int(text[9:13], 16)
-        tail = int(text[19:23] + text[24:], 16)
-    except ValueError:
-        return None
-    return (shard, tail & ~(1 << 63)) if tail >> 63 else None
+    shard, high, low = found.groups()
+    return int(shard, 16), (int(high, 16) << 48 | int(low, 16)) & ~(1 << 63)
 
 
 def parse_lease(text: str) -> tuple[int, bool] | None:

@@ -37,19 +37,23 @@ def pack_segment(
     payloads: Sequence[bytes | msgspec.Raw],
     trace_ids: Sequence[str | None] | None = None,
     producers: Sequence[str | None] | None = None,
+    *,
+    lengths: Sequence[int] | None = None,
 ) -> bytes:
     """Lay out the columns of one segment.
 
     Transaction ids come as JSON strings, because the answer to the push needs them in that form too. `trace_ids` and
-    `producers` are None when every one of them is.
+    `producers` are None when every one of them is. `lengths` are those of the payloads, if they are known already.
     """
     transactions = b"[" + b",".join(transactions_json) + b"]"
     traces = _encode(trace_ids) if trace_ids else b""
     subjects = _encode(producers) if producers else b""
-    # memoryview, because a msgspec.Raw has a buffer but no len().
-    lengths = array("I", [memoryview(payload).nbytes for payload in payloads]).tobytes()
+    if lengths is None:
+        # memoryview, because a msgspec.Raw has a buffer but no len().
+        lengths = [memoryview(payload).nbytes for payload in payloads]
+    sizes = array("I", lengths).tobytes()
     header = _HEADER.pack(_VERSION, len(payloads), len(transactions), len(traces), len(subjects))
-    return b"".join((header, lengths, transactions, traces, subjects, *payloads))
+    return b"".join((header, sizes, transactions, traces, subjects, *payloads))
 
 
 class Segment:
@@ -62,7 +66,6 @@ class Segment:
         "_raw_transactions",
         "_starts",
         "_trace_ids",
-        "_transactions",
         "base_offset",
         "block",
         "count",
@@ -71,32 +74,45 @@ class Segment:
 
     def __init__(self, base_offset: int, created_at: datetime, block: IdBlock, body: bytes) -> None:
         try:
-            version, count, transactions, traces, producers = _HEADER.unpack_from(body)
+            version, count, *_ = _HEADER.unpack_from(body)
         except struct.error as error:
             raise MalformedSegment(f"segment at offset {base_offset} is cut short") from error
         if version != _VERSION:
             raise MalformedSegment(f"segment at offset {base_offset} has unknown version {version}")
+        self.count: int = count
         self.base_offset = base_offset
         self.created_at = created_at
         self.block = block
-        self.count: int = count
         self._body = body
+        # The columns are found when first needed: most segments that a worker stores are read by another.
+        self._starts: list[int] | None = None
+
+    def check(self) -> None:
+        """Raises `MalformedSegment` unless the columns fit the body."""
+        self._find_columns()
+
+    def _find_columns(self) -> list[int]:
+        body, count = self._body, self.count
+        _, _, transactions, traces, producers = _HEADER.unpack_from(body)
+        at = _HEADER.size + 4 * count + transactions + traces + producers
+        if at > len(body):
+            raise MalformedSegment(f"segment at offset {self.base_offset} is cut short")
         lengths = array("I")
-        at = _HEADER.size
-        lengths.frombytes(body[at : at + 4 * count])
-        at += 4 * count
-        self._transactions = body[at : at + transactions]
-        at += transactions
-        self._trace_ids = _optional_strings.decode(body[at : at + traces]) if traces else None
-        at += traces
-        self._producers = _optional_strings.decode(body[at : at + producers]) if producers else None
-        at += producers
+        lengths.frombytes(body[_HEADER.size : _HEADER.size + 4 * count])
+        starts = list(accumulate((n % DELETED for n in lengths) if DELETED in lengths else lengths, initial=at))
+        if starts[-1] != len(body):
+            raise MalformedSegment(f"segment at offset {self.base_offset} is cut short")
+        try:
+            at -= producers
+            self._producers = _optional_strings.decode(body[at : at + producers]) if producers else None
+            at -= traces
+            self._trace_ids = _optional_strings.decode(body[at : at + traces]) if traces else None
+            self._raw_transactions = _raws.decode(self.transactions_json)
+        except msgspec.DecodeError as error:
+            raise MalformedSegment(f"segment at offset {self.base_offset} has a broken column") from error
         self._lengths = lengths
-        deleted = DELETED in lengths
-        self._starts = list(accumulate((n % DELETED for n in lengths) if deleted else lengths, initial=at))
-        if self._starts[-1] != len(body):
-            raise MalformedSegment(f"segment at offset {base_offset} is cut short")
-        self._raw_transactions: list[msgspec.Raw] | None = None
+        self._starts = starts
+        return starts
 
     @property
     def end_offset(self) -> int:
@@ -110,25 +126,33 @@ class Segment:
     @property
     def transactions_json(self) -> bytes:
         """The column of transaction ids as stored, for `decode_transactions`."""
-        return self._transactions
+        at = _HEADER.size + 4 * self.count
+        return self._body[at : at + _HEADER.unpack_from(self._body)[2]]
 
     @staticmethod
     def decode_transactions(column: bytes) -> list[str]:
         return _strings.decode(column)
 
     def transaction_ids(self) -> list[str]:
-        return _strings.decode(self._transactions)
+        return _strings.decode(self.transactions_json)
 
     def is_deleted(self, index: int) -> bool:
+        if self._starts is None:
+            self._find_columns()
         return self._lengths[index] == DELETED
 
     def payload(self, index: int) -> bytes:
-        return self._body[self._starts[index] : self._starts[index + 1]]
+        starts = self._starts or self._find_columns()
+        return self._body[starts[index] : starts[index + 1]]
 
     def trace_id(self, index: int) -> str | None:
+        if self._starts is None:
+            self._find_columns()
         return self._trace_ids[index] if self._trace_ids else None
 
     def producer(self, index: int) -> str | None:
+        if self._starts is None:
+            self._find_columns()
         return self._producers[index] if self._producers else None
 
     def without(self, index: int) -> bytes:
@@ -147,10 +171,8 @@ class Segment:
 
         `tail` is the JSON after `createdAt`: what is the same for every message of one delivery.
         """
-        if self._raw_transactions is None:
-            self._raw_transactions = _raws.decode(self._transactions)
-        transactions = self._raw_transactions
-        body, starts, low = self._body, self._starts, self.block.low
+        starts = self._starts or self._find_columns()
+        transactions, body, low = self._raw_transactions, self._body, self.block.low
         head = b'{"id":"' + self.block.prefix
         created = b',"createdAt":"%b"%b' % (iso_micros(self.created_at).encode(), tail)
         if self._trace_ids is None and self._producers is None and DELETED not in self._lengths:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
-from typing import Any
-
-import msgspec
 
 from queen.broker.broker import Broker
 from queen.broker.catalog import QUEUE_MODE
 from queen.broker.pop import PopOptions
-from queen.broker.transaction import read_operations
 from queen.errors import BadRequest, NotFound
 from queen.http.message import Request, Response, error_response, json_response
 from queen.http.reply import reply
 from queen.http.router import Access, Router
 from queen.wire.ack import decode_ack, decode_ack_batch, decode_object
-from queen.wire.push import PushItem, check_items, check_utf8, decode_push
+from queen.wire.push import check_name, decode_push
 from queen.wire.times import iso_millis, parse_time
+from queen.wire.transaction import decode_transaction
 
 _MOST_BATCH = 10_000
 _NOTHING = Response(204)
@@ -48,8 +45,11 @@ class MessagingRoutes:
         return reply(self._broker.pusher.push(items, len(request.body)), _created)
 
     def pop(self, request: Request) -> asyncio.Future[Response]:
-        queue = request.params["queue"]
-        return self._pop(request, (queue,), request.params.get("partition"))
+        queue, partition = request.params["queue"], request.params.get("partition")
+        check_name(queue, "Queue", "/pop/queue/<queue>")
+        if partition is not None:
+            check_name(partition, "Partition", "/partition/<partition>")
+        return self._pop(request, (queue,), partition)
 
     async def pop_filtered(self, request: Request) -> Response:
         """Pop from every queue of a namespace, of a task, or of both; those of higher priority first."""
@@ -68,7 +68,7 @@ class MessagingRoutes:
         return reply(promise, _popped)
 
     def _group(self, request: Request) -> str:
-        return request.query.get("consumerGroup") or QUEUE_MODE
+        return _checked_group(request.query.get("consumerGroup"))
 
     def _options(self, request: Request) -> PopOptions:
         settings = self._broker.settings
@@ -93,17 +93,16 @@ class MessagingRoutes:
 
     def ack(self, request: Request) -> asyncio.Future[Response]:
         item, group = decode_ack(request.body)
-        return reply(self._broker.acker.ack([item], group or QUEUE_MODE, batch=False), _ok)
+        return reply(self._broker.acker.ack([item], _checked_group(group), batch=False), _ok)
 
     def ack_batch(self, request: Request) -> Response | asyncio.Future[Response]:
         items, group = decode_ack_batch(request.body)
         if not items:
             return Response(200, b"[]")
-        return reply(self._broker.acker.ack(items, group or QUEUE_MODE, batch=True), _ok)
+        return reply(self._broker.acker.ack(items, _checked_group(group), batch=True), _ok)
 
     async def transaction(self, request: Request) -> Response:
-        check_utf8(request.body)
-        operations = read_operations(decode_object(request.body), transaction_item)
+        operations = decode_transaction(request.body)
         return json_response(200, await self._broker.transactions.run(operations))
 
     async def extend(self, request: Request) -> Response:
@@ -131,28 +130,12 @@ class MessagingRoutes:
         )
 
 
-def transaction_item(value: Any, where: str) -> PushItem:
-    """One item of a push inside a transaction; without a payload it carries `{}`."""
-    if not isinstance(value, dict):
-        raise BadRequest(f"Each item must be an object (at {where})")
-    for key, what, needed in (
-        ("queue", "Queue", True),
-        ("partition", "Partition", False),
-        ("transactionId", "TransactionId", False),
-        ("traceId", "TraceId", False),
-    ):
-        if (needed or key in value) and not isinstance(value.get(key), str):
-            raise BadRequest(f"{what} must be a string (at {where}.{key})")
-    payload = msgspec.Raw(msgspec.json.encode(value.get("payload", {})))
-    item = PushItem(
-        value["queue"],
-        value.get("partition", "Default"),
-        payload,
-        value.get("transactionId", ""),
-        value.get("traceId", ""),
-    )
-    check_items([item], where)
-    return item
+def _checked_group(name: str | None) -> str:
+    """A pop or an ack makes the group it names, so the name has to be one."""
+    if not name:
+        return QUEUE_MODE
+    check_name(name, "ConsumerGroup", "consumerGroup")
+    return name
 
 
 def _created(body: bytes) -> Response:

@@ -3,9 +3,11 @@
 -- name: ensure_cursors
 -- Make the cursors a group does not have yet: at the offset after its subscription time, else at the beginning.
 INSERT INTO queen.cursors (partition_id, group_id, committed)
-SELECT p.id, i.group_id, CASE WHEN s.since IS NULL THEN 0 ELSE coalesce(
-    (SELECT g.base_offset FROM queen.segments g
-     WHERE g.partition_id = p.id AND g.created_at > s.since ORDER BY g.base_offset LIMIT 1), p.next_offset) END
+SELECT p.id, i.group_id, CASE
+    WHEN s.since IS NULL THEN 0
+    WHEN p.last_at IS NULL OR p.last_at <= s.since THEN p.next_offset
+    ELSE coalesce((SELECT g.base_offset + g.count FROM queen.segments g
+        WHERE g.partition_id = p.id AND g.created_at <= s.since ORDER BY g.base_offset DESC LIMIT 1), 0) END
 FROM unnest($1::bigint[], $2::integer[]) AS i (partition_id, group_id)
 JOIN queen.partitions p ON p.id = i.partition_id
 JOIN queen.queues q ON q.id = p.queue_id
@@ -60,6 +62,39 @@ LEFT JOIN LATERAL (
     ORDER BY g.base_offset
 ) s ON k.lease_start < k.held_from OR k.lease_end > k.held_to;
 
+-- name: claim_fresh
+-- The same for partitions that a group without a subscription meets for the first time: the cursor is made as leased.
+-- Rows that are not returned have a cursor already, or nothing to offer.
+WITH made AS (
+    INSERT INTO queen.cursors (partition_id, group_id, committed, lease_id, lease_start, lease_end, lease_until,
+        lease_acquired_at, total_consumed, total_batches, last_consumed_at)
+    SELECT p.id, i.group_id, CASE WHEN i.auto_ack THEN e.stop ELSE p.floor_offset END,
+        CASE WHEN NOT i.auto_ack THEN i.lease_id END, p.floor_offset, e.stop,
+        CASE WHEN NOT i.auto_ack THEN clock_timestamp() + make_interval(secs => i.seconds) END, clock_timestamp(),
+        CASE WHEN i.auto_ack THEN e.stop - p.floor_offset ELSE 0 END, i.auto_ack::integer,
+        CASE WHEN i.auto_ack THEN clock_timestamp() END
+    FROM unnest($1::bigint[], $2::integer[], $3::bigint[], $4::uuid[], $5::float8[], $6::boolean[], $7::float8[])
+        AS i (partition_id, group_id, want, lease_id, seconds, auto_ack, quiet)
+    JOIN queen.partitions p ON p.id = i.partition_id
+    CROSS JOIN LATERAL (SELECT least(p.next_offset, p.floor_offset + i.want) AS stop) e
+    WHERE e.stop > p.floor_offset
+        AND (i.quiet = 0 OR p.last_at <= clock_timestamp() - make_interval(secs => i.quiet))
+    ON CONFLICT (partition_id, group_id) DO NOTHING
+    RETURNING partition_id, group_id, lease_start, lease_end, lease_until, attempts
+)
+SELECT k.partition_id, k.group_id, k.lease_start, k.lease_end, k.lease_until, k.attempts, p.next_offset,
+    s.base_offset, s.created_at, s.ids, s.body
+FROM made k
+JOIN queen.partitions p ON p.id = k.partition_id
+LEFT JOIN LATERAL (
+    SELECT g.base_offset, g.created_at, g.ids, g.body FROM queen.segments g
+    WHERE g.partition_id = k.partition_id AND g.base_offset < k.lease_end
+        AND g.base_offset >= coalesce((SELECT b.base_offset FROM queen.segments b
+            WHERE b.partition_id = k.partition_id AND b.base_offset <= k.lease_start
+            ORDER BY b.base_offset DESC LIMIT 1), k.lease_start)
+    ORDER BY g.base_offset
+) s ON true;
+
 -- name: segments_between
 -- The segments that overlap a span of offsets.
 SELECT g.base_offset, g.created_at, g.ids, g.body FROM queen.segments g
@@ -69,12 +104,23 @@ WHERE g.partition_id = $1 AND g.base_offset < $3
 ORDER BY g.base_offset;
 
 -- name: unclaim
--- Take back claims, leased or consumed at once, whose messages could not be read.
-UPDATE queen.cursors c SET committed = i.lease_start, lease_id = NULL, lease_until = NULL,
+-- Take back claims, leased or consumed at once, that were not delivered. When somebody has claimed what comes after
+-- meanwhile, only those are taken back that must not be passed over ($5): better twice than never.
+UPDATE queen.cursors c SET
+    committed = i.lease_start,
+    lease_id = CASE WHEN c.lease_start = i.lease_start THEN NULL ELSE c.lease_id END,
+    lease_until = CASE WHEN c.lease_start = i.lease_start THEN NULL ELSE c.lease_until END,
     total_consumed = c.total_consumed - (c.committed - i.lease_start)
-FROM unnest($1::bigint[], $2::integer[], $3::bigint[], $4::bigint[]) AS i (partition_id, group_id, lease_start, lease_end)
-WHERE c.partition_id = i.partition_id AND c.group_id = i.group_id AND c.lease_start = i.lease_start
-    AND c.lease_end = i.lease_end;
+FROM unnest($1::bigint[], $2::integer[], $3::bigint[], $4::bigint[], $5::boolean[])
+    AS i (partition_id, group_id, lease_start, lease_end, needed)
+WHERE c.partition_id = i.partition_id AND c.group_id = i.group_id AND c.committed >= i.lease_start
+    AND ((c.lease_start = i.lease_start AND c.lease_end = i.lease_end) OR i.needed);
+
+-- name: shorten_leases
+-- Let leases end earlier than they were claimed, because the messages at their end were deleted.
+UPDATE queen.cursors c SET lease_end = i.lease_end
+FROM unnest($1::bigint[], $2::integer[], $3::uuid[], $4::bigint[]) AS i (partition_id, group_id, lease_id, lease_end)
+WHERE c.partition_id = i.partition_id AND c.group_id = i.group_id AND c.lease_id = i.lease_id;
 
 -- name: why_unclaimed
 -- What keeps partitions from being claimed: a lease, a quiet period, or that nothing is there.

@@ -1,0 +1,99 @@
+"""Cleaning up: what deleted queues left behind, partitions nobody uses, and old records of removals."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from queen.broker.events import Event, partition_gone
+from queen.broker.janitor.election import Session
+from queen.broker.janitor.trim import Pause, Trimmer
+
+log = logging.getLogger(__name__)
+
+Tell: TypeAlias = Callable[[Sequence[Event]], None]
+
+_PAGE = 1000
+_PAGES_PER_RUN = 10
+_STEPS_PER_RUN = 100
+_HISTORY_DAYS = 90
+
+
+class DroppedPartitions:
+    """Removes what partitions that were deleted have left behind, `batch` rows at a time."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+
+    async def run(self, session: Session) -> bool:
+        ids = [row["partition_id"] for row in await session.fetch("dropped_partitions", _PAGE)]
+        if not ids:
+            return False
+        if not await self._remove_segments(session, ids):
+            return True
+        for statement in ("sweep_cursors", "sweep_dead_letters", "sweep_traces"):
+            while len(await session.fetch(statement, ids, self._batch)) == self._batch:
+                pass
+        await session.fetch("forget_dropped", ids)
+        return len(ids) == _PAGE
+
+    async def _remove_segments(self, session: Session, ids: list[int]) -> bool:
+        """Whether all of them are gone."""
+        # Where to go on in each partition, so that rows deleted a moment ago are not walked over again.
+        starts = dict.fromkeys(ids, 0)
+        for _ in range(_STEPS_PER_RUN):
+            pause = Pause()
+            rows = await session.fetch("remove_dropped_segments", list(starts), list(starts.values()), self._batch)
+            if sum(row["segments"] for row in rows) < self._batch:
+                return True
+            for row in rows:
+                starts[row["partition_id"]] = row["last_offset"] + 1
+            await pause.rest()
+        return False
+
+
+class Rounds:
+    """Goes the round of all partitions, a bounded number in each run, going on where the last run ended.
+
+    Sweeps away what lies out of reach below a floor and was not removed when the floor was raised (a clear that was
+    interrupted, say), and removes partitions that have been empty and unused for `days`.
+    """
+
+    def __init__(self, batch: int, days: int, tell: Tell) -> None:
+        self._trimmer = Trimmer(batch)
+        self._days = days
+        self._tell = tell
+        self._after = 0
+
+    async def run(self, session: Session) -> bool:
+        for _ in range(_PAGES_PER_RUN):
+            (page,) = await session.fetch("all_partitions_page_end", self._after, _PAGE)
+            unswept = await session.fetch("unswept_partitions", self._after, _PAGE)
+            if unswept:
+                await self._trimmer.sweep(session, [row["id"] for row in unswept])
+            await self._remove_idle(session)
+            self._after = page["last_id"] if page["found"] == _PAGE else 0
+            if not self._after:
+                break
+        return False
+
+    async def _remove_idle(self, session: Session) -> None:
+        gone = [
+            partition_gone(row["queue_id"], row["id"])
+            for row in await session.fetch("idle_partitions", self._after, _PAGE, self._days)
+            if await session.fetch("remove_partition", row["id"], row["next_offset"])
+        ]
+        if gone:
+            self._tell(gone)
+            log.info("removed %d partitions that were empty and unused for %d days", len(gone), self._days)
+
+
+class OldHistory:
+    """Removes records of what retention and eviction did, after 90 days."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+
+    async def run(self, session: Session) -> bool:
+        return len(await session.fetch("remove_old_history", _HISTORY_DAYS, self._batch)) == self._batch

@@ -1,0 +1,119 @@
+"""The janitor: every worker has one, the elected one runs the background jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from queen.broker.janitor.cleanup import DroppedPartitions, OldHistory, Rounds, Tell
+from queen.broker.janitor.election import Election, Session
+from queen.broker.janitor.eviction import Eviction
+from queen.broker.janitor.job import Job
+from queen.broker.janitor.retention import Retention
+from queen.errors import DatabaseAway
+from queen.settings import Settings
+from queen.storage.database import Database
+
+log = logging.getLogger(__name__)
+
+_DROPPED_INTERVAL = 60.0
+_BETWEEN_PIECES = 0.05
+_BETWEEN_TERMS = 1.0
+
+
+def cleaning_jobs(settings: Settings, tell: Tell) -> list[Job]:
+    """The jobs that keep the tables of the queues small; `tell` lets the workers know what is gone."""
+    retention_seconds = settings.retention_interval / 1000
+    batch = settings.retention_batch_size
+    return [
+        Job("retention", retention_seconds, Retention(batch).run),
+        Job("eviction", settings.eviction_interval / 1000, Eviction(settings.eviction_batch_size).run),
+        Job("rounds", retention_seconds, Rounds(batch, settings.partition_cleanup_days, tell).run),
+        Job("old history", retention_seconds, OldHistory(batch).run),
+        # After the job that drops partitions, so that one round of all jobs leaves nothing behind.
+        Job("dropped partitions", _DROPPED_INTERVAL, DroppedPartitions(batch).run, prompt=True),
+    ]
+
+
+class Janitor:
+    """Stands for election as long as it runs, and does the jobs while elected."""
+
+    def __init__(self, database: Database, jobs: Sequence[Job]) -> None:
+        self._database = database
+        self._election = Election(database)
+        self._wake_ups = {job: asyncio.Event() for job in jobs}
+        self._task: asyncio.Task[None] | None = None
+        self.elected = asyncio.Event()
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._serve())
+
+    async def stop(self) -> None:
+        """End what is under way, and let another janitor be elected."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    def nudge(self) -> None:
+        """Something was deleted: have the prompt jobs run now, if this is the elected janitor."""
+        for job, wake_up in self._wake_ups.items():
+            if job.prompt:
+                wake_up.set()
+
+    async def run_once(self) -> None:
+        """Do all that is due now, elected or not: every step is safe beside another janitor's."""
+        session = await Session.open(self._database)
+        try:
+            for job in self._wake_ups:
+                while await job.run(session):
+                    pass
+        finally:
+            await session.close()
+
+    async def _serve(self) -> None:
+        while True:
+            session = await self._election.win()
+            log.info("this worker runs the background jobs now")
+            self.elected.set()
+            try:
+                await self._hold_office(session)
+            finally:
+                self.elected.clear()
+                await session.close()
+            log.warning("the connection that holds the lock of the background jobs was lost; another worker takes over")
+            await asyncio.sleep(_BETWEEN_TERMS)
+
+    async def _hold_office(self, session: Session) -> None:
+        """Run the jobs side by side until the lock is lost."""
+        loop = asyncio.get_running_loop()
+        lost = loop.create_task(session.lost.wait())
+        jobs = [loop.create_task(self._repeat(job, session)) for job in self._wake_ups]
+        try:
+            await asyncio.wait([lost, *jobs], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (lost, *jobs):
+                task.cancel()
+            await asyncio.gather(lost, *jobs, return_exceptions=True)
+
+    async def _repeat(self, job: Job, session: Session) -> None:
+        wake_up = self._wake_ups[job]
+        while True:
+            wake_up.clear()
+            try:
+                more = await job.run(session)
+            except DatabaseAway:
+                raise
+            except Exception:
+                # A job that fails must not take the others with it.
+                log.exception("the background job %r failed; its next run tries again", job.name)
+                more = False
+            if more:
+                await asyncio.sleep(_BETWEEN_PIECES)
+                continue
+            try:
+                async with asyncio.timeout(job.interval):
+                    await wake_up.wait()
+            except TimeoutError:
+                pass

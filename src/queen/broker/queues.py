@@ -1,0 +1,110 @@
+"""Administration of queues: making them and setting their options, deleting and clearing them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from queen.broker.catalog import Catalog, Queue
+from queen.broker.events import Event, EventKind, named, partition_changed
+from queen.broker.queue_options import OptionValue
+from queen.errors import NotFound
+from queen.storage.database import Database
+from queen.wire.ids import partition_uuid
+from queen.wire.push import DEFAULT_PARTITION
+
+Tell: TypeAlias = Callable[[Sequence[Event]], None]
+"""Lets this and every other worker know."""
+
+_STEP: Final = 5000
+_PARTITIONS_AT_ONCE: Final = 1000
+_SWEEP_SECONDS: Final = 2.0
+_SWEEPS: Final = ("sweep_cursors", "sweep_dead_letters", "sweep_traces")
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """A queue as it is stored now, and the public id of its default partition."""
+
+    queue: Queue
+    partition_id: str
+
+
+class Queues:
+    """Changes queues as a whole, and has every worker know of it."""
+
+    def __init__(self, database: Database, catalog: Catalog, tell: Tell) -> None:
+        self._database = database
+        self._catalog = catalog
+        self._tell = tell
+
+    async def configure(self, name: str, namespace: str, task: str, options: Sequence[OptionValue]) -> Configured:
+        """Make a queue, or replace everything that is set of it; `options` as `read_options` gives them."""
+        async with self._database.transaction() as transaction:
+            (record,) = await transaction.fetch("configure_queue", name, namespace, task, *options)
+            queue = Queue.from_record(record)
+            await transaction.fetch("create_partitions", [queue.id], [DEFAULT_PARTITION])
+            (partition,) = await transaction.fetch("partitions_by_names", [queue.id], [DEFAULT_PARTITION])
+        # What is told to oneself does not make the catalog read again, because who makes a queue knows it already.
+        self._catalog.refresh_queue(name)
+        self._tell([named(EventKind.QUEUE_CHANGED, name)])
+        return Configured(queue, partition_uuid(self._catalog.shard, partition["id"]))
+
+    async def delete(self, name: str) -> bool:
+        """Delete a queue with all that is in it, however much that is; False when there is none of that name.
+
+        It is gone at once. Its cursors, dead letters and traces are removed for a while here; what is left of them, and
+        the messages, is removed by whoever works off `dropped_partitions`. Subscriptions stay for a queue of that name.
+        """
+        async with self._database.transaction() as transaction:
+            held = await transaction.fetch("hold_queue", name)
+            if held:
+                dropped = await transaction.fetch("drop_queue_partitions", held[0]["id"])
+                await transaction.fetch("drop_queue", held[0]["id"])
+        # Also when it is not there: somebody may still believe it is.
+        self._tell([named(EventKind.QUEUE_GONE, name)])
+        if held:
+            await self._sweep([row["partition_id"] for row in dropped])
+        return bool(held)
+
+    async def clear(self, name: str, partition_name: str | None = None) -> int:
+        """Remove all messages stored so far from a queue, or from one of its partitions; returns how many that were.
+
+        Nobody gets them any more from the moment on at which this is committed. Options, cursors and dead letters stay.
+        """
+        queue = await self._queue(name)
+        rows = await self._database.fetch("clear_partitions", queue.id, partition_name)
+        if not rows and partition_name is not None:
+            raise NotFound("Partition not found")
+        ids: list[int] = sorted(row["id"] for row in rows if row["messages"])
+        for start in range(0, len(ids), _PARTITIONS_AT_ONCE):
+            some = ids[start : start + _PARTITIONS_AT_ONCE]
+            await self._remove_cleared(some)
+            self._tell([partition_changed(queue.id, id) for id in some])
+        return sum(row["messages"] for row in rows)
+
+    async def _queue(self, name: str) -> Queue:
+        """The queue as PostgreSQL has it, since the catalog may remember one that is gone."""
+        for record in await self._database.fetch("queue_by_name", name):
+            return Queue.from_record(record)
+        raise NotFound("Queue not found")
+
+    async def _sweep(self, partition_ids: Sequence[int]) -> None:
+        """Remove in steps what hung on partitions that are gone, until it is done or takes too long."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _SWEEP_SECONDS
+        for start in range(0, len(partition_ids), _PARTITIONS_AT_ONCE):
+            some = list(partition_ids[start : start + _PARTITIONS_AT_ONCE])
+            for statement in _SWEEPS:
+                while len(await self._database.fetch(statement, some, _STEP)) == _STEP:
+                    if loop.time() > deadline:
+                        return
+
+    async def _remove_cleared(self, partition_ids: list[int]) -> None:
+        """Remove what is out of reach in steps, so that no statement takes long."""
+        place = (0, -1)
+        while rows := await self._database.fetch("remove_cleared_segments", partition_ids, *place, _STEP):
+            place = (rows[0]["partition_id"], rows[0]["base_offset"])
+        await self._database.fetch("remove_cleared_traces", partition_ids)

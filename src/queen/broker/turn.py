@@ -1,0 +1,79 @@
+"""Workers of one host take turns at appending.
+
+Two workers that push to the same partitions would each find that the other has moved them, and would have to learn
+what was added under the partitions' locks. Taking turns costs nothing (PostgreSQL would make them wait anyway) and lets
+each hear from the other what it added before it appends itself. It is a courtesy: nothing depends on it but speed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+_LONGEST_WAIT = 0.25
+_POLL = 0.002
+
+
+class Turn:
+    """An `async with` lock over the processes that share a directory. The kernel frees it when its holder dies."""
+
+    def __init__(self, directory: Path, *, wanted: Callable[[], None], passed_on: Callable[[], None]) -> None:
+        """`wanted` and `passed_on` tell the other workers; what they tell comes in by `peer_wants` and `peer_done`."""
+        self._path = directory / "turn.lock"
+        self._tell_wanted = wanted
+        self._tell_passed_on = passed_on
+        self._file: int | None = None
+        self._freed = asyncio.Event()
+        self._peer_waits = False
+
+    async def __aenter__(self) -> None:
+        if self._file is None:
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + _LONGEST_WAIT
+        # A peer that asked before us has its turn first.
+        while self._peer_waits or not self._try():
+            self._tell_wanted()
+            await self._until_freed()
+            if loop.time() > give_up:
+                return
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._file is not None
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        if self._peer_waits:
+            self._tell_passed_on()
+
+    def peer_wants(self) -> None:
+        self._peer_waits = True
+
+    def peer_done(self) -> None:
+        self._peer_waits = False
+        self._freed.set()
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _try(self) -> bool:
+        assert self._file is not None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    async def _until_freed(self) -> None:
+        self._freed.clear()
+        try:
+            async with asyncio.timeout(_POLL):
+                await self._freed.wait()
+        except TimeoutError:
+            self._peer_waits = False

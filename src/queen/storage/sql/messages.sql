@@ -1,0 +1,175 @@
+-- Looking at single messages: listing, finding, deleting.
+
+-- name: message_spans
+-- The partitions that hold messages of a time, newest first, each with the span of offsets that has the wanted status;
+-- and over all of them, how many messages there are and which groups read them. There is always at least one row.
+-- $1 queues; $2 partition name or null; $3 from; $4 to (excluded) or null; $5 status or null; $6 the group of queue
+-- mode; $7 how many partitions to return. Offsets at the edges of the time are found by halving, not by reading it all.
+WITH placed AS MATERIALIZED (
+    SELECT p.id, p.queue_id, p.name, p.next_offset, p.last_at, e.low, e.high, k.queue_mode, k.groups, k.leased,
+        coalesce(k.queue_committed, k.bus_committed, 0) AS consumed
+    FROM queen.partitions p
+    CROSS JOIN LATERAL (
+        WITH RECURSIVE halving (edge, moment, low, high) AS (
+            SELECT f.edge, f.moment, f.low, f.high
+            FROM (
+                SELECT 1 AS edge, $3::timestamptz AS moment, p.floor_offset AS low,
+                    CASE WHEN (
+                        SELECT s.created_at FROM queen.segments s
+                        WHERE s.partition_id = p.id AND s.base_offset <= p.floor_offset
+                        ORDER BY s.base_offset DESC LIMIT 1
+                    ) >= $3 THEN p.floor_offset ELSE p.next_offset END AS high
+                UNION ALL
+                SELECT 2, $4::timestamptz,
+                    CASE WHEN $4 IS NULL OR p.last_at < $4 THEN p.next_offset ELSE p.floor_offset END, p.next_offset
+            ) f
+            UNION ALL
+            SELECT h.edge, h.moment,
+                CASE WHEN s.created_at >= h.moment THEN h.low
+                    ELSE least(h.high, greatest(h.middle + 1, s.base_offset + s.count)) END,
+                CASE WHEN s.created_at >= h.moment THEN greatest(h.low, least(h.middle, s.base_offset)) ELSE h.high END
+            FROM (SELECT *, (low + high) / 2 AS middle FROM halving WHERE low < high) h
+            LEFT JOIN LATERAL (
+                SELECT g.base_offset, g.count, g.created_at FROM queen.segments g
+                WHERE g.partition_id = p.id AND g.base_offset <= h.middle ORDER BY g.base_offset DESC LIMIT 1
+            ) s ON true
+        )
+        SELECT max(low) FILTER (WHERE edge = 1) AS low, max(low) FILTER (WHERE edge = 2) AS high
+        FROM halving WHERE low >= high
+    ) e
+    CROSS JOIN LATERAL (
+        SELECT min(c.committed) FILTER (WHERE c.group_id = $6) AS queue_committed,
+            min(c.committed) FILTER (WHERE c.group_id <> $6) AS bus_committed,
+            coalesce(bool_or(c.group_id = $6), false) AS queue_mode,
+            coalesce(bool_or(c.group_id = $6 AND c.lease_id IS NOT NULL AND c.lease_until > clock_timestamp()), false)
+                AS leased,
+            array_agg(c.group_id) FILTER (WHERE c.group_id <> $6) AS groups
+        FROM queen.cursors c WHERE c.partition_id = p.id
+    ) k
+    WHERE p.queue_id = ANY($1::integer[]) AND ($2::text IS NULL OR p.name = $2)
+        AND p.next_offset > p.floor_offset AND p.last_at >= $3 AND e.low < e.high
+), wanted AS MATERIALIZED (
+    SELECT w.*, w.last_offset - w.first_offset - CASE WHEN $5::text IS NULL THEN 0 ELSE (
+        SELECT count(DISTINCT d.message_offset) FROM queen.dead_letters d
+        WHERE d.partition_id = w.id AND d.message_offset >= w.first_offset AND d.message_offset < w.last_offset
+    ) END AS messages
+    FROM (
+        SELECT id, queue_id, name, next_offset, last_at,
+            CASE WHEN $5::text IS NULL OR $5::text = 'completed' THEN low ELSE greatest(low, consumed) END AS first_offset,
+            CASE WHEN $5::text = 'completed' THEN least(high, consumed)
+                WHEN $5::text = 'pending' AND leased OR $5::text = 'processing' AND NOT leased THEN low
+                ELSE high END AS last_offset
+        FROM placed
+    ) w
+    WHERE w.first_offset < w.last_offset
+)
+SELECT t.total, t.queue_mode, t.groups, n.id, n.queue_id, n.name, n.first_offset, n.last_offset, n.messages, n.newest_at
+FROM (
+    SELECT (SELECT coalesce(sum(messages), 0)::bigint FROM wanted) AS total,
+        (SELECT coalesce(bool_or(queue_mode), false) FROM placed) AS queue_mode,
+        (SELECT count(DISTINCT g.id) FROM placed, unnest(placed.groups) AS g (id)) AS groups
+) t
+LEFT JOIN LATERAL (
+    SELECT w.id, w.queue_id, w.name, w.first_offset, w.last_offset, w.messages,
+        CASE WHEN w.last_offset = w.next_offset THEN w.last_at ELSE coalesce((
+            SELECT s.created_at FROM queen.segments s
+            WHERE s.partition_id = w.id AND s.base_offset < w.last_offset ORDER BY s.base_offset DESC LIMIT 1
+        ), w.last_at) END AS newest_at
+    FROM wanted w WHERE w.messages > 0
+    ORDER BY newest_at DESC, w.id LIMIT $7
+) n ON true;
+
+-- name: newest_segments
+-- The newest segments of spans of offsets, without their bodies; with $5 the offsets of dead letters in them.
+SELECT i.slot, s.base_offset, s.count, s.created_at, CASE WHEN $5::boolean THEN ARRAY(
+        SELECT DISTINCT d.message_offset FROM queen.dead_letters d
+        WHERE d.partition_id = i.partition_id AND d.message_offset >= s.base_offset
+            AND d.message_offset < s.base_offset + s.count
+    ) ELSE '{}' END AS dead
+FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::integer[]) WITH ORDINALITY
+    AS i (partition_id, first_offset, last_offset, most, slot)
+CROSS JOIN LATERAL (
+    SELECT g.base_offset, g.count, g.created_at FROM queen.segments g
+    WHERE g.partition_id = i.partition_id AND g.base_offset < i.last_offset
+        AND g.base_offset >= coalesce((SELECT b.base_offset FROM queen.segments b
+            WHERE b.partition_id = i.partition_id AND b.base_offset <= i.first_offset
+            ORDER BY b.base_offset DESC LIMIT 1), i.first_offset)
+    ORDER BY g.base_offset DESC LIMIT i.most
+) s
+ORDER BY i.slot, s.base_offset DESC;
+
+-- name: dead_messages
+-- Messages that are dead letters and still in their partition, newest first, with how many there are in all.
+-- $1 queues; $2 partition name or null; $3 from; $4 to (excluded) or null; $5 limit; $6 offset.
+SELECT t.total, d.partition_id, d.message_offset
+FROM (
+    SELECT count(DISTINCT (d.partition_id, d.message_offset)) AS total
+    FROM queen.dead_letters d JOIN queen.partitions p ON p.id = d.partition_id
+    WHERE d.queue_id = ANY($1::integer[]) AND ($2::text IS NULL OR p.name = $2) AND d.message_offset >= p.floor_offset
+        AND d.original_created_at >= $3::timestamptz AND ($4::timestamptz IS NULL OR d.original_created_at < $4)
+) t
+LEFT JOIN LATERAL (
+    SELECT d.partition_id, d.message_offset, d.original_created_at
+    FROM queen.dead_letters d JOIN queen.partitions p ON p.id = d.partition_id
+    WHERE d.queue_id = ANY($1) AND ($2 IS NULL OR p.name = $2) AND d.message_offset >= p.floor_offset
+        AND d.original_created_at >= $3 AND ($4 IS NULL OR d.original_created_at < $4)
+    GROUP BY d.partition_id, d.message_offset, d.original_created_at
+    ORDER BY d.original_created_at DESC, d.partition_id, d.message_offset DESC LIMIT $5::bigint OFFSET $6::bigint
+) d ON true
+ORDER BY d.original_created_at DESC, d.partition_id, d.message_offset DESC;
+
+-- name: dead_among
+-- Which of these messages are dead letters.
+SELECT DISTINCT d.partition_id, d.message_offset
+FROM unnest($1::bigint[], $2::bigint[]) AS i (partition_id, message_offset)
+JOIN queen.dead_letters d ON d.partition_id = i.partition_id AND d.message_offset = i.message_offset;
+
+-- name: group_modes
+-- Whether queue mode reads partitions of queues, and how many groups do.
+SELECT coalesce(bool_or(c.group_id = $3), false) AS queue_mode,
+    count(DISTINCT c.group_id) FILTER (WHERE c.group_id <> $3) AS groups
+FROM queen.partitions p JOIN queen.cursors c ON c.partition_id = p.id
+WHERE p.queue_id = ANY($1::integer[]) AND ($2::text IS NULL OR p.name = $2) AND p.last_at >= $4::timestamptz;
+
+-- name: segments_of
+-- In which segment each message lies, and how big its body is.
+SELECT i.slot, s.base_offset, s.nbytes
+FROM unnest($1::bigint[], $2::bigint[]) WITH ORDINALITY AS i (partition_id, message_offset, slot)
+CROSS JOIN LATERAL (
+    SELECT g.base_offset, g.count, octet_length(g.body) AS nbytes FROM queen.segments g
+    WHERE g.partition_id = i.partition_id AND g.base_offset <= i.message_offset ORDER BY g.base_offset DESC LIMIT 1
+) s
+WHERE i.message_offset < s.base_offset + s.count;
+
+-- name: segments_at
+-- Whole segments by where they start.
+SELECT s.partition_id, s.base_offset, s.created_at, s.ids, s.body
+FROM unnest($1::bigint[], $2::bigint[]) AS i (partition_id, base_offset)
+JOIN queen.segments s ON s.partition_id = i.partition_id AND s.base_offset = i.base_offset;
+
+-- name: newest_segment_with
+-- The newest segment below an offset that may hold a transaction id, found by the hash of the id.
+SELECT base_offset, created_at, ids, body FROM queen.segments
+WHERE partition_id = $1 AND base_offset < $2 AND base_offset + count > $3 AND position($4::bytea IN ids) > 0
+ORDER BY base_offset DESC LIMIT 1;
+
+-- name: partition_place
+-- One partition: which queue it belongs to and what is left of it.
+SELECT p.id, p.name, p.floor_offset, q.name AS queue_name
+FROM queen.partitions p JOIN queen.queues q ON q.id = p.queue_id WHERE p.id = $1;
+
+-- name: cursors_of
+-- Where every group stands on partitions, and until when it leases them.
+SELECT c.partition_id, g.name, c.committed,
+    CASE WHEN c.lease_id IS NOT NULL AND c.lease_until > clock_timestamp() THEN c.lease_until END AS leased_until
+FROM queen.cursors c JOIN queen.groups g ON g.id = c.group_id
+WHERE c.partition_id = ANY($1::bigint[]) ORDER BY c.partition_id, g.name;
+
+-- name: lock_segment_of
+-- The segment that holds an offset, so that nobody else rewrites it meanwhile.
+SELECT base_offset, created_at, ids, body FROM queen.segments
+WHERE partition_id = $1 AND base_offset <= $2 ORDER BY base_offset DESC LIMIT 1 FOR UPDATE;
+
+-- name: rewrite_segment
+-- Replace the body of a locked segment.
+UPDATE queen.segments SET body = $3 WHERE partition_id = $1 AND base_offset = $2;

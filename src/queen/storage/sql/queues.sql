@@ -1,0 +1,279 @@
+-- Administration of queues: replacing options, deleting, clearing, and the numbers that views show.
+-- Everywhere: a group that has no cursor on a partition does not count there; a partition without any cursor is
+-- pending as a whole.
+
+-- name: configure_queue
+-- Create a queue or replace all its options.
+INSERT INTO queen.queues (
+    name, namespace, task, priority, lease_time, retry_limit, retry_delay, max_size, ttl, dead_letter_queue,
+    dlq_after_max_retries, delayed_processing, window_buffer, retention_seconds, completed_retention_seconds,
+    retention_enabled, encryption_enabled, max_wait_time_seconds, dedup_window_seconds
+) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
+ON CONFLICT (name) DO UPDATE SET
+    namespace = excluded.namespace,
+    task = excluded.task,
+    priority = excluded.priority,
+    lease_time = excluded.lease_time,
+    retry_limit = excluded.retry_limit,
+    retry_delay = excluded.retry_delay,
+    max_size = excluded.max_size,
+    ttl = excluded.ttl,
+    dead_letter_queue = excluded.dead_letter_queue,
+    dlq_after_max_retries = excluded.dlq_after_max_retries,
+    delayed_processing = excluded.delayed_processing,
+    window_buffer = excluded.window_buffer,
+    retention_seconds = excluded.retention_seconds,
+    completed_retention_seconds = excluded.completed_retention_seconds,
+    retention_enabled = excluded.retention_enabled,
+    encryption_enabled = excluded.encryption_enabled,
+    max_wait_time_seconds = excluded.max_wait_time_seconds,
+    dedup_window_seconds = excluded.dedup_window_seconds
+RETURNING *;
+
+-- name: hold_queue
+-- Lock a queue, so that nobody makes partitions in it.
+SELECT id FROM queen.queues WHERE name = $1 FOR UPDATE;
+
+-- name: drop_queue_partitions
+-- Remember the partitions of a queue that is about to go, so that what they hold is removed afterwards. They are locked
+-- in the order in which pushes lock them.
+WITH held AS MATERIALIZED (
+    SELECT id FROM queen.partitions WHERE queue_id = $1 ORDER BY id FOR UPDATE
+)
+INSERT INTO queen.dropped_partitions (partition_id) SELECT id FROM held
+ON CONFLICT (partition_id) DO NOTHING RETURNING partition_id;
+
+-- name: drop_queue
+-- A queue and its partitions.
+DELETE FROM queen.queues WHERE id = $1;
+
+-- name: sweep_cursors
+-- Some of the cursors on partitions that are gone.
+WITH doomed AS MATERIALIZED (
+    SELECT partition_id, group_id FROM queen.cursors WHERE partition_id = ANY($1::bigint[])
+    ORDER BY partition_id, group_id LIMIT $2 FOR UPDATE
+)
+DELETE FROM queen.cursors c USING doomed d
+WHERE c.partition_id = d.partition_id AND c.group_id = d.group_id RETURNING 1;
+
+-- name: sweep_dead_letters
+-- Some of the dead letters of partitions that are gone.
+DELETE FROM queen.dead_letters WHERE id = ANY(ARRAY(
+    SELECT id FROM queen.dead_letters WHERE partition_id = ANY($1::bigint[]) LIMIT $2
+)) RETURNING 1;
+
+-- name: sweep_traces
+-- Some of the traces of messages on partitions that are gone.
+DELETE FROM queen.traces WHERE id = ANY(ARRAY(
+    SELECT id FROM queen.traces WHERE partition_id = ANY($1::bigint[]) LIMIT $2
+)) RETURNING 1;
+
+-- name: clear_partitions
+-- Put everything stored so far in one or all partitions of a queue out of reach, and say how much that was.
+WITH held AS MATERIALIZED (
+    SELECT id, next_offset, floor_offset FROM queen.partitions
+    WHERE queue_id = $1 AND ($2::text IS NULL OR name = $2) ORDER BY id FOR UPDATE
+), raised AS (
+    UPDATE queen.partitions p SET floor_offset = h.next_offset FROM held h
+    WHERE p.id = h.id AND h.floor_offset < h.next_offset
+)
+SELECT id, next_offset - floor_offset AS messages FROM held;
+
+-- name: remove_cleared_segments
+-- Some of the segments out of reach in partitions, from a place on; says where it stopped, nothing when none was left.
+WITH doomed AS MATERIALIZED (
+    SELECT s.partition_id, s.base_offset
+    FROM queen.segments s JOIN queen.partitions p ON p.id = s.partition_id
+    WHERE s.partition_id = ANY($1::bigint[]) AND (s.partition_id, s.base_offset) > ($2::bigint, $3::bigint)
+        AND s.base_offset + s.count <= p.floor_offset
+    ORDER BY s.partition_id, s.base_offset LIMIT $4
+), removed AS (
+    DELETE FROM queen.segments s USING doomed d
+    WHERE s.partition_id = d.partition_id AND s.base_offset = d.base_offset
+)
+SELECT partition_id, base_offset FROM doomed ORDER BY partition_id DESC, base_offset DESC LIMIT 1;
+
+-- name: remove_cleared_traces
+-- The traces of messages out of reach in partitions.
+DELETE FROM queen.traces t USING queen.partitions p
+WHERE p.id = ANY($1::bigint[]) AND t.partition_id = p.id AND t.message_offset < p.floor_offset;
+
+-- name: count_queues
+-- How many queues a namespace and task have; empty: any.
+SELECT count(*) AS found FROM queen.queues
+WHERE ($1::text = '' OR namespace = $1) AND ($2::text = '' OR task = $2);
+
+-- name: queue_list
+-- A page of the queues of a namespace and task, newest first, with what they hold.
+WITH page AS (
+    SELECT id, public_id, name, namespace, task, created_at FROM queen.queues
+    WHERE ($1::text = '' OR namespace = $1) AND ($2::text = '' OR task = $2)
+    ORDER BY created_at DESC, id DESC LIMIT $3 OFFSET $4
+), held AS (
+    SELECT p.queue_id, p.next_offset - p.floor_offset AS total,
+        coalesce(max(p.next_offset - greatest(c.committed, p.floor_offset)), p.next_offset - p.floor_offset) AS pending,
+        greatest(0, max(least(c.lease_end, p.next_offset) - greatest(c.committed, p.floor_offset))
+            FILTER (WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp())) AS processing
+    FROM page q
+    JOIN queen.partitions p ON p.queue_id = q.id
+    LEFT JOIN queen.cursors c ON c.partition_id = p.id
+    GROUP BY p.id
+), summed AS (
+    SELECT queue_id, count(*) AS partitions, sum(total)::bigint AS total, sum(pending)::bigint AS pending,
+        sum(processing)::bigint AS processing
+    FROM held GROUP BY queue_id
+)
+SELECT q.public_id, q.name, q.namespace, q.task, q.created_at, coalesce(s.partitions, 0) AS partitions,
+    coalesce(s.total, 0) AS total, coalesce(s.pending, 0) AS pending, coalesce(s.processing, 0) AS processing
+FROM page q LEFT JOIN summed s ON s.queue_id = q.id
+ORDER BY q.created_at DESC, q.id DESC;
+
+-- name: label_list
+-- The namespaces ($1 = 'namespace') or tasks ('task') in use, with what their queues hold.
+WITH held AS (
+    SELECT p.queue_id, p.next_offset - p.floor_offset AS total,
+        coalesce(max(p.next_offset - greatest(c.committed, p.floor_offset)), p.next_offset - p.floor_offset) AS pending
+    FROM queen.partitions p LEFT JOIN queen.cursors c ON c.partition_id = p.id
+    GROUP BY p.id
+), summed AS (
+    SELECT queue_id, count(*) AS partitions, sum(total) AS total, sum(pending) AS pending FROM held GROUP BY queue_id
+)
+SELECT l.label, count(*) AS queues, coalesce(sum(s.partitions), 0)::bigint AS partitions,
+    coalesce(sum(s.total), 0)::bigint AS total, coalesce(sum(s.pending), 0)::bigint AS pending
+FROM queen.queues q
+CROSS JOIN LATERAL (SELECT CASE $1::text WHEN 'namespace' THEN q.namespace ELSE q.task END AS label) l
+LEFT JOIN summed s ON s.queue_id = q.id
+WHERE l.label <> '' GROUP BY l.label ORDER BY l.label;
+
+-- name: count_partitions
+-- How many partitions there are in all.
+SELECT count(*) AS found FROM queen.partitions;
+
+-- name: count_queue_partitions
+-- How many partitions a queue has.
+SELECT count(*) AS found FROM queen.partitions WHERE queue_id = $1;
+
+-- name: partition_page
+-- A page of all partitions, by queue and name.
+SELECT p.id FROM queen.partitions p JOIN queen.queues q ON q.id = p.queue_id
+ORDER BY q.name, p.name LIMIT $1 OFFSET $2;
+
+-- name: queue_partition_page
+-- A page of the partitions of a queue, by name.
+SELECT id FROM queen.partitions WHERE queue_id = $1 ORDER BY name LIMIT $2 OFFSET $3;
+
+-- name: partition_list
+-- What partitions hold, in the order given. Everything is looked up by partition, so that the cost grows with their
+-- number alone whatever the planner believes.
+SELECT p.id, p.name, q.name AS queue_name, p.created_at, p.next_offset - p.floor_offset AS total,
+    coalesce(n.pending, p.next_offset - p.floor_offset) AS pending, coalesce(n.processing, 0) AS processing,
+    coalesce(n.completed, 0) AS completed, d.dead_letter,
+    CASE WHEN p.next_offset > p.floor_offset THEN coalesce(
+        (SELECT f.created_at FROM (
+            SELECT s.base_offset + s.count AS ends, s.created_at FROM queen.segments s
+            WHERE s.partition_id = p.id AND s.base_offset <= p.floor_offset ORDER BY s.base_offset DESC LIMIT 1
+        ) f WHERE f.ends > p.floor_offset),
+        (SELECT s.created_at FROM queen.segments s
+         WHERE s.partition_id = p.id AND s.base_offset > p.floor_offset ORDER BY s.base_offset LIMIT 1)
+    ) END AS oldest,
+    CASE WHEN p.next_offset > p.floor_offset THEN p.last_at END AS newest
+FROM unnest($1::bigint[]) WITH ORDINALITY AS i (id, slot)
+JOIN queen.partitions p ON p.id = i.id
+JOIN queen.queues q ON q.id = p.queue_id
+CROSS JOIN LATERAL (
+    SELECT coalesce(max(g.found), 0) AS dead_letter
+    FROM (SELECT count(*) AS found FROM queen.dead_letters WHERE partition_id = p.id GROUP BY group_id) g
+) d
+CROSS JOIN LATERAL (
+    SELECT max(p.next_offset - greatest(c.committed, p.floor_offset)) AS pending,
+        greatest(0, max(least(c.lease_end, p.next_offset) - greatest(c.committed, p.floor_offset))
+            FILTER (WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp())) AS processing,
+        greatest(0, max(greatest(c.committed, p.floor_offset) - p.floor_offset - CASE WHEN d.dead_letter > 0 THEN (
+            SELECT count(*) FROM queen.dead_letters b
+            WHERE b.partition_id = p.id AND b.message_offset >= p.floor_offset AND b.group_id = c.group_id
+        ) ELSE 0 END)) AS completed
+    FROM queen.cursors c WHERE c.partition_id = p.id
+) n
+ORDER BY i.slot;
+
+-- name: count_everything
+-- How many queues, partitions, namespaces and tasks there are.
+SELECT count(*) AS queues, count(DISTINCT nullif(namespace, '')) AS namespaces,
+    count(DISTINCT nullif(task, '')) AS tasks, (SELECT count(*) FROM queen.partitions) AS partitions
+FROM queen.queues;
+
+-- name: overview
+-- Everything at once: counts, messages, and how far behind the slowest group of each partition is. Lags are taken over
+-- the partitions that have something pending.
+WITH held AS MATERIALIZED (
+    SELECT p.id, p.next_offset,
+        coalesce(min(greatest(c.committed, p.floor_offset)), p.floor_offset) AS position,
+        greatest(0, max(least(c.lease_end, p.next_offset) - greatest(c.committed, p.floor_offset))
+            FILTER (WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp())) AS processing,
+        sum(c.total_consumed) AS consumed, sum(c.attempts) AS attempts,
+        sum(c.total_consumed / greatest(300, extract(epoch FROM statement_timestamp() - c.created_at)))
+            FILTER (WHERE c.last_consumed_at > statement_timestamp() - interval '300 seconds') AS consumed_per_second
+    FROM queen.partitions p LEFT JOIN queen.cursors c ON c.partition_id = p.id
+    GROUP BY p.id
+), lagging AS (
+    SELECT h.next_offset - h.position AS behind,
+        greatest(0, extract(epoch FROM statement_timestamp() - s.created_at))::float8 AS seconds
+    FROM held h
+    LEFT JOIN LATERAL (
+        SELECT g.created_at FROM queen.segments g
+        WHERE g.partition_id = h.id AND g.base_offset <= h.position ORDER BY g.base_offset DESC LIMIT 1
+    ) s ON true
+    WHERE h.next_offset > h.position
+), lag AS (
+    SELECT coalesce(avg(seconds), 0)::float8 AS avg_seconds, coalesce(min(seconds), 0) AS min_seconds,
+        coalesce(max(seconds), 0) AS max_seconds,
+        coalesce(percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds), 0) AS median_seconds,
+        coalesce(avg(behind), 0)::float8 AS avg_behind, coalesce(min(behind), 0) AS min_behind,
+        coalesce(max(behind), 0) AS max_behind,
+        coalesce(percentile_cont(0.5) WITHIN GROUP (ORDER BY behind), 0) AS median_behind
+    FROM lagging
+), messages AS (
+    SELECT count(*) AS partitions, coalesce(sum(next_offset), 0)::bigint AS pushed,
+        coalesce(sum(next_offset - position), 0)::bigint AS pending,
+        coalesce(sum(processing), 0)::bigint AS processing, coalesce(sum(consumed), 0)::bigint AS consumed,
+        coalesce(sum(attempts), 0)::bigint AS failed,
+        coalesce(sum(consumed_per_second), 0)::float8 AS consumed_per_second
+    FROM held
+), named AS (
+    SELECT count(*) AS queues, count(DISTINCT nullif(namespace, '')) AS namespaces,
+        count(DISTINCT nullif(task, '')) AS tasks
+    FROM queen.queues
+), dead AS (
+    SELECT count(*) AS dead_letters FROM queen.dead_letters WHERE queue_id IN (SELECT id FROM queen.queues)
+)
+SELECT *, statement_timestamp() AS at FROM named, messages, dead, lag;
+
+-- name: recent_partitions
+-- Partitions that got messages in the last seconds, so many at most, how many there are, and when those seconds began.
+SELECT id, next_offset, cut.at, count(*) OVER () AS found
+FROM queen.partitions, (SELECT statement_timestamp() - make_interval(secs => $1::float8) AS at) cut
+WHERE last_at > cut.at LIMIT $2;
+
+-- name: offsets_after
+-- From times to offsets, by bisection: in each partition, from a low offset on, the first whose message was stored
+-- after the time; the high offset when there is none.
+SELECT i.slot, f.low AS first_offset
+FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::timestamptz[]) WITH ORDINALITY
+    AS i (partition_id, low, high, moment, slot)
+CROSS JOIN LATERAL (
+    WITH RECURSIVE bisection (low, high) AS (
+        SELECT i.low, i.high
+        UNION ALL
+        SELECT
+            CASE WHEN s.ends > b.low AND s.created_at > i.moment THEN b.low ELSE greatest(s.ends, m.middle + 1) END,
+            CASE WHEN s.ends > b.low AND s.created_at > i.moment THEN greatest(s.base_offset, b.low) ELSE b.high END
+        FROM bisection b
+        CROSS JOIN LATERAL (SELECT (b.low + b.high - 1) / 2 AS middle) m
+        LEFT JOIN LATERAL (
+            SELECT g.base_offset, g.base_offset + g.count AS ends, g.created_at FROM queen.segments g
+            WHERE g.partition_id = i.partition_id AND g.base_offset <= m.middle ORDER BY g.base_offset DESC LIMIT 1
+        ) s ON true
+        WHERE b.low < b.high
+    )
+    SELECT low FROM bisection WHERE low >= high
+) f;

@@ -1,0 +1,105 @@
+"""What a scenario is, and what it works with.
+
+Read by two interpreters: pytest's, to list the scenarios, and the one that has the published client, to run them.
+So it imports the standard library alone, and the client reaches a scenario as an argument.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+# The published client, its builders and its messages carry no types that this project's own package would not shadow.
+Client: TypeAlias = Any
+Message: TypeAlias = dict[str, Any]
+
+
+class Server(Enum):
+    """The servers that scenarios run against."""
+
+    MAIN = "main"
+    """Short intervals of the background jobs, and an encryption key."""
+    NEW_BY_DEFAULT = "new-by-default"
+    """Groups begin at new messages when they do not say where, and there is no encryption key."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A named course of calls of a client, with the answers it must get."""
+
+    module: str
+    function: Callable[[Scene], Awaitable[None]]
+    server: Server
+    seconds: float
+    alone: bool
+    not_served: str
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @property
+    def id(self) -> str:
+        return f"{self.module}:{self.name}"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One run of one scenario: a client of its own, and queue names nobody else uses."""
+
+    scenario: Scenario
+    url: str
+    queen: Client
+    new_client: Callable[..., Client]
+
+    def queue_name(self, suffix: str = "") -> str:
+        name = f"test-{self.scenario.module}-{self.scenario.name}".replace("_", "-")
+        return f"{name}-{suffix}" if suffix else name
+
+    @asynccontextmanager
+    async def queue(self, suffix: str = "", **options: Any) -> AsyncIterator[str]:
+        """A configured queue, deleted afterwards; options are the client's (snake case)."""
+        name = self.queue_name(suffix)
+        created = await self.queen.queue(name).config(options).create()
+        assert created["configured"] is True, created
+        yield name
+        deleted = await self.queen.queue(name).delete()
+        assert deleted["deleted"] is True, deleted
+
+
+def scenario(
+    *, server: Server = Server.MAIN, seconds: float = 30.0, alone: bool = False, not_served: str = ""
+) -> Callable[[Callable[[Scene], Awaitable[None]]], Scenario]:
+    """Make a scenario of a coroutine function.
+
+    `seconds` is the time it may take; `alone` keeps others from running at the same time, because it is heavy;
+    `not_served` names what it calls that this server does not have, and so expects it to fail.
+    """
+
+    def make(function: Callable[[Scene], Awaitable[None]]) -> Scenario:
+        return Scenario(function.__module__.rpartition(".")[2], function, server, seconds, alone, not_served)
+
+    return make
+
+
+class Stopwatch:
+    """The seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._begun
+
+
+def payloads(messages: list[Message]) -> list[Any]:
+    return [message["data"] for message in messages]
+
+
+def statuses(results: list[dict[str, Any]]) -> list[str]:
+    return [result["status"] for result in results]
