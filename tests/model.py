@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 RETRY_LIMIT = 2
@@ -143,12 +143,8 @@ class QueueModel:
         return any(cursor.leased and cursor.lease == lease for cursor in self.cursors.values())
 
     def seek(self, group: str, committed: dict[str, int]) -> None:
-        """Move the cursors that exist to the offsets given by partition."""
-        for partition, cursor in self._of_group(group):
+        """Move the group's cursors to the offsets given by partition."""
+        for partition, offset in committed.items():
+            cursor = self.cursors[partition, group]
             cursor.release()
-            cursor.committed = committed[partition]
-
-    def _of_group(self, group: str) -> Iterator[tuple[str, Cursor]]:
-        for (partition, owner), cursor in self.cursors.items():
-            if owner == group:
-                yield partition, cursor
+            cursor.committed = offset

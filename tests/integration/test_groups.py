@@ -333,6 +333,24 @@ async def test_a_seek_says_what_is_wrong_with_its_body(api: Api, body: Any, erro
     assert (answer.status, answer.body) == (400, {"error": error})
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "kind"),
+    [
+        ("GET", "%00", "ConsumerGroup"),
+        ("DELETE", "%00", "ConsumerGroup"),
+        ("DELETE", "g/queues/%00", "Queue"),
+        ("POST", "%00/subscription", "ConsumerGroup"),
+        ("POST", "%00/queues/q/seek", "ConsumerGroup"),
+        ("POST", "g/queues/%00/seek", "Queue"),
+        ("POST", "g/queues/q/partitions/%00/seek", "Partition"),
+    ],
+)
+async def test_names_that_nothing_can_have_are_refused(api: Api, method: str, path: str, kind: str) -> None:
+    answer = await api.call(method, f"{GROUPS}/{path}")
+    assert answer.status == 400
+    assert answer.body["error"].startswith(f"{kind} must not contain control characters (at <")
+
+
 async def test_a_seek_needs_a_body(api: Api) -> None:
     answer = await api.call("POST", f"{GROUPS}/g/queues/orders/seek")
     assert (answer.status, answer.body) == (400, {"error": "Empty request body"})
@@ -486,3 +504,14 @@ async def test_ten_thousand_partitions_are_sought_and_listed_quickly(api: Api, c
     (row,) = await groups(api)
     assert time.perf_counter() - started < 5
     assert (row["members"], row["partitionsWithLag"], row["totalLag"]) == (10_000, 10_000, 100_000)
+
+
+async def test_a_late_ack_does_not_bring_a_deleted_group_back(api: Api) -> None:
+    await api.push("orders", 1, 2)
+    (message,) = await api.pop("orders", consumerGroup="late")
+    assert (await api.call("DELETE", "/api/v1/consumer-groups/late")).status == 200
+    (result,) = await api.ack([message], group="late")
+    assert (result["success"], result["error"]) == (False, "Invalid or expired lease")
+    assert await api.pop("orders", consumerGroup="late", subscriptionMode="new") == []
+    await api.push("orders", 3)
+    assert [message["data"] for message in await api.pop("orders", consumerGroup="late", batch=9)] == [3]

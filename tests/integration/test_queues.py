@@ -614,6 +614,22 @@ async def test_the_overview_counts_everything(api: Api, connection: Connection) 
     assert (body["messages"]["total"], body["messages"]["pending"]) == (33, 0)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "error"),
+    [
+        ("GET", "resources/queues/a%00", "Queue must not contain control characters (at <queue> in the path)"),
+        ("DELETE", "resources/queues/a%00", "Queue must not contain control characters (at <queue> in the path)"),
+        ("DELETE", "queues/a%0A/clear", "Queue must not contain control characters (at <queue> in the path)"),
+        ("DELETE", "queues/a/clear?partition=%00", "Partition must not contain control characters (at partition)"),
+        ("GET", "resources/queues?namespace=%00", "Namespace must not contain control characters (at namespace)"),
+        ("GET", "resources/partitions?queue=%00", "Queue must not contain control characters (at queue)"),
+    ],
+)
+async def test_names_that_nothing_can_have_are_refused(api: Api, method: str, path: str, error: str) -> None:
+    answer = await api.call(method, f"/api/v1/{path}")
+    assert (answer.status, answer.body) == (400, {"error": error})
+
+
 async def test_refreshing_statistics_says_of_how_many_things_they_are(api: Api) -> None:
     await api.push("shop.pack", 1)
     await api.push("shop.send", 1, partition="a")

@@ -16,7 +16,9 @@ def lane() -> Lane:
 
 
 async def parked_pop(partition: str | None = None) -> Pop:
-    return Pop(("orders",), partition, "group", PopOptions(), asyncio.get_running_loop().create_future())
+    return Pop(
+        ("orders",), partition, "group", PopOptions(), lambda body: body, asyncio.get_running_loop().create_future()
+    )
 
 
 def test_partitions_are_ready_in_the_order_in_which_they_were_fed() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import asyncpg
 import msgspec
@@ -21,6 +23,8 @@ from queen.storage.database import Database, Link
 from queen.wire.ack import AckItem
 from queen.wire.envelope import Envelope
 from queen.wire.ids import is_uuid, parse_partition_uuid
+
+T = TypeVar("T")
 
 _encode = msgspec.json.encode
 
@@ -57,9 +61,9 @@ class Acker:
         self._whole = WholeAcks(catalog, leases, on_freed)
         self.fusion: Fusion[AckRequest] = Fusion(self._run, _fail, weigh=lambda request: len(request.items), limit=5000)
 
-    def ack(self, items: list[AckItem], group: str, *, batch: bool) -> asyncio.Future[bytes]:
-        """Apply the items; the future gives the JSON array of their results."""
-        request = AckRequest(items, group, batch, asyncio.get_running_loop().create_future())
+    def ack(self, items: list[AckItem], group: str, render: Callable[[bytes], T], *, batch: bool) -> asyncio.Future[T]:
+        """Apply the items; the future gives what `render` makes of the JSON array of their results."""
+        request = AckRequest(items, group, batch, render, asyncio.get_running_loop().create_future())
         self.fusion.submit(request)
         return request.answer
 
@@ -94,8 +98,7 @@ class Acker:
         if slow:
             await self._apply_carefully(slow, partitions, batch)
         for request, own in zip(batch, pending, strict=True):
-            if not request.answer.done():
-                request.answer.set_result(_render(own, partitions))
+            request.resolve(_render(own, partitions))
 
     async def _identify(self, request: AckRequest) -> list[_Pending]:
         """Read partition, lease and status of each item; what cannot be is answered here."""
@@ -192,11 +195,12 @@ class Acker:
         single = {id(item) for request in batch if not request.batch for item in request.items}
         decisions: dict[CursorKey, Decision] = {}
         async with self._link.transaction():
-            cursors = await lock_cursors(self._link, list(slow))
+            leaseless = [key for key, several in slow.items() if not all(one.lease_id for one in several)]
+            cursors = await lock_cursors(self._link, list(slow), make=leaseless)
             for key in [key for key in slow if key not in cursors]:
-                # The partition was deleted, and this worker has not heard of it yet.
+                # The group or the partition was deleted, and this worker has not heard of it yet.
                 for one in slow.pop(key):
-                    one.outcome = Outcome(False, NOT_FOUND)
+                    one.outcome = Outcome(False, INVALID_LEASE if one.lease_id else NOT_FOUND)
             for key, several in slow.items():
                 acks = [
                     Ack(one.offset, one.status or AckStatus.COMPLETED, one.lease_id, _error_text(one.item, single))

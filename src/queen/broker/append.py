@@ -7,16 +7,13 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TypeAlias
 
-import numpy as np
-
 from queen.broker.catalog import Partition
 from queen.broker.dedup import Dedup
 from queen.broker.lots import Assembler, Lot
-from queen.broker.seen import Hashes
 from queen.broker.segments import SegmentCache
 from queen.storage.database import Fetcher, Link
 
-OnStored: TypeAlias = Callable[[Sequence[tuple[Partition, int, int]], Hashes], None]
+OnStored: TypeAlias = Callable[[Sequence[tuple[Partition, int, int]], list[int]], None]
 """Told what each partition got: from which offset on, how many messages; and the hashes of all their ids, in order."""
 
 _SHARED_SECONDS = 1.0
@@ -76,7 +73,7 @@ class Appender:
         stored = [lot for lot in lots if lot.chunks]
         if not stored:
             return
-        hashes = np.array([value for lot in stored for chunk in lot.chunks for value in chunk.hashes], dtype=np.uint64)
+        hashes = [value for lot in stored for chunk in lot.chunks for value in chunk.hashes]
         spans = [(lot.partition, lot.base, lot.count) for lot in stored]
         self._dedup.learn(hashes, spans)
         for lot, created_at in zip(stored, times, strict=True):

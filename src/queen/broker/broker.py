@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -26,7 +27,6 @@ from queen.broker.pop import Popper
 from queen.broker.push import Pusher
 from queen.broker.redrive import Redriver
 from queen.broker.renew import Renewer
-from queen.broker.seen import Hashes
 from queen.broker.segments import SegmentCache
 from queen.broker.selections import Selections
 from queen.broker.traces import Traces
@@ -125,7 +125,7 @@ class Broker:
             self._take_in(event)
         self._send(events)
 
-    def _stored(self, stored: Sequence[tuple[Partition, int, int]], hashes: Hashes) -> None:
+    def _stored(self, stored: Sequence[tuple[Partition, int, int]], hashes: list[int]) -> None:
         for partition, _, count in stored:
             self.popper.fed(partition.queue_id, partition.id, count)
         if self._alone:
@@ -138,7 +138,7 @@ class Broker:
                     Datagram(
                         [pushed(partition.queue_id, partition.id, count) for partition, _, count in some],
                         [(partition.id, base, count) for partition, base, count in some],
-                        hashes[start:end].tobytes(),
+                        array("Q", hashes[start:end]).tobytes(),
                     )
                 )
             )

@@ -17,13 +17,19 @@ from queen.wire.segment import MalformedSegment
 CursorKey: TypeAlias = tuple[int, int]
 
 
-async def lock_cursors(fetcher: Fetcher, keys: Collection[CursorKey]) -> dict[CursorKey, Cursor]:
-    """Lock the cursors of (partition, group) pairs, making those that do not exist; all in one order."""
+async def lock_cursors(
+    fetcher: Fetcher, keys: Collection[CursorKey], *, make: Collection[CursorKey]
+) -> dict[CursorKey, Cursor]:
+    """Lock the cursors of (partition, group) pairs, all in one order; of those that do not exist, `make` some.
+
+    Whoever names a lease has had a cursor: if it is gone, the group was deleted, and must not come back half.
+    """
     ordered = sorted(keys)
     arguments = ([pid for pid, _ in ordered], [gid for _, gid in ordered])
     rows = await fetcher.fetch("lock_cursors", *arguments)
-    if len(rows) < len(ordered):
-        await fetcher.fetch("ensure_cursors", *arguments)
+    missing = sorted(set(make) - {(row["partition_id"], row["group_id"]) for row in rows})
+    if missing:
+        await fetcher.fetch("ensure_cursors", [pid for pid, _ in missing], [gid for _, gid in missing])
         rows = await fetcher.fetch("lock_cursors", *arguments)
     return {
         (row["partition_id"], row["group_id"]): Cursor(

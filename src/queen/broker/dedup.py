@@ -45,7 +45,7 @@ class Dedup:
         self.lookups = 0
         self._longest_window = 0.0
 
-    def learn(self, hashes: Hashes, spans: Iterable[tuple[Partition | None, int, int]]) -> None:
+    def learn(self, hashes: Hashes | list[int], spans: Iterable[tuple[Partition | None, int, int]]) -> None:
         """These ids were stored; `spans` says where: (partition, first offset, number)."""
         self.filter.add(hashes)
         self.filter.drop_before(time.time() - self._longest_window - _CLOCK_SKEW)

@@ -18,13 +18,13 @@ class Fusion(Generic[T]):
     """Runs `run(batch)` for everything submitted, one batch at a time.
 
     There is no timer: an idle lane starts at once, a busy one gathers. `weigh` says how much of a batch an item takes,
-    `limit` how much a batch may hold. With a `turn`, each batch is taken and run inside it. `run` answers its items
-    itself; should it raise, `fail(item, error)` is called for each.
+    `limit` how much a batch may hold. With a `turn`, each batch is taken and run inside it, and what `run` returns is
+    called when it is over. `run` answers its items itself; should it raise, `fail(item, error)` is called for each.
     """
 
     def __init__(
         self,
-        run: Callable[[list[T]], Awaitable[None]],
+        run: Callable[[list[T]], Awaitable[Callable[[], None] | None]],
         fail: Callable[[T, Exception], None],
         *,
         weigh: Callable[[T], int] = lambda item: 1,
@@ -58,20 +58,23 @@ class Fusion(Generic[T]):
         try:
             while self._waiting:
                 async with self._turn:
-                    await self._run_safely(self._take())
+                    afterwards = await self._run_safely(self._take())
+                if afterwards is not None:
+                    afterwards()
         finally:
             self._task = None
 
-    async def _run_safely(self, batch: list[T]) -> None:
+    async def _run_safely(self, batch: list[T]) -> Callable[[], None] | None:
         self.batches += 1
         self.items += len(batch)
         try:
-            await self._run(batch)
+            return await self._run(batch)
         except Exception as error:
             # The lane must outlive any one batch; whoever waits for it is told.
             log.exception("a fused batch of %d failed", len(batch))
             for item in batch:
                 self._fail(item, error)
+            return None
 
     def _take(self) -> list[T]:
         waiting, room = self._waiting, self._limit

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, auto
 
-import numpy as np
-
 from queen.broker.catalog import Partition, Queue
 from queen.broker.dedup import Dedup, Earlier
 from queen.broker.parts import Chunk, Part, Preparer
@@ -96,7 +94,7 @@ class Assembler:
     def _suspects(self, lots: Sequence[Lot]) -> list[dict[int, str] | None]:
         """For each lot the ids, by hash, that may be stored already; None where duplicates are allowed."""
         hashes = [value for lot in lots for part in lot.parts for value in part.hashes]
-        maybe = np.flatnonzero(self._dedup.filter.maybe(np.array(hashes, dtype=np.uint64))).tolist()
+        maybe = self._dedup.filter.suspects(hashes)
         result: list[dict[int, str] | None] = []
         start = 0
         for lot in lots:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any, TypeVar
 
 import asyncpg
 
@@ -24,6 +25,8 @@ _SCAN_PAGE = 10_000
 _ENOUGH_READY = 50_000
 _IDLE_LANE_SECONDS = 600.0
 _MOST_CLAIMS = 256
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +47,20 @@ class PopOptions:
 
 
 class Pop:
-    """One request for messages. Its answer is the JSON body, or None when there is nothing."""
+    """One request for messages. Its answer is what `render` makes of the JSON body, or of None for nothing."""
 
-    __slots__ = ("answer", "busy", "expired", "group", "lanes", "options", "partition_name", "queue_names", "timer")
+    __slots__ = (
+        "answer",
+        "busy",
+        "expired",
+        "group",
+        "lanes",
+        "options",
+        "partition_name",
+        "queue_names",
+        "render",
+        "timer",
+    )
 
     def __init__(
         self,
@@ -54,12 +68,14 @@ class Pop:
         partition_name: str | None,
         group: str,
         options: PopOptions,
-        answer: asyncio.Future[bytes | None],
+        render: Callable[[bytes | None], Any],
+        answer: asyncio.Future[Any],
     ) -> None:
         self.queue_names = queue_names
         self.partition_name = partition_name
         self.group = group
         self.options = options
+        self.render = render
         self.answer = answer
         self.timer: asyncio.TimerHandle | None = None
         # Set while a claim is under way for it, so that no other lane claims for it too.
@@ -82,7 +98,7 @@ class Pop:
         if self.timer is not None:
             self.timer.cancel()
         if not self.answer.done():
-            self.answer.set_result(body)
+            self.answer.set_result(self.render(body))
 
     def fail(self, error: Exception) -> None:
         if self.timer is not None:
@@ -146,11 +162,19 @@ class Popper:
         return sum(lane.parked for lane in self._lanes.values()) + sum(map(len, self._homeless.values()))
 
     def pop(
-        self, queue_names: tuple[str, ...], partition_name: str | None, group: str, options: PopOptions
-    ) -> asyncio.Future[bytes | None]:
-        """Ask for messages of one queue, or of several in the order given."""
+        self,
+        queue_names: tuple[str, ...],
+        partition_name: str | None,
+        group: str,
+        options: PopOptions,
+        render: Callable[[bytes | None], T],
+    ) -> asyncio.Future[T]:
+        """Ask for messages of one queue, or of several in the order given.
+
+        The future gives what `render` makes of the JSON that answers it, or of None when there is nothing.
+        """
         loop = asyncio.get_running_loop()
-        pop = Pop(queue_names, partition_name, group, options, loop.create_future())
+        pop = Pop(queue_names, partition_name, group, options, render, loop.create_future())
         if options.wait:
             pop.timer = loop.call_later(options.timeout, pop.expire)
         lane = self._lanes.get((queue_names[0], group)) if len(queue_names) == 1 else None

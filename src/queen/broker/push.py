@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any, TypeVar
 
 import asyncpg
 
@@ -25,15 +26,18 @@ from queen.wire.push import PushItem
 _LARGEST_BATCH_BYTES = 4 << 20
 _RETRY_SECONDS = 2.0
 
+T = TypeVar("T")
+
 
 @dataclass(slots=True, eq=False)
 class Push:
-    """One request: its items by the partition they go to, and the future of its JSON answer."""
+    """One request: its items by the partition they go to, and the future of what `render` makes of its answer."""
 
     count: int
     nbytes: int
     subject: str | None
-    answer: asyncio.Future[bytes]
+    render: Callable[[bytes], Any]
+    answer: asyncio.Future[Any]
     parts: list[Part] = field(default_factory=list)
     blocks: set[bytes] = field(default_factory=set)
 
@@ -80,10 +84,12 @@ class Pusher:
             self._run, _fail, weigh=lambda push: push.nbytes + 512, limit=_LARGEST_BATCH_BYTES, turn=turn
         )
 
-    def push(self, items: list[PushItem], nbytes: int, subject: str | None = None) -> asyncio.Future[bytes]:
-        """Store the items (at least one); the future gives the JSON array that answers the request."""
+    def push(
+        self, items: list[PushItem], nbytes: int, render: Callable[[bytes], T], subject: str | None = None
+    ) -> asyncio.Future[T]:
+        """Store the items (at least one); the future gives what `render` makes of the JSON array that answers them."""
         self._name_nameless(items)
-        push = Push(len(items), nbytes, subject, asyncio.get_running_loop().create_future())
+        push = Push(len(items), nbytes, subject, render, asyncio.get_running_loop().create_future())
         push.parts = split_by_target(push, items)
         # While the batch before is being stored, this one is made ready.
         for part in push.parts:
@@ -140,19 +146,26 @@ class Pusher:
         self._preparer.prepare(part, partition, queue)
         return True
 
-    async def _run(self, batch: list[Push]) -> None:
-        """Store a batch; when PostgreSQL refuses it, each request alone, so that only the guilty one fails."""
+    async def _run(self, batch: list[Push]) -> Callable[[], None] | None:
+        """Store a batch; when PostgreSQL refuses it, each request alone, so that only the guilty one fails.
+
+        Returns what answers the requests, to be called when the turn has been passed on.
+        """
         try:
-            await self._store_persistently(batch)
+            lots = await self._store_persistently(batch)
         except (asyncpg.PostgresError, QueenError) as error:
             if len(batch) == 1 or isinstance(error, DatabaseAway):
                 for push in batch:
                     _fail(push, error)
-                return
+                return None
             for push in batch:
-                await self._run([push])
+                answer = await self._run([push])
+                if answer is not None:
+                    answer()
+            return None
+        return lambda: _answer(batch, lots)
 
-    async def _store_persistently(self, batch: list[Push]) -> None:
+    async def _store_persistently(self, batch: list[Push]) -> list[Lot]:
         """Try again for a while when PostgreSQL goes away: segments of a lost attempt are recognised by their ids."""
         deadline = time.monotonic() + _RETRY_SECONDS
         while True:
@@ -167,7 +180,7 @@ class Pusher:
                     raise
                 await asyncio.sleep(0.05)
 
-    async def _store(self, batch: list[Push]) -> None:
+    async def _store(self, batch: list[Push]) -> list[Lot]:
         self._drain_bus()
         parts = [part for push in batch for part in push.parts]
         for _ in range(5):
@@ -178,9 +191,7 @@ class Pusher:
             if lots is None:
                 continue
             if await self._appender.append(self._link, lots):
-                # Answers are written after the turn has been passed on.
-                asyncio.get_running_loop().call_soon(_answer, batch, lots)
-                return
+                return lots
             # A partition is gone: its queue was deleted. Pushing makes it anew.
             for lot in lots:
                 self._catalog.forget_queue(lot.queue.name)
@@ -209,7 +220,7 @@ def _answer(batch: list[Push], lots: list[Lot]) -> None:
     results = render_results(lots)
     for push in batch:
         if not push.answer.done():
-            push.answer.set_result(join_results(push.parts, results, push.count))
+            push.answer.set_result(push.render(join_results(push.parts, results, push.count)))
         # A push and its parts know each other: let go of what they hold without waiting for the collector.
         push.parts.clear()
 

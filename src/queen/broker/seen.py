@@ -37,8 +37,10 @@ class SeenFilter:
     def nbytes(self) -> int:
         return sum(generation.bits.nbytes for generation in self._generations)
 
-    def add(self, hashes: Hashes, stored_at: float | None = None) -> None:
+    def add(self, hashes: Hashes | list[int], stored_at: float | None = None) -> None:
         """Add what was stored at some time (None: just now)."""
+        if isinstance(hashes, list) and len(hashes) > _FEW:
+            hashes = np.array(hashes, dtype=np.uint64)
         while len(hashes):
             newest = self._generations[-1]
             room = newest.capacity - newest.entries
@@ -52,10 +54,15 @@ class SeenFilter:
         """The stretches of time in which a hash may have been stored."""
         return [(g.oldest_at, g.newest_at) for g in self._generations if g.contains_one(value)]
 
+    def suspects(self, values: list[int]) -> list[int]:
+        """The positions of hashes that may have been added; the others certainly were not since `complete_since`."""
+        if len(values) > _FEW:
+            found: list[int] = np.flatnonzero(self.maybe(np.array(values, dtype=np.uint64))).tolist()
+            return found
+        return [i for i, value in enumerate(values) if any(g.contains_one(value) for g in self._generations)]
+
     def maybe(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """For each hash: False when it was certainly not added since `complete_since`."""
-        if len(hashes) <= _FEW:
-            return np.array([any(g.contains_one(value) for g in self._generations) for value in hashes.tolist()])
         positions = _positions(hashes)
         found = self._generations[-1].contains(positions)
         for generation in self._generations[:-1]:
@@ -91,9 +98,9 @@ class _Generation:
         self.newest_at = 0.0
         self.oldest_at = float("inf")
 
-    def add(self, hashes: Hashes, stored_at: float) -> None:
-        if len(hashes) <= _FEW:
-            for value in hashes.tolist():
+    def add(self, hashes: Hashes | list[int], stored_at: float) -> None:
+        if isinstance(hashes, list):
+            for value in hashes:
                 self._add_one(value)
         else:
             positions = (_positions(hashes) & np.uint64(self.size_mask)).ravel()

@@ -26,7 +26,7 @@ class Selections:
             left = deadline - loop.time()
             if queues:
                 slice_seconds = max(0.0, min(left, _REFRESH_SECONDS))
-                promise = self._popper.pop(queues, None, group, options.waiting(slice_seconds))
+                promise = self._popper.pop(queues, None, group, options.waiting(slice_seconds), lambda body: body)
                 body = await promise
                 if body is not None or not options.wait:
                     return body

@@ -7,7 +7,7 @@ from typing import Any
 
 from queen.broker.catalog import QUEUE_MODE, Catalog, Partition, Queue
 from queen.broker.cursors import CursorKey, apply_decisions, lock_cursors
-from queen.broker.decide import NOT_FOUND, Ack, Cursor, Decision, decide_in_transaction, parse_status
+from queen.broker.decide import INVALID_LEASE, NOT_FOUND, Ack, Cursor, Decision, decide_in_transaction, parse_status
 from queen.broker.leases import LeaseBook
 from queen.broker.locate import leased_offsets, locate
 from queen.broker.push import NotStored, Pusher, StoredPush
@@ -80,7 +80,7 @@ class Transactions:
             if place is None or place[0] != self._catalog.shard:
                 raise Refused(f"ACK operation failed: {NOT_FOUND}")
             if ack.lease_id and not is_uuid(ack.lease_id):
-                raise Refused("ACK operation failed: Invalid or expired lease")
+                raise Refused(f"ACK operation failed: {INVALID_LEASE}")
             group_id = await self._catalog.group(ack.group or QUEUE_MODE)
             assert group_id is not None
             places.append((place[1], group_id))
@@ -99,9 +99,11 @@ class Transactions:
             return {}, [], {}
         if any(key[0] not in partitions for key in places):
             raise Refused(f"ACK operation failed: {NOT_FOUND}")
-        cursors: dict[CursorKey, Cursor] = await lock_cursors(transaction, set(places))
-        if any(key not in cursors for key in places):
-            raise Refused(f"ACK operation failed: {NOT_FOUND}")
+        leaseless = {key for ack, key in zip(acks, places, strict=True) if not ack.lease_id}
+        cursors: dict[CursorKey, Cursor] = await lock_cursors(transaction, set(places), make=leaseless)
+        for key in places:
+            if key not in cursors:
+                raise Refused(f"ACK operation failed: {NOT_FOUND if key in leaseless else INVALID_LEASE}")
         offsets = await self._offsets(transaction, acks, places)
         by_cursor: dict[CursorKey, list[int]] = {}
         for index, key in enumerate(places):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -29,7 +29,12 @@ class AckRequest:
     items: list[AckItem]
     group: str
     batch: bool
-    answer: asyncio.Future[bytes]
+    render: Callable[[bytes], Any]
+    answer: asyncio.Future[Any]
+
+    def resolve(self, body: bytes) -> None:
+        if not self.answer.done():
+            self.answer.set_result(self.render(body))
 
 
 @dataclass(slots=True, eq=False)
@@ -84,8 +89,7 @@ class WholeAcks:
                 self._leases.finish(whole.lease_id, key[0])
                 freed.append((whole.partition.queue_id, *key, available))
             for request in whole.requests:
-                if not request.answer.done():
-                    request.answer.set_result(_render(request.items, whole.partition, released))
+                request.resolve(_render(request.items, whole.partition, released))
         self._on_freed(freed)
         return rest
 

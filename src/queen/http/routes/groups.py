@@ -8,6 +8,7 @@ from queen.broker.broker import Broker
 from queen.broker.groups import Groups
 from queen.errors import BadRequest
 from queen.http.message import Request, Response, json_response
+from queen.http.names import path_name
 from queen.http.paging import MOST_ON_A_PAGE, read_page, time_of
 from queen.http.router import Access, Router
 from queen.wire.ack import decode_object
@@ -45,11 +46,11 @@ class GroupRoutes:
         return json_response(200, await self._groups.lagging(seconds, limit, offset))
 
     async def group(self, request: Request) -> Response:
-        return json_response(200, await self._groups.detail(request.params["group"]))
+        return json_response(200, await self._groups.detail(path_name(request, "group")))
 
     async def delete(self, request: Request) -> Response:
         """Forget where a group is on all queues, and its subscriptions unless `deleteMetadata=false`."""
-        group, with_subscriptions = request.params["group"], request.query_bool("deleteMetadata", True)
+        group, with_subscriptions = path_name(request, "group"), request.query_bool("deleteMetadata", True)
         count = await self._groups.delete(group, None, with_subscriptions=with_subscriptions)
         return json_response(
             200,
@@ -63,7 +64,7 @@ class GroupRoutes:
 
     async def delete_for_queue(self, request: Request) -> Response:
         """The same for one queue."""
-        group, queue = request.params["group"], request.params["queue"]
+        group, queue = path_name(request, "group"), path_name(request, "queue")
         with_subscriptions = request.query_bool("deleteMetadata", True)
         count = await self._groups.delete(group, queue, with_subscriptions=with_subscriptions)
         return json_response(
@@ -79,7 +80,7 @@ class GroupRoutes:
 
     async def subscription(self, request: Request) -> Response:
         """Have a group start at another time on partitions it has not consumed from yet."""
-        group = request.params["group"]
+        group = path_name(request, "group")
         body = decode_object(request.body)
         if body.get("subscriptionTimestamp") is None:
             raise BadRequest("Missing subscriptionTimestamp in request body")
@@ -97,7 +98,7 @@ class GroupRoutes:
 
     async def seek(self, request: Request) -> Response:
         """Move a group on a queue: `{"toEnd": true}` or `{"timestamp": …}`."""
-        group, queue = request.params["group"], request.params["queue"]
+        group, queue = path_name(request, "group"), path_name(request, "queue")
         body = decode_object(request.body)
         to_end, timestamp = body.get("toEnd") is True, body.get("timestamp")
         if not to_end and timestamp is None:
@@ -117,7 +118,7 @@ class GroupRoutes:
 
     async def seek_partition(self, request: Request) -> Response:
         """Have a group skip all there is on one partition."""
-        group, queue, partition = (request.params[key] for key in ("group", "queue", "partition"))
+        group, queue, partition = (path_name(request, key) for key in ("group", "queue", "partition"))
         result = await self._groups.seek_partition(group, queue, partition)
         return json_response(
             200,

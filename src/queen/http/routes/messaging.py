@@ -10,7 +10,6 @@ from queen.broker.catalog import QUEUE_MODE
 from queen.broker.pop import PopOptions
 from queen.errors import BadRequest, NotFound
 from queen.http.message import Request, Response, error_response, json_response
-from queen.http.reply import reply
 from queen.http.router import Access, Router
 from queen.wire.ack import decode_ack, decode_ack_batch, decode_object
 from queen.wire.push import check_name, decode_push
@@ -42,7 +41,7 @@ class MessagingRoutes:
         items = decode_push(request.body)
         if not items:
             return Response(201, b"[]")
-        return reply(self._broker.pusher.push(items, len(request.body)), _created)
+        return self._broker.pusher.push(items, len(request.body), _created)
 
     def pop(self, request: Request) -> asyncio.Future[Response]:
         queue, partition = request.params["queue"], request.params.get("partition")
@@ -63,9 +62,9 @@ class MessagingRoutes:
         return _popped(await popping)
 
     def _pop(self, request: Request, queues: tuple[str, ...], partition: str | None) -> asyncio.Future[Response]:
-        promise = self._broker.popper.pop(queues, partition, self._group(request), self._options(request))
-        request.on_disconnect(promise.cancel)
-        return reply(promise, _popped)
+        answer = self._broker.popper.pop(queues, partition, self._group(request), self._options(request), _popped)
+        request.on_disconnect(answer.cancel)
+        return answer
 
     def _group(self, request: Request) -> str:
         return _checked_group(request.query.get("consumerGroup"))
@@ -93,13 +92,13 @@ class MessagingRoutes:
 
     def ack(self, request: Request) -> asyncio.Future[Response]:
         item, group = decode_ack(request.body)
-        return reply(self._broker.acker.ack([item], _checked_group(group), batch=False), _ok)
+        return self._broker.acker.ack([item], _checked_group(group), _ok, batch=False)
 
     def ack_batch(self, request: Request) -> Response | asyncio.Future[Response]:
         items, group = decode_ack_batch(request.body)
         if not items:
             return Response(200, b"[]")
-        return reply(self._broker.acker.ack(items, _checked_group(group), batch=True), _ok)
+        return self._broker.acker.ack(items, _checked_group(group), _ok, batch=True)
 
     async def transaction(self, request: Request) -> Response:
         operations = decode_transaction(request.body)

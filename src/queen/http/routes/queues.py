@@ -10,6 +10,7 @@ from queen.broker.queues import Queues
 from queen.broker.resources import Resources
 from queen.errors import BadRequest
 from queen.http.message import Request, Response, json_response
+from queen.http.names import path_name, query_name
 from queen.http.paging import MOST_ON_A_PAGE, read_page
 from queen.http.router import Access, Router
 from queen.wire.ack import decode_object
@@ -59,19 +60,19 @@ class QueueRoutes:
         )
 
     async def delete(self, request: Request) -> Response:
-        name = request.params["queue"]
+        name = path_name(request, "queue")
         existed = await self._queues.delete(name)
         return json_response(200, {"deleted": True, "queue": name, "existed": existed})
 
     async def clear(self, request: Request) -> Response:
         """Remove all messages of a queue, or of one partition (`?partition=`); its options stay."""
-        name, partition = request.params["queue"], request.query.get("partition") or None
+        name, partition = path_name(request, "queue"), query_name(request, "partition") or None
         messages = await self._queues.clear(name, partition)
         return json_response(200, {"cleared": True, "queue": name, "partition": partition, "messages": messages})
 
     async def queues(self, request: Request) -> Response:
         """All queues, or a page of them when `limit` or `offset` is sent, filtered by `namespace` and `task`."""
-        namespace, task = request.query.get("namespace", ""), request.query.get("task", "")
+        namespace, task = query_name(request, "namespace"), query_name(request, "task")
         if not request.query.keys() & {"limit", "offset"}:
             return json_response(200, {"queues": await self._resources.queues(namespace, task)})
         limit, offset = read_page(request, MOST_ON_A_PAGE)
@@ -85,12 +86,12 @@ class QueueRoutes:
         )
 
     async def queue(self, request: Request) -> Response:
-        return json_response(200, await self._resources.queue(request.params["queue"]))
+        return json_response(200, await self._resources.queue(path_name(request, "queue")))
 
     async def partitions(self, request: Request) -> Response:
         """A page of the partitions of a queue (`?queue=`), or of all queues."""
         limit, offset = read_page(request, MOST_ON_A_PAGE)
-        partitions, total = await self._resources.partitions(request.query.get("queue", ""), limit, offset)
+        partitions, total = await self._resources.partitions(query_name(request, "queue"), limit, offset)
         return json_response(
             200, {"partitions": partitions, "total": total, "pagination": {"limit": limit, "offset": offset}}
         )
