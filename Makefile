@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint format docs constraints bench soak clean
+.PHONY: help setup serve test acceptance lint format docs constraints bench soak clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ serve: setup ## Start the server; variables and ARGS are those of `queen serve`.
 test: setup ## Run the tests.
 	$(BIN)/pytest $(ARGS)
 
+acceptance: setup ## Run the published clients against the server; part of `make test`.
+	$(BIN)/pytest tests/acceptance $(ARGS)
+
 lint: setup ## Check style, types and the layers.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -55,7 +58,8 @@ bench: setup ## Measure throughput and latency; ARGS='--help' explains.
 	$(BIN)/python bench/run.py $(ARGS)
 
 SOAK_SECONDS ?= 3600
-soak: setup ## Push and pop for an hour (SOAK_SECONDS): does it stay steady?
+soak: setup ## Long campaigns: the tests marked soak, then pushing and popping for an hour (SOAK_SECONDS).
+	HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m soak --timeout 3600
 	$(BIN)/python bench/run.py --only mixed --repeat 1 --mixed-seconds $(SOAK_SECONDS) $(ARGS)
 
 clean: ## Remove caches and what was built; data and .venv stay.

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-RETRY_LIMIT = 2
+RETRY_LIMIT = 1
 LATE = "Invalid or expired lease"
 SKIPPED = "Not applied: an earlier message of the batch failed and is redelivered first"
 

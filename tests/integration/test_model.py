@@ -147,13 +147,29 @@ WEIGHTS = [
 
 
 @st.composite
-def operations(draw: st.DrawFn) -> Any:
+def steps(draw: st.DrawFn) -> list[Any]:
     """One step, each kind as often as its weight says."""
-    return draw(draw(st.sampled_from([kind for weight, kind in WEIGHTS for _ in range(weight)])))
+    return [draw(draw(st.sampled_from([kind for weight, kind in WEIGHTS for _ in range(weight)])))]
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> list[Any]:
+    """A few steps that follow each other: a batch goes out and is acked bit by bit, in some order."""
+    worker, group, partition = draw(workers), draw(groups), draw(partitions)
+    numbers = draw(st.lists(st.integers(0, 40), min_size=1, max_size=5))
+    acks = st.builds(AckSome, workers, st.just(0), some_acks, mostly, st.booleans())
+    return [
+        Push(worker, [(partition, number) for number in numbers]),
+        Pop(draw(workers), group, draw(st.none() | st.just(partition)), draw(st.integers(2, 5)), 1, False),
+        *draw(st.lists(acks_of_one | acks | failures, min_size=1, max_size=3)),
+        *draw(st.sampled_from([[], [], [Expire()]])),
+    ]
 
 
 # Long ones: it takes a dozen steps before a lease is late, a failure the last one, or an id forgotten.
-histories = st.lists(operations(), min_size=40, max_size=80).map(History)
+histories = st.lists(steps() | episodes(), min_size=20, max_size=40).map(
+    lambda several: History(step for some in several for step in some)
+)
 
 Message = dict[str, Any]
 
@@ -406,7 +422,7 @@ async def servers(start_server: StartServer, number_of_workers: int) -> list[Api
 @pytest.mark.timeout(24 * 3600 if SOAK else 900)
 @pytest.mark.parametrize("number_of_workers", [1, 2])
 @settings(
-    max_examples=3000 if SOAK else 60,
+    max_examples=3000 if SOAK else 150,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -23,7 +23,7 @@ from queen.broker.message_browser import MessageBrowser
 from queen.broker.message_finder import MessageFinder
 from queen.broker.messages import Messages
 from queen.broker.parts import Preparer
-from queen.broker.pop import Popper
+from queen.broker.popper import Popper
 from queen.broker.push import Pusher
 from queen.broker.redrive import Redriver
 from queen.broker.renew import Renewer

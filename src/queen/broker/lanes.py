@@ -33,6 +33,7 @@ class Lane:
         "group_id",
         "group_name",
         "held",
+        "impatient",
         "plain",
         "queue_id",
         "queue_name",
@@ -66,6 +67,8 @@ class Lane:
         # Nobody feeds it any more; a pop that comes back to it enters anew.
         self.dropped = False
         self.waiting: deque[Pop] = deque()
+        # Those that want an answer now, of which there are few, among all that wait.
+        self.impatient: set[Pop] = set()
         self.targeted: dict[int, deque[Pop]] = {}
         self.unresolved: dict[str, list[Pop]] = {}
         self.since: datetime | None = None
@@ -94,6 +97,18 @@ class Lane:
             + sum(len(pops) for pops in self.targeted.values())
             + sum(len(pops) for pops in self.unresolved.values())
         )
+
+    def admit(self, pop: Pop) -> None:
+        """A pop comes to be served here (and perhaps in other lanes too)."""
+        pop.lanes.add(self)
+        if not pop.options.wait:
+            self.impatient.add(pop)
+
+    def impatient_pops(self) -> list[Pop]:
+        """The pops that want an answer now."""
+        if self.impatient:
+            self.impatient = {pop for pop in self.impatient if not pop.done and self in pop.lanes}
+        return list(self.impatient)
 
     def feed(self, partition_id: int, count: int) -> None:
         """Messages were added to a partition."""

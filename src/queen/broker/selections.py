@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from queen.broker.catalog import Catalog
-from queen.broker.pop import PopOptions, Popper
+from queen.broker.pop import PopOptions
+from queen.broker.popper import Popper
 
 _REFRESH_SECONDS = 2.0
 

@@ -1,0 +1,453 @@
+"""Popping: waiting requests are matched with ready partitions, and one statement leases for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from typing import TypeVar
+
+import asyncpg
+
+from queen.broker.catalog import Catalog, Queue
+from queen.broker.claims import Claim, Claimer
+from queen.broker.events import Event, EventKind
+from queen.broker.lanes import UNKNOWN, Holds, Lane
+from queen.broker.matching import MOST_CLAIMS, Matcher
+from queen.broker.pop import Pop, PopOptions
+from queen.broker.scans import SCAN_PAGE, scan_lane
+from queen.broker.subscribing import Subscriptions
+from queen.errors import DatabaseAway, QueenError
+from queen.storage.database import Database
+
+log = logging.getLogger(__name__)
+
+_IDLE_LANE_SECONDS = 600.0
+
+T = TypeVar("T")
+
+
+class Popper:
+    """Serves pops of one shard."""
+
+    def __init__(
+        self,
+        database: Database,
+        catalog: Catalog,
+        claimer: Claimer,
+        drain_bus: Callable[[], None],
+        on_subscribed: Callable[[str], None],
+        *,
+        safety_poll: float,
+        default_subscription: str = "",
+    ) -> None:
+        self._database = database
+        self._catalog = catalog
+        self._claimer = claimer
+        self._drain_bus = drain_bus
+        self._matcher = Matcher(claimer.lease_id)
+        self._subscriptions = Subscriptions(database, on_subscribed, default_subscription)
+        self._safety_poll = safety_poll
+        self._lanes: dict[tuple[str, str], Lane] = {}
+        self._by_queue: dict[int, list[Lane]] = {}
+        self._homeless: dict[str, list[Pop]] = {}
+        self._holds = Holds()
+        self._active: set[Lane] = set()
+        self._loop_task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.paused = False
+
+    def start(self) -> None:
+        self._spawn(self._keep_safe())
+
+    def release_parked(self) -> None:
+        """Answer every parked pop as empty."""
+        for lane in self._lanes.values():
+            for pop in list(lane.all_parked()):
+                pop.expire()
+        for pops in self._homeless.values():
+            for pop in pops:
+                pop.expire()
+
+    async def stop(self) -> None:
+        """Answer every parked pop and end."""
+        self.release_parked()
+        for task in [*self._tasks, *([self._loop_task] if self._loop_task else [])]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def parked(self) -> int:
+        return sum(lane.parked for lane in self._lanes.values()) + sum(map(len, self._homeless.values()))
+
+    def pop(
+        self,
+        queue_names: tuple[str, ...],
+        partition_name: str | None,
+        group: str,
+        options: PopOptions,
+        render: Callable[[bytes | None], T],
+    ) -> asyncio.Future[T]:
+        """Ask for messages of one queue, or of several in the order given.
+
+        The future gives what `render` makes of the JSON that answers it, or of None when there is nothing.
+        """
+        loop = asyncio.get_running_loop()
+        pop = Pop(queue_names, partition_name, group, options, render, loop.create_future())
+        if options.wait:
+            pop.timer = loop.call_later(options.timeout, pop.expire)
+        lane = self._lanes.get((queue_names[0], group)) if len(queue_names) == 1 else None
+        if lane is not None and partition_name is None and lane.scanned_at is not None and "" in lane.subscribed:
+            lane.used_at = loop.time()
+            lane.admit(pop)
+            lane.waiting.append(pop)
+            self._kick(lane)
+        else:
+            self._spawn(self._enter(pop))
+        return pop.answer
+
+    def handle(self, event: Event) -> None:
+        """Take in what this or another worker did."""
+        kind, queue_id, partition_id, group_id, number, name = event
+        if kind == EventKind.PUSHED:
+            self.fed(queue_id, partition_id, number)
+        elif kind == EventKind.FREED:
+            for lane in self._by_queue.get(queue_id, ()):
+                if lane.group_id == group_id:
+                    lane.free(partition_id, number)
+                    self._kick(lane)
+        elif kind == EventKind.PARTITION_GONE:
+            for lane in self._by_queue.get(queue_id, ()):
+                for pop in lane.lose(partition_id):
+                    self._spawn(self._enter(pop))
+        elif kind == EventKind.QUEUE_CHANGED:
+            # How long its partitions are held depends on its options, and it may be another one than before.
+            self._drop_lanes(lambda lane: lane.queue_name == name)
+            self._find_homes(name)
+        elif kind == EventKind.QUEUE_GONE:
+            self._drop_lanes(lambda lane: lane.queue_name == name)
+        elif kind == EventKind.GROUP_CHANGED:
+            self._drop_lanes(lambda lane: lane.group_name == name)
+
+    def is_awaited(self, queue_id: int, group_id: int) -> bool:
+        """Whether pops of a group wait for a queue here."""
+        return any(
+            lane.group_id == group_id and any(not pop.done for pop in lane.waiting)
+            for lane in self._by_queue.get(queue_id, ())
+        )
+
+    def fed(self, queue_id: int, partition_id: int, count: int) -> None:
+        """Messages were added to a partition."""
+        for lane in self._by_queue.get(queue_id, ()):
+            lane.feed(partition_id, count)
+            if lane.unresolved:
+                self._spawn(self._resolve_partitions(lane))
+            if lane.waiting or lane.targeted:
+                self._kick(lane)
+
+    async def _enter(self, pop: Pop) -> None:
+        """Bring a pop to its lanes, making them as needed."""
+        try:
+            lanes = []
+            for name in pop.queue_names:
+                lane = await self._lane(name, pop)
+                if lane is not None:
+                    lanes.append(lane)
+            if not lanes:
+                await self._wait_for_queue(pop)
+                return
+            if len(lanes) > 1:
+                # Priority decides among queues, so what each of them has is known before any is served.
+                await asyncio.gather(*(self._scan(lane) for lane in lanes if lane.scanned_at is None))
+                if any(lane.dropped for lane in lanes):
+                    self._spawn(self._enter(pop))
+                    return
+            for lane in lanes:
+                lane.admit(pop)
+            for lane in lanes:
+                if pop.partition_name is not None:
+                    await self._target(lane, pop, pop.partition_name)
+                else:
+                    lane.waiting.append(pop)
+                self._kick(lane)
+        except (QueenError, asyncpg.PostgresError) as error:
+            pop.fail(error)
+
+    async def _wait_for_queue(self, pop: Pop) -> None:
+        if not pop.options.wait:
+            pop.resolve(None)
+            return
+        for name in pop.queue_names:
+            waiting = self._homeless.setdefault(name, [])
+            waiting[:] = [other for other in waiting if not other.done]
+            waiting.append(pop)
+        for name in pop.queue_names:
+            # It may have been made, and everybody told, just before the pop began to wait for it.
+            if await self._catalog.queue(name) is not None:
+                self._find_homes(name)
+
+    def _find_homes(self, name: str) -> None:
+        """A queue exists now: those who wait for it enter again."""
+        for pop in self._homeless.pop(name, ()):
+            if not pop.done:
+                self._spawn(self._enter(pop))
+
+    async def _lane(self, queue_name: str, pop: Pop) -> Lane | None:
+        lane = self._lanes.get((queue_name, pop.group))
+        partition = pop.partition_name or ""
+        if lane is None or partition not in lane.subscribed:
+            group_id = await self._catalog.group(pop.group)
+            assert group_id is not None
+            since, plain = await self._subscriptions.place(queue_name, group_id, pop)
+            queue = await self._catalog.queue(queue_name)
+            if queue is None:
+                return None
+            lane = self._lanes.get((queue_name, pop.group))
+            if lane is None:
+                lane = self._lanes[queue_name, pop.group] = Lane(queue.id, queue_name, group_id, pop.group)
+                self._by_queue.setdefault(queue.id, []).append(lane)
+            lane.since, lane.plain = since, plain
+            lane.subscribed.add(partition)
+        lane.used_at = asyncio.get_running_loop().time()
+        return lane
+
+    async def _target(self, lane: Lane, pop: Pop, partition_name: str) -> None:
+        """Wait for one partition; its first look is always at PostgreSQL."""
+        queue = await self._catalog.queue(lane.queue_name)
+        partition = await self._catalog.partition(queue, partition_name) if queue else None
+        if lane.dropped:
+            self._spawn(self._enter(pop))
+            return
+        if partition is None and pop.options.wait:
+            lane.unresolved.setdefault(partition_name, []).append(pop)
+            # It may have been made, and everybody told, just before the pop began to wait for it.
+            partition = await self._catalog.partition(queue, partition_name) if queue else None
+            waiting = lane.unresolved.get(partition_name, [])
+            if partition is None or pop not in waiting:
+                return
+            waiting.remove(pop)
+        if partition is None:
+            pop.resolve(None)
+            return
+        self._drain_bus()
+        lane.targeted.setdefault(partition.id, deque()).append(pop)
+        lane.held.pop(partition.id, None)
+        lane.ready.setdefault(partition.id, UNKNOWN)
+
+    async def _resolve_partitions(self, lane: Lane) -> None:
+        """A partition that somebody waits for by name may exist now."""
+        waiting, lane.unresolved = lane.unresolved, {}
+        for name, pops in waiting.items():
+            for pop in pops:
+                if not pop.done:
+                    try:
+                        await self._target(lane, pop, name)
+                    except (QueenError, asyncpg.PostgresError) as error:
+                        pop.fail(error)
+        self._kick(lane)
+
+    def _kick(self, lane: Lane) -> None:
+        """Serve a lane's pops, if there is anything to serve or to find out."""
+        self._active.add(lane)
+        if self._loop_task is None:
+            self._loop_task = asyncio.get_running_loop().create_task(self._serve())
+
+    async def _serve(self) -> None:
+        """Claim as long as somebody waits where something is ready; one statement at a time."""
+        try:
+            while self._active:
+                claims = self._match()
+                if not claims:
+                    # Nothing can be served until something happens, and what happens kicks its lane.
+                    self._active.clear()
+                    return
+                await self._claim(claims)
+        finally:
+            self._loop_task = None
+
+    def _match(self) -> list[Claim]:
+        """Give ready partitions to waiting pops. Lanes that have nothing to match leave the active set."""
+        claims: list[Claim] = []
+        lanes = sorted(self._active, key=self._urgency) if len(self._active) > 1 else list(self._active)
+        for lane in lanes:
+            if not lane.has_work:
+                self._drain_bus()
+            if lane.has_work and not self.paused:
+                self._matcher.match(lane, claims)
+            if not lane.has_work and not lane.claiming:
+                self._active.discard(lane)
+                self._settle_empty(lane)
+            if len(claims) >= MOST_CLAIMS:
+                break
+        return claims
+
+    def _urgency(self, lane: Lane) -> int:
+        queue = self._catalog.cached_queue(lane.queue_name)
+        return -queue.priority if queue else 0
+
+    async def _claim(self, claims: list[Claim]) -> None:
+        try:
+            await self._claimer.run(claims)
+        except Exception as error:
+            # Whatever it was, those who wait are told, and the others are served as before.
+            if not isinstance(error, QueenError | asyncpg.PostgresError):
+                log.exception("a batch of %d claims failed", len(claims))
+            for claim in claims:
+                claim.lane.claimed(claim.partition_id)
+                claim.lane.ready.setdefault(claim.partition_id, UNKNOWN)
+                for pop in claim.pops:
+                    pop.fail(error)
+            if isinstance(error, DatabaseAway):
+                await asyncio.sleep(0.1)
+            return
+        now = asyncio.get_running_loop().time()
+        for claim in claims:
+            lane = claim.lane
+            freed = lane.claimed(claim.partition_id)
+            if freed and claim.end == 0:
+                lane.ready.setdefault(claim.partition_id, UNKNOWN)
+            elif claim.hold_for > 0:
+                self._holds.add(lane, claim.partition_id, now + claim.hold_for, undue=claim.undue)
+                if claim.left > 0:
+                    lane.fed.add(claim.partition_id)
+            elif claim.left > 0:
+                lane.ready[claim.partition_id] = max(claim.left, lane.ready.pop(claim.partition_id, 0))
+        for claim in claims:
+            for pop in claim.pops:
+                self._again(claim, pop)
+            self._active.add(claim.lane)
+        self._arm_holds()
+
+    def _again(self, claim: Claim, pop: Pop) -> None:
+        """A pop that got nothing from the partition it was matched with is first in line for the next."""
+        lane = claim.lane
+        if pop.done or not pop.busy:
+            return
+        pop.busy = False
+        if pop.expired:
+            pop.resolve(None)
+        elif lane.dropped or (claim.gone and pop.partition_name is not None):
+            pop.lanes.discard(lane)
+            self._spawn(self._enter(pop))
+        elif pop.partition_name is not None:
+            lane.targeted.setdefault(claim.partition_id, deque()).appendleft(pop)
+        else:
+            lane.waiting.appendleft(pop)
+
+    def _settle_empty(self, lane: Lane) -> None:
+        """Nothing is known to be ready: find out whether that is so, then answer those who do not wait."""
+        if not lane.parked:
+            return
+        impatient = lane.impatient_pops()
+        now = asyncio.get_running_loop().time()
+        if (
+            lane.scanned_at is None
+            or (impatient and lane.total_partitions <= SCAN_PAGE)
+            or (lane.waiting and now - lane.scanned_at > self._safety_poll)
+        ):
+            if not lane.scanning:
+                lane.scanning = True
+                self._spawn(self._scan(lane, impatient))
+        elif impatient:
+            self._answer_empty(lane, impatient)
+
+    async def _scan(self, lane: Lane, impatient: Iterable[Pop] = ()) -> None:
+        """Find out what a lane has, and answer those who do not wait if that is nothing."""
+        impatient = list(impatient)
+        try:
+            await scan_lane(self._database, lane, self._holds, on_page=lambda: self._kick(lane))
+        except (QueenError, asyncpg.PostgresError) as error:
+            for pop in impatient:
+                pop.fail(error)
+            return
+        finally:
+            lane.scanning = False
+        self._arm_holds()
+        if not lane.has_work and not lane.claiming:
+            self._answer_empty(lane, impatient)
+        self._kick(lane)
+
+    def _answer_empty(self, lane: Lane, pops: Iterable[Pop]) -> None:
+        for pop in pops:
+            if lane not in pop.lanes:
+                # It has left, to enter anew elsewhere, while this lane was scanned for it.
+                continue
+            pop.lanes.discard(lane)
+            if not pop.lanes and not pop.busy:
+                pop.resolve(None)
+        lane.waiting = deque(pop for pop in lane.waiting if lane in pop.lanes)
+        lane.sweep()
+
+    def _arm_holds(self) -> None:
+        """Have one timer for the next hold that ends."""
+        at = self._holds.next_at()
+        if at is None or (self._timer is not None and self._timer.when() <= at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(at, self._expire_holds)
+
+    def _expire_holds(self) -> None:
+        self._timer = None
+        for lane in self._holds.expire(asyncio.get_running_loop().time() + 0.001):
+            if lane.parked:
+                self._kick(lane)
+        self._arm_holds()
+
+    async def _keep_safe(self) -> None:
+        """The slow poll: what no wake-up told is found here, and lanes nobody uses are let go."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._safety_poll)
+            now = loop.time()
+            for key, lane in list(self._lanes.items()):
+                if self._lanes.get(key) is not lane:
+                    continue
+                lane.sweep()
+                if lane.parked and not lane.scanning:
+                    lane.scanning = True
+                    await self._scan(lane)
+                    if lane.unresolved:
+                        await self._resolve_partitions(lane)
+                elif not lane.parked and not lane.claiming and now - lane.used_at > _IDLE_LANE_SECONDS:
+                    del self._lanes[key]
+                    self._by_queue[lane.queue_id].remove(lane)
+            for name, pops in list(self._homeless.items()):
+                if all(pop.done for pop in pops):
+                    self._homeless.pop(name, None)
+                elif await self._queue_appeared(name):
+                    self._find_homes(name)
+
+    async def _queue_appeared(self, name: str) -> Queue | None:
+        try:
+            return await self._catalog.queue(name)
+        except (QueenError, asyncpg.PostgresError):
+            return None
+
+    def _drop_lanes(self, doomed: Callable[[Lane], bool]) -> None:
+        """Forget lanes; their pops enter again and find what is there now."""
+        for key, lane in list(self._lanes.items()):
+            if doomed(lane):
+                del self._lanes[key]
+                self._by_queue[lane.queue_id].remove(lane)
+                self._active.discard(lane)
+                parked = [pop for pop in lane.all_parked() if not pop.done]
+                lane.waiting.clear()
+                lane.targeted.clear()
+                lane.unresolved.clear()
+                lane.dropped = True
+                for pop in parked:
+                    pop.lanes.discard(lane)
+                    self._spawn(self._enter(pop))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._spawned)
+
+    def _spawned(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a background step of popping failed", exc_info=task.exception())
