@@ -9,9 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.faults.load import Client
-
-_PATIENCE_SECONDS = 45.0
+from tests.faults.load import Client, until
 
 
 class Record:
@@ -41,9 +39,7 @@ class Record:
 
     async def until_given(self, counts: dict[str, int]) -> None:
         """Until every message, of so many in each partition, has been given to somebody."""
-        async with asyncio.timeout(_PATIENCE_SECONDS):
-            while any(self.given[partition] < count for partition, count in counts.items()):
-                await asyncio.sleep(0.02)
+        await until(lambda: all(self.given[partition] >= count for partition, count in counts.items()))
         assert dict(self.given) == counts
 
 

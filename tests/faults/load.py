@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,7 +27,7 @@ class Client:
         self.failures: Counter[str] = Counter()
         self.slowest = 0.0
 
-    async def persist(self, method: str, path: str, body: object = None, **query: object) -> tuple[Answer, int]:
+    async def persist(self, method: str, path: str, body: object = None, **query: Any) -> tuple[Answer, int]:
         """The answer, and how many times the request was sent."""
         attempts = 0
         while True:
@@ -37,7 +37,7 @@ class Client:
                 return answer, attempts
             await asyncio.sleep(_BACKOFF_SECONDS)
 
-    async def attempt(self, method: str, path: str, body: object = None, **query: object) -> Answer | None:
+    async def attempt(self, method: str, path: str, body: object = None, **query: Any) -> Answer | None:
         """The answer; None when the server could not be reached, or asked to try later."""
         begun = time.monotonic()
         try:
@@ -66,13 +66,15 @@ class Producer(Client):
         super().__init__(url)
         self.name = name
         self.queue = queue
-        self.partitions = (name, SHARED)
+        self.partitions: tuple[str, ...] = (name, SHARED)
         self.answered: defaultdict[str, list[str]] = defaultdict(list)
         """The transaction ids that were answered, by partition, in the order they were sent."""
         self.message_ids: dict[tuple[str, str], str] = {}
         self._per_request = per_request
         self._padding = "x" * padding
-        self._requests = 0
+        self._sent = 0
+        self.requests = 0
+        """How many requests were answered."""
 
     async def run(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
@@ -86,13 +88,14 @@ class Producer(Client):
         assert len(statuses) == 1, f"a request was stored in part: {answer.body}"
         # Sent once and never before, it cannot be a duplicate, however often the server had to try.
         assert attempts > 1 or statuses == {"queued"}, answer.body
+        self.requests += 1
         for item, result in zip(items, answer.body, strict=True):
             self.answered[item["partition"]].append(item["transactionId"])
             self.message_ids[item["partition"], item["transactionId"]] = result["message_id"]
 
     def _items(self) -> list[dict[str, Any]]:
-        first = self._requests * self._per_request
-        self._requests += 1
+        first = self._sent * self._per_request
+        self._sent += 1
         return [
             {
                 "queue": self.queue,
@@ -124,9 +127,16 @@ async def pushing(producers: Sequence[Producer]) -> AsyncIterator[None]:
 
 async def answered(producers: Iterable[Producer], requests: int) -> None:
     """Until each producer has been answered this many more requests."""
-    async with asyncio.timeout(_PATIENCE_SECONDS):
-        goals = {producer: len(producer.message_ids) + requests for producer in producers}
-        while any(len(producer.message_ids) < goal for producer, goal in goals.items()):
+    goals = {producer: producer.requests + requests for producer in producers}
+    await until(lambda: all(producer.requests >= goal for producer, goal in goals.items()))
+
+
+async def until(condition: Callable[[], bool], seconds: float = 45.0) -> None:
+    """Until something outside this process, or done by several clients, has come true."""
+    async with asyncio.timeout(seconds):
+        while True:
+            if condition():
+                return
             await asyncio.sleep(0.01)
 
 

@@ -422,7 +422,7 @@ async def servers(start_server: StartServer, number_of_workers: int) -> list[Api
 @pytest.mark.timeout(24 * 3600 if SOAK else 900)
 @pytest.mark.parametrize("number_of_workers", [1, 2])
 @settings(
-    max_examples=3000 if SOAK else 150,
+    max_examples=3000 if SOAK else 120,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -15,7 +15,18 @@ from queen.broker.catalog import Catalog, Partition
 from queen.broker.claims import Claimer
 from queen.broker.dead_letters import DeadLetters
 from queen.broker.dedup import Dedup
-from queen.broker.events import Datagram, Event, EventKind, decode_datagram, encode_datagram, freed, named, pushed, turn
+from queen.broker.events import (
+    Datagram,
+    Event,
+    EventKind,
+    decode_datagram,
+    encode_datagram,
+    freed,
+    held,
+    named,
+    pushed,
+    turn,
+)
 from queen.broker.janitor.janitor import Janitor, cleaning_jobs
 from queen.broker.leases import LeaseBook
 from queen.broker.lots import Assembler
@@ -80,6 +91,7 @@ class Broker:
             self.claimer,
             self.bus.drain,
             self._subscribed,
+            self._held,
             safety_poll=settings.pop_safety_poll_ms / 1000,
             default_subscription=settings.default_subscription_mode,
         )
@@ -145,11 +157,17 @@ class Broker:
             start = end
 
     def _freed(self, leases: Sequence[tuple[int, int, int, int]]) -> None:
+        # What the others said before comes first: that a lease began must not be heard after it has ended.
+        self.bus.drain()
         events = [freed(*lease) for lease in leases]
         for event in events:
             self._take_in(event)
         # Where somebody waits here, the partition is taken at once: telling the others would only make them try.
         self._send([event for event in events if not self.popper.is_awaited(event[1], event[3])])
+
+    def _held(self, leases: Sequence[tuple[int, int, int, float]]) -> None:
+        """The others need not try for what this worker has just leased."""
+        self._send([held(*lease) for lease in leases])
 
     def _subscribed(self, group: str) -> None:
         """Others may believe that the group starts at the beginning: they are to look again."""

@@ -12,6 +12,8 @@ class EventKind(StrEnum):
     """(queue id, partition id, messages added)"""
     FREED = "f"
     """(queue id, partition id, group id, messages waiting): a lease ended"""
+    HELD = "h"
+    """(queue id, partition id, group id, milliseconds): a lease began"""
     PARTITION_CHANGED = "s"
     """(queue id, partition id): messages in the middle of it were removed"""
     PARTITION_GONE = "x"
@@ -51,6 +53,10 @@ def pushed(queue_id: int, partition_id: int, count: int) -> Event:
 
 def freed(queue_id: int, partition_id: int, group_id: int, available: int) -> Event:
     return (EventKind.FREED.value, queue_id, partition_id, group_id, available, "")
+
+
+def held(queue_id: int, partition_id: int, group_id: int, seconds: float) -> Event:
+    return (EventKind.HELD.value, queue_id, partition_id, group_id, int(seconds * 1000), "")
 
 
 def partition_changed(queue_id: int, partition_id: int) -> Event:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TypeAlias, TypeVar
 
 import asyncpg
 
@@ -23,6 +23,9 @@ from queen.storage.database import Database
 
 log = logging.getLogger(__name__)
 
+OnHeld: TypeAlias = Callable[[Sequence[tuple[int, int, int, float]]], None]
+"""Told (queue, partition, group, seconds) of every lease that began."""
+
 _IDLE_LANE_SECONDS = 600.0
 
 T = TypeVar("T")
@@ -38,6 +41,7 @@ class Popper:
         claimer: Claimer,
         drain_bus: Callable[[], None],
         on_subscribed: Callable[[str], None],
+        on_held: OnHeld,
         *,
         safety_poll: float,
         default_subscription: str = "",
@@ -46,6 +50,7 @@ class Popper:
         self._catalog = catalog
         self._claimer = claimer
         self._drain_bus = drain_bus
+        self._on_held = on_held
         self._matcher = Matcher(claimer.lease_id)
         self._subscriptions = Subscriptions(database, on_subscribed, default_subscription)
         self._safety_poll = safety_poll
@@ -118,6 +123,12 @@ class Popper:
                 if lane.group_id == group_id:
                     lane.free(partition_id, number)
                     self._kick(lane)
+        elif kind == EventKind.HELD:
+            until = asyncio.get_running_loop().time() + number / 1000
+            for lane in self._by_queue.get(queue_id, ()):
+                if lane.group_id == group_id:
+                    self._holds.add(lane, partition_id, until)
+            self._arm_holds()
         elif kind == EventKind.PARTITION_GONE:
             for lane in self._by_queue.get(queue_id, ()):
                 for pop in lane.lose(partition_id):
@@ -303,6 +314,13 @@ class Popper:
                 await asyncio.sleep(0.1)
             return
         now = asyncio.get_running_loop().time()
+        self._on_held(
+            [
+                (claim.lane.queue_id, claim.partition_id, claim.lane.group_id, claim.hold_for)
+                for claim in claims
+                if claim.end > 0 and claim.lease_id and claim.hold_for > 0
+            ]
+        )
         for claim in claims:
             lane = claim.lane
             freed = lane.claimed(claim.partition_id)

@@ -1,0 +1,138 @@
+"""A TCP proxy in front of PostgreSQL that cuts, stalls and delays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+Chooses = Callable[[bytes], bool]
+
+
+class Proxy:
+    """Stands between a client and the PostgreSQL at a unix socket, and harms the connections on demand."""
+
+    def __init__(self, dsn: str) -> None:
+        parts = urlsplit(dsn)
+        where = parse_qs(parts.query)
+        self._target = f"{where['host'][0]}/.s.PGSQL.{where['port'][0]}"
+        self._user, self._database = parts.netloc.removesuffix("@"), parts.path
+        self._server: asyncio.Server | None = None
+        self._pairs: set[_Pair] = set()
+        self.flowing = asyncio.Event()
+        self.flowing.set()
+        self.refusing = False
+        self.delay = 0.0
+        self.lost_answers = 0
+        self._to_lose = 0
+        self._of: Chooses = lambda sent: True
+
+    @property
+    def dsn(self) -> str:
+        """Where clients connect to."""
+        assert self._server is not None
+        port = self._server.sockets[0].getsockname()[1]
+        where = urlencode({"host": "127.0.0.1", "port": port, "sslmode": "disable"})
+        return f"postgresql://{self._user}@{self._database}?{where}"
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.flowing.set()
+        self.cut()
+
+    def cut(self) -> None:
+        """End every connection at once, in whatever state it is."""
+        for pair in list(self._pairs):
+            pair.cut()
+
+    def lose_answers(self, count: int, of: Chooses = lambda sent: True) -> None:
+        """The next answers to chosen statements (by the bytes sent for them) break off in the middle.
+
+        What was asked for has happened by then, and the client cannot know.
+        """
+        self._to_lose, self._of = count, of
+
+    @asynccontextmanager
+    async def stalled(self) -> AsyncIterator[None]:
+        """No byte goes either way while the block runs."""
+        self.flowing.clear()
+        try:
+            yield
+        finally:
+            self.flowing.set()
+
+    @asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        """Every connection is cut, and no other is made while the block runs."""
+        self.refusing = True
+        self.cut()
+        try:
+            yield
+        finally:
+            self.refusing = False
+
+    def loses(self, sent: bytes) -> bool:
+        if self._to_lose and self._of(sent):
+            self._to_lose -= 1
+            self.lost_answers += 1
+            return True
+        return False
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refusing:
+            writer.transport.abort()
+            return
+        upstream_reader, upstream_writer = await asyncio.open_unix_connection(self._target)
+        pair = _Pair(self, writer, upstream_writer)
+        self._pairs.add(pair)
+        try:
+            await asyncio.gather(pair.carry_questions(reader), pair.carry_answers(upstream_reader))
+        finally:
+            self._pairs.discard(pair)
+            pair.cut()
+
+
+class _Pair:
+    """A connection of a client and the one made for it to PostgreSQL."""
+
+    def __init__(self, proxy: Proxy, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+        self._proxy = proxy
+        self._client = client
+        self._server = server
+        self._sent = b""
+
+    async def carry_questions(self, reader: asyncio.StreamReader) -> None:
+        async for chunk in self._chunks(reader):
+            self._sent += chunk
+            self._server.write(chunk)
+
+    async def carry_answers(self, reader: asyncio.StreamReader) -> None:
+        async for chunk in self._chunks(reader):
+            sent, self._sent = self._sent, b""
+            if self._proxy.loses(sent):
+                self._client.write(chunk[: len(chunk) // 2])
+                await asyncio.sleep(0)
+                return
+            self._client.write(chunk)
+
+    async def _chunks(self, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+        """What comes in, held up as long as the proxy says. At its end both connections end."""
+        try:
+            while chunk := await reader.read(65536):
+                if self._proxy.delay:
+                    await asyncio.sleep(self._proxy.delay)
+                await self._proxy.flowing.wait()
+                yield chunk
+        except ConnectionError:
+            return
+        finally:
+            self.cut()
+
+    def cut(self) -> None:
+        self._client.transport.abort()
+        self._server.transport.abort()

@@ -1,0 +1,275 @@
+"""Connections to PostgreSQL break, stall and crawl: what was answered holds, and nothing happens twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.api import Api
+from tests.conftest import StartServer
+from tests.database import Connection, stored_ids, stored_messages
+from tests.faults.consumers import Consumer, Record, consuming
+from tests.faults.load import Client, Producer, answered, check_delivered, check_stored, pushing
+from tests.faults.proxy import Proxy
+
+BIG = "y" * 3000
+
+
+@pytest.fixture
+async def proxy(dsn: str) -> AsyncIterator[Proxy]:
+    proxy = Proxy(dsn)
+    await proxy.start()
+    yield proxy
+    await proxy.stop()
+
+
+@pytest.fixture
+async def api(start_server: StartServer, proxy: Proxy) -> Api:
+    """A server that reaches PostgreSQL through the proxy."""
+    return await start_server(database_urls=(proxy.dsn,), db_pool_size=3)
+
+
+def appends(sent: bytes) -> bool:
+    """Whether bytes sent to PostgreSQL bring segments: no other statement of these tests is that long."""
+    return len(sent) > len(BIG)
+
+
+def random_text(chance: random.Random) -> str:
+    """Text that does not become short when compressed."""
+    return chance.randbytes(2 * len(BIG)).hex()
+
+
+async def test_a_push_whose_commit_is_unknown_is_recognised_and_stored_once(
+    api: Api, proxy: Proxy, connection: Connection
+) -> None:
+    chance = random.Random(1)
+    await api.push("q", "first")
+    for number in range(5):
+        proxy.lose_answers(1, of=appends)
+        results = await api.push("q", random_text(chance), ids=[f"t{number}"])
+        assert proxy.lost_answers == number + 1
+        assert [result["status"] for result in results] == ["queued"]
+        stored = await stored_messages(connection, "q")
+        assert [message.id for message in stored][-1] == results[0]["message_id"]
+        assert len(stored) == number + 2
+
+
+async def test_a_push_to_several_partitions_whose_commit_is_unknown_is_recognised(
+    api: Api, proxy: Proxy, connection: Connection
+) -> None:
+    chance = random.Random(2)
+    partitions = ["a", "b", "c"]
+    items = [{"queue": "q", "partition": name, "payload": random_text(chance)} for name in partitions]
+    for _ in range(3):
+        proxy.lose_answers(2, of=appends)
+        answer = await api.call("POST", "/api/v1/push", {"items": items})
+        assert [result["status"] for result in answer.body] == ["queued"] * 3
+    assert proxy.lost_answers >= 3
+    for index, name in enumerate(partitions):
+        stored = await stored_messages(connection, "q", name)
+        assert len(stored) == 3
+        assert stored[-1].id == answer.body[index]["message_id"]
+
+
+async def test_a_push_to_a_queue_with_a_size_limit_whose_commit_is_unknown_is_recognised(
+    api: Api, proxy: Proxy, connection: Connection
+) -> None:
+    await api.configure("q", maxSize=3)
+    await api.push("q", 0, ids=["t0"])
+    for number in (1, 2):
+        proxy.lose_answers(1, of=lambda sent: b"COMMIT" in sent)
+        results = await api.push("q", number, ids=[f"t{number}"])
+        assert proxy.lost_answers == number
+        assert [result["status"] for result in results] == ["queued"]
+    assert await stored_ids(connection, "q") == ["t0", "t1", "t2"]
+
+
+async def test_an_ack_whose_commit_is_unknown_succeeds_when_it_is_repeated(api: Api, proxy: Proxy) -> None:
+    for partition in ("a", "b"):
+        await api.push("q", 1, 2, 3, 4, partition=partition)
+    messages = await api.pop("q", "a")
+    await lose_ack(api, proxy, messages)
+    assert [result["success"] for result in await api.ack(messages)] == [True]
+    messages = await api.pop("q", "a", batch=3)
+    await lose_ack(api, proxy, messages[:2])
+    assert [result["success"] for result in await api.ack(messages[:2])] == [True, True]
+    assert [result["success"] for result in await api.ack(messages[2:])] == [True]
+    assert await api.pop("q", "a") == []
+    assert [message["data"] for message in await api.pop("q", "b", batch=4)] == [1, 2, 3, 4]
+
+
+async def test_acks_of_several_partitions_whose_commit_is_unknown_succeed_when_they_are_repeated(
+    api: Api, proxy: Proxy
+) -> None:
+    for partition in ("a", "b"):
+        await api.push("q", 1, 2, 3, partition=partition)
+    messages = await api.pop("q", batch=6, partitions=2)
+    assert len(messages) == 6
+    await lose_ack(api, proxy, messages)
+    assert [result["success"] for result in await api.ack(messages)] == [True] * 6
+    assert await api.pop("q", batch=6, partitions=2) == []
+
+
+async def lose_ack(api: Api, proxy: Proxy, messages: list[dict[str, Any]]) -> None:
+    """Ack messages; the server does not get to know whether that was committed."""
+    keys = ("transactionId", "partitionId", "leaseId")
+    before = proxy.lost_answers
+    proxy.lose_answers(1)
+    body = {"acknowledgments": [{key: message[key] for key in keys} for message in messages]}
+    answer = await api.call("POST", "/api/v1/ack/batch", body)
+    assert proxy.lost_answers == before + 1
+    assert answer.status == 503
+    assert answer.headers["Retry-After"]
+
+
+async def test_parked_pops_outlive_every_cut(api: Api, proxy: Proxy) -> None:
+    await api.push("q", 0)
+    await api.pop("q", autoAck=True)
+    parked = asyncio.create_task(api.pop("q", wait=True, timeout=60_000))
+    await asyncio.sleep(0.1)
+    for _ in range(3):
+        async with proxy.away():
+            assert (await api.call("GET", "/health")).status == 503
+        assert (await api.call("GET", "/health")).status == 200
+    await api.push("q", 1)
+    async with asyncio.timeout(5):
+        assert [message["data"] for message in await parked] == [1]
+
+
+async def test_a_push_while_postgres_is_away_is_refused_soon_and_stored_nowhere(
+    api: Api, proxy: Proxy, connection: Connection
+) -> None:
+    await api.push("q", 1, ids=["t1"])
+    async with proxy.away(), asyncio.timeout(10):
+        answer = await api.call("POST", "/api/v1/push", {"items": [{"queue": "q", "transactionId": "t2"}]})
+    assert answer.status == 503
+    assert answer.headers["Retry-After"]
+    await api.push("q", 3, ids=["t3"])
+    assert await stored_ids(connection, "q") == ["t1", "t3"]
+
+
+Fault = Callable[[Proxy, random.Random], Awaitable[None]]
+
+
+async def cut_all(proxy: Proxy, chance: random.Random) -> None:
+    proxy.cut()
+
+
+async def cut_answers(proxy: Proxy, chance: random.Random) -> None:
+    proxy.lose_answers(chance.randint(1, 4))
+
+
+async def stall(proxy: Proxy, chance: random.Random) -> None:
+    async with proxy.stalled():
+        await asyncio.sleep(3)
+
+
+async def stall_then_cut(proxy: Proxy, chance: random.Random) -> None:
+    async with proxy.stalled():
+        await asyncio.sleep(chance.random() / 2)
+        proxy.cut()
+
+
+async def be_away(proxy: Proxy, chance: random.Random) -> None:
+    # Longer than the server tries by itself.
+    async with proxy.away():
+        await asyncio.sleep(2.5)
+
+
+async def crawl(proxy: Proxy, chance: random.Random) -> None:
+    proxy.delay = chance.random() / 50
+    await asyncio.sleep(0.3)
+    proxy.delay = 0.0
+
+
+_SWIFT: list[Fault] = [cut_all, cut_answers, cut_answers, stall_then_cut, crawl]
+
+
+async def work_while_faults_happen(
+    api: Api, proxy: Proxy, connection: Connection, faults: list[Fault], seed: int
+) -> None:
+    """Pushes, pops and acks go on meanwhile, and some pushes that nobody repeats."""
+    chance = random.Random(seed)
+    await api.configure("jobs", leaseTime=2)
+    counts = {f"p{number}": 150 for number in range(8)}
+    for partition in counts:
+        ids = [f"{partition}/{number}" for number in range(150)]
+        await api.push("jobs", *range(150), partition=partition, ids=ids)
+    producers = [Producer(api.url, f"client{number}", "orders") for number in range(4)]
+    gambler = Gambler(api.url)
+    record = Record()
+    consumers = [Consumer(api.url, "jobs", "group", record, batch=5) for _ in range(4)]
+    async with consuming(consumers), pushing([*producers, gambler]):
+        for fault in faults:
+            await answered(producers, requests=chance.randint(1, 8))
+            await fault(proxy, chance)
+        await answered(producers, requests=5)
+        await record.until_given(counts)
+    assert max(client.slowest for client in [*producers, *consumers, gambler]) < 10
+    await check_stored(connection, producers)
+    await check_delivered(api.url, producers)
+    await gambler.check(connection)
+
+
+class Gambler(Producer):
+    """Sends each request once, to three partitions, and leaves it at that."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, "gambler", "bets")
+        self.partitions = ("x", "y", "z")
+        self.sent: list[tuple[set[str], bool]] = []
+
+    async def push_once(self) -> None:
+        items = self._items()
+        answer = await self.attempt("POST", "/api/v1/push", {"items": items})
+        self.sent.append(({item["transactionId"] for item in items}, answer is not None))
+        await asyncio.sleep(0.01)
+
+    async def check(self, connection: Connection) -> None:
+        """Each request is everywhere or nowhere, and everywhere if it was answered."""
+        stored = [await stored_ids(connection, self.queue, partition) for partition in self.partitions]
+        assert stored[0] == stored[1] == stored[2]
+        assert len(set(stored[0])) == len(stored[0])
+        everything = set(stored[0])
+        for ids, was_answered in self.sent:
+            assert ids <= everything or (not was_answered and not ids & everything)
+
+
+async def test_work_goes_on_while_connections_are_cut_and_stall(api: Api, proxy: Proxy, connection: Connection) -> None:
+    chance = random.Random(5)
+    faults = [*chance.choices(_SWIFT, k=12), stall, *chance.choices(_SWIFT, k=12), be_away]
+    await work_while_faults_happen(api, proxy, connection, faults, seed=5)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(10))
+async def test_work_goes_on_through_a_long_campaign_of_faults(
+    api: Api, proxy: Proxy, connection: Connection, seed: int
+) -> None:
+    chance = random.Random(seed)
+    faults = chance.choices([*_SWIFT * 5, stall, be_away], k=200)
+    await work_while_faults_happen(api, proxy, connection, faults, seed)
+
+
+async def test_a_client_that_repeats_a_push_of_unknown_outcome_gets_the_ids_of_the_first(
+    api: Api, proxy: Proxy, connection: Connection
+) -> None:
+    chance = random.Random(3)
+    await api.push("q", "first")
+    items = [{"queue": "q", "transactionId": f"t{number}", "payload": random_text(chance)} for number in range(3)]
+    # More than the server tries by itself: it has to give up without knowing.
+    proxy.lose_answers(1000, of=lambda sent: True)
+    client = Client(api.url)
+    async with asyncio.timeout(10):
+        assert await client.attempt("POST", "/api/v1/push", {"items": items}) is None
+    proxy.lose_answers(0)
+    answer, _ = await client.persist("POST", "/api/v1/push", {"items": items})
+    await client.close()
+    stored = await stored_messages(connection, "q")
+    assert [message.transaction_id for message in stored][1:] == ["t0", "t1", "t2"]
+    assert [result["message_id"] for result in answer.body] == [message.id for message in stored[1:]]
