@@ -105,6 +105,7 @@ class _Pair:
         self._client = client
         self._server = server
         self._sent = b""
+        self._ended = False
 
     async def carry_questions(self, reader: asyncio.StreamReader) -> None:
         async for chunk in self._chunks(reader):
@@ -115,8 +116,7 @@ class _Pair:
         async for chunk in self._chunks(reader):
             sent, self._sent = self._sent, b""
             if self._proxy.loses(sent):
-                self._client.write(chunk[: len(chunk) // 2])
-                await asyncio.sleep(0)
+                self._break_off(chunk[: len(chunk) // 2])
                 return
             self._client.write(chunk)
 
@@ -127,6 +127,8 @@ class _Pair:
                 if self._proxy.delay:
                     await asyncio.sleep(self._proxy.delay)
                 await self._proxy.flowing.wait()
+                if self._ended:
+                    return
                 yield chunk
         except ConnectionError:
             return
@@ -134,5 +136,14 @@ class _Pair:
             self.cut()
 
     def cut(self) -> None:
-        self._client.transport.abort()
+        if not self._ended:
+            self._ended = True
+            self._client.transport.abort()
+            self._server.transport.abort()
+
+    def _break_off(self, rest: bytes) -> None:
+        """End both connections, but let the client have a few bytes more."""
+        self._ended = True
+        self._client.write(rest)
+        self._client.close()
         self._server.transport.abort()

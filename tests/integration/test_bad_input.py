@@ -342,7 +342,7 @@ _MALFORMED = {
 
 @dataclass(frozen=True)
 class Site:
-    """A server with one leased message and one that waits."""
+    """A server with one leased message and one that waits; the group `g` consumes them too."""
 
     api: Api
     connection: Connection
@@ -373,7 +373,7 @@ class Site:
         return text.encode()
 
     def target(self, route: str, query: str = "", **bad: str) -> str:
-        """The path of a route; parameters not given are ones that exist, except for queues to pop and delete."""
+        """The path of a route; where a parameter is not given, it names what exists."""
         path = route.partition(" ")[2]
         by_id = "/messages/" in path or "/traces/" in path
         values = {
@@ -663,4 +663,5 @@ async def test_good_acks_renewals_and_pops_succeed_beside_bad_ones(site: Site) -
 async def _site(api: Api, connection: Connection) -> Site:
     await api.push("q", 1, 2, ids=["t", "later"])
     (message,) = await api.pop("q", batch=1)
+    assert await api.pop("q", batch=1, consumerGroup="g", subscriptionMode="all")
     return Site(api, connection, message)

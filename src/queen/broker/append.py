@@ -63,6 +63,8 @@ class Appender:
         if len(ends) < len(ids):
             return None
         self._note_sharing(partitions, ends)
+        # What this worker knew may have been declared void while it waited for the locks.
+        await self.meet(fetcher, lots)
         await self._dedup.catch_up(fetcher, partitions, ends)
         await self._allot_room(fetcher, lots)
         await self._assembler.assemble(fetcher, lots)

@@ -61,6 +61,10 @@ class NotStored(QueenError):
     """A transaction pushes what cannot be stored: a transaction id that its partition has, or too much."""
 
 
+class QueueMoved(NotStored):
+    """A queue was changed or deleted since the transaction began; its next attempt finds it as it is now."""
+
+
 class Pusher:
     """Stores what is pushed to one shard, in the order it arrived."""
 
@@ -108,14 +112,14 @@ class Pusher:
         self._name_nameless(items)
         parts = split_by_target(_TransactionSender(subject), items)
         lots = self._lots(parts)
-        times: list[datetime] | None = None
-        if lots is not None:
-            await self._appender.meet(transaction, lots)
-            times = await self._appender.append_locked(transaction, lots)
-        if lots is None or times is None:
+        if lots is None:
+            raise QueueMoved("a queue of the transaction is being changed again and again; try later")
+        await self._appender.meet(transaction, lots)
+        times = await self._appender.append_locked(transaction, lots)
+        if times is None:
             for item in items:
                 self._catalog.forget_queue(item.queue)
-            raise NotStored("a queue of the transaction was deleted meanwhile; try again")
+            raise QueueMoved("a queue of the transaction is being deleted again and again; try later")
         messages: list[tuple[str, Partition] | None] = [None] * len(items)
         for lot in lots:
             _check_all_stored(lot)

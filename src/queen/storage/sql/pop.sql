@@ -162,15 +162,18 @@ CROSS JOIN LATERAL (
 WHERE p.id = o.id AND a.alive > p.floor_offset AND a.alive <= p.next_offset;
 
 -- name: ready_partitions
--- A page of a queue's partitions that have something for a group and are not leased, in id order; one row more tells
--- where the page ended. Leased ones come too, with how long they stay so.
+-- A page of a queue's partitions that have something for a group, in id order; leased ones too, with how long they stay
+-- so. The page is cut by (queue, id), the order of its index: by id alone, other queues' partitions would be read too.
 SELECT p.id, p.next_offset - greatest(p.floor_offset, coalesce(c.committed, 0)) AS available,
     c.partition_id IS NOT NULL AS has_cursor,
     coalesce(extract(epoch FROM c.lease_until - clock_timestamp()), 0)::float8 AS held_for
 FROM (
-    SELECT * FROM queen.partitions WHERE queue_id = $1 AND id > $3 ORDER BY id LIMIT $4
+    SELECT * FROM queen.partitions
+    WHERE (queue_id, id) > ($1, $3) AND queue_id <= $1 ORDER BY queue_id, id LIMIT $4
 ) p
-LEFT JOIN queen.cursors c ON c.partition_id = p.id AND c.group_id = $2
+LEFT JOIN LATERAL (
+    SELECT * FROM queen.cursors WHERE partition_id = p.id AND group_id = $2 OFFSET 0
+) c ON true
 WHERE p.next_offset > greatest(p.floor_offset, coalesce(c.committed, 0))
     AND (c.partition_id IS NOT NULL OR $5::timestamptz IS NULL OR p.last_at > $5)
 ORDER BY p.id;
@@ -178,7 +181,10 @@ ORDER BY p.id;
 -- name: partition_page_end
 -- The last id of a page of a queue's partitions.
 SELECT max(id) AS last_id, count(*) AS found
-FROM (SELECT id FROM queen.partitions WHERE queue_id = $1 AND id > $2 ORDER BY id LIMIT $3) p;
+FROM (
+    SELECT id FROM queen.partitions
+    WHERE (queue_id, id) > ($1, $2) AND queue_id <= $1 ORDER BY queue_id, id LIMIT $3
+) p;
 
 -- name: subscription
 -- When a group subscribed to a queue, or to one of its partitions.
