@@ -162,7 +162,7 @@ CROSS JOIN LATERAL (
 WHERE p.id = o.id AND a.alive > p.floor_offset AND a.alive <= p.next_offset;
 
 -- name: ready_partitions
--- A page of a queue's partitions that have something for a group, in id order; leased ones too, with how long they stay
+-- A page of a queue's partitions, by id, those that have something for a group; leased ones too, with how long they stay
 -- so. The page is cut by (queue, id), the order of its index: by id alone, other queues' partitions would be read too.
 SELECT p.id, p.next_offset - greatest(p.floor_offset, coalesce(c.committed, 0)) AS available,
     c.partition_id IS NOT NULL AS has_cursor,
@@ -175,8 +175,7 @@ LEFT JOIN LATERAL (
     SELECT * FROM queen.cursors WHERE partition_id = p.id AND group_id = $2 OFFSET 0
 ) c ON true
 WHERE p.next_offset > greatest(p.floor_offset, coalesce(c.committed, 0))
-    AND (c.partition_id IS NOT NULL OR $5::timestamptz IS NULL OR p.last_at > $5)
-ORDER BY p.id;
+    AND (c.partition_id IS NOT NULL OR $5::timestamptz IS NULL OR p.last_at > $5);
 
 -- name: partition_page_end
 -- The last id of a page of a queue's partitions.
