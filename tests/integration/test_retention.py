@@ -343,7 +343,7 @@ async def test_what_a_clear_left_behind_when_it_was_interrupted_is_removed(api: 
     assert await stored(connection) == []
 
 
-async def test_an_ack_whose_queue_another_host_has_deleted_finds_no_message(start_server: StartServer) -> None:
+async def test_an_ack_whose_queue_another_host_has_deleted_finds_no_lease(start_server: StartServer) -> None:
     here, there = await start_server(), await start_server()
     await here.push("jobs", 1, 2)
     first, second = await here.pop("jobs", batch=2)
@@ -352,7 +352,7 @@ async def test_an_ack_whose_queue_another_host_has_deleted_finds_no_message(star
     await there.call("DELETE", "/api/v1/resources/queues/jobs")
     results = await here.ack([first, second, other], ["completed", "failed", "completed"])
     assert [result["success"] for result in results] == [False, False, True]
-    assert results[1]["error"] == "Message not found"
+    assert results[1]["error"] == "Invalid or expired lease"
 
 
 async def test_a_transaction_can_push_to_a_partition_that_another_host_removed(
@@ -364,8 +364,6 @@ async def test_a_transaction_can_push_to_a_partition_that_another_host_removed(
     await age(connection, 31 * 86_400)
     await clean(there)
     operations = {"operations": [{"type": "push", "items": [{"queue": "logs", "payload": 2}]}]}
-    refused = await here.call("POST", "/api/v1/transaction", operations)
-    assert "try again" in refused.body["error"]
     accepted = await here.call("POST", "/api/v1/transaction", operations)
     assert accepted.body["success"]
     assert [message["data"] for message in await here.pop("logs")] == [2]
