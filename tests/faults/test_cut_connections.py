@@ -126,6 +126,49 @@ async def lose_ack(api: Api, proxy: Proxy, messages: list[dict[str, Any]]) -> No
     assert answer.headers["Retry-After"]
 
 
+async def test_a_pop_whose_answer_was_lost_is_delivered_when_its_lease_ends(api: Api, proxy: Proxy) -> None:
+    await api.configure("q", leaseTime=1)
+    await api.push("q", 1, 2)
+    assert [message["data"] for message in await api.pop("q", autoAck=True)] == [1]
+    proxy.lose_answers(1)
+    answer = await api.call("GET", "/api/v1/pop/queue/q")
+    assert answer.status == 503
+    assert answer.headers["Retry-After"]
+    async with asyncio.timeout(5):
+        messages = await api.pop("q", wait=True, timeout=10_000)
+    assert [message["data"] for message in messages] == [2]
+    assert [result["success"] for result in await api.ack(messages)] == [True]
+
+
+@pytest.mark.parametrize("committed", [True, False])
+async def test_a_transaction_of_unknown_outcome_happened_as_a_whole_or_not_at_all(
+    api: Api, proxy: Proxy, connection: Connection, committed: bool
+) -> None:
+    for name in ("in", "out", "other"):
+        await api.push(name, 0, ids=["t0"])
+    (message,) = await api.pop("in")
+    ack = {"type": "ack"} | {key: message[key] for key in ("transactionId", "partitionId", "leaseId")}
+    items = [{"queue": name, "transactionId": "t1", "payload": 1} for name in ("out", "other")]
+    # The answer to the commit is lost, or an answer inside the transaction, which is then rolled back.
+    proxy.lose_answers(1, of=lambda sent: (b"COMMIT" if committed else b"FOR UPDATE") in sent)
+    body = {"operations": [ack, {"type": "push", "items": items}]}
+    answer = await api.call("POST", "/api/v1/transaction", body)
+    assert proxy.lost_answers == 1
+    assert answer.status == 503
+    again = await api.call("POST", "/api/v1/transaction", body)
+    assert again.body["success"] is not committed
+    for name in ("out", "other"):
+        assert await stored_ids(connection, name) == ["t0", "t1"]
+    assert await api.pop("in") == []
+    rows = await connection.fetch("SELECT committed, lease_id FROM queen.cursors")
+    assert [tuple(row) for row in rows] == [(1, None)]
+    # What the server believes of the partitions is still true.
+    for name in ("out", "other"):
+        assert (await api.push(name, 1, ids=["t1"]))[0]["status"] == "duplicate"
+        assert (await api.push(name, 2, ids=["t2"]))[0]["status"] == "queued"
+        assert await stored_ids(connection, name) == ["t0", "t1", "t2"]
+
+
 async def test_parked_pops_outlive_every_cut(api: Api, proxy: Proxy) -> None:
     await api.push("q", 0)
     await api.pop("q", autoAck=True)
@@ -190,15 +233,14 @@ _SWIFT: list[Fault] = [cut_all, cut_answers, cut_answers, stall_then_cut, crawl]
 
 
 async def work_while_faults_happen(
-    api: Api, proxy: Proxy, connection: Connection, faults: list[Fault], seed: int
+    api: Api, proxy: Proxy, connection: Connection, faults: list[Fault], seed: int, jobs: int = 150
 ) -> None:
     """Pushes, pops and acks go on meanwhile, and some pushes that nobody repeats."""
     chance = random.Random(seed)
     await api.configure("jobs", leaseTime=2)
-    counts = {f"p{number}": 150 for number in range(8)}
+    counts = {f"p{number}": jobs for number in range(8)}
     for partition in counts:
-        ids = [f"{partition}/{number}" for number in range(150)]
-        await api.push("jobs", *range(150), partition=partition, ids=ids)
+        await api.push("jobs", *range(jobs), partition=partition, ids=[f"{partition}/{n}" for n in range(jobs)])
     producers = [Producer(api.url, f"client{number}", "orders") for number in range(4)]
     gambler = Gambler(api.url)
     record = Record()
@@ -253,7 +295,7 @@ async def test_work_goes_on_through_a_long_campaign_of_faults(
 ) -> None:
     chance = random.Random(seed)
     faults = chance.choices([*_SWIFT * 5, stall, be_away], k=200)
-    await work_while_faults_happen(api, proxy, connection, faults, seed)
+    await work_while_faults_happen(api, proxy, connection, faults, seed, jobs=1500)
 
 
 async def test_a_client_that_repeats_a_push_of_unknown_outcome_gets_the_ids_of_the_first(

@@ -129,6 +129,11 @@ async def test_a_hot_statement_sorts_nothing(hot: Connection, name: str) -> None
     assert [node for node in await _plan(hot, name) if "Sort" in node["Node Type"]] == []
 
 
+@pytest.mark.parametrize("name", ["push", "lock_partitions"])
+async def test_partitions_are_locked_in_the_order_of_their_index(hot: Connection, name: str) -> None:
+    assert [node for node in await _plan(hot, name) if "Sort" in node["Node Type"]] == []
+
+
 @pytest.mark.parametrize("name", ["push", "lock_partitions", "lock_cursors"])
 async def test_rows_are_locked_in_order(hot: Connection, name: str) -> None:
     """What orders the locks is either an index or a sort of no more rows than were asked for."""
@@ -178,13 +183,25 @@ async def test_the_statements_that_change_rows_found_them(hot: Connection) -> No
         assert name != "push" or rows[0]["open"]
 
 
-async def test_reading_a_whole_page_of_partitions_reads_them_by_index(hot: Connection) -> None:
-    for node in await _plan(hot, "ready_partitions", (1, 1, 0, 10_000, datetime.fromtimestamp(0).astimezone())):
-        assert not (node["Node Type"] == "Seq Scan" and node["Relation Name"] in TABLES), node
-    begun = time.perf_counter()
-    rows = await hot.fetch(Database("").statements["ready_partitions"], 1, 1, 0, 10_000, None)
-    assert len(rows) > 9000
-    assert time.perf_counter() - begun < 1
+@pytest.mark.parametrize("name", ["ready_partitions", "partition_page_end"])
+@pytest.mark.parametrize("pooled", [True, False], ids=["pooled", "hot"])
+async def test_a_page_of_partitions_is_read_without_the_others(full: str, name: str, pooled: bool) -> None:
+    """On the connections of the pool too, where plans are made for the queue at hand."""
+    database = Database(full)
+    async with database.connection() as connection:
+        session = connection if pooled else await database.connect()
+        for size in (ROWS, 1000):
+            arguments = (1, 1, 100, size, None) if name == "ready_partitions" else (1, 100, size)
+            literals = ", ".join(_literal(value) for value in arguments)
+            types = "int, int, bigint, bigint, timestamptz" if name == "ready_partitions" else "int, bigint, bigint"
+            await session.execute(f"PREPARE page_{size} ({types}) AS {database.statements[name]}")
+            text = await session.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE page_{size} ({literals})")
+            for node in _nodes(msgspec.json.decode(text)[0]["Plan"]):
+                assert node["Actual Rows"] * node["Actual Loops"] <= size, node
+                assert node.get("Rows Removed by Filter", 0) == 0, node
+        if not pooled:
+            await session.close()
+    await database.close()
 
 
 async def _plan(connection: Connection, name: str, arguments: tuple[Any, ...] | None = None) -> list[dict[str, Any]]:

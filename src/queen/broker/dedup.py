@@ -8,7 +8,7 @@ was certainly not pushed; what it may hold is looked up. A push is stored only i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -101,13 +101,30 @@ class Dedup:
         before = await self._offset_after(fetcher, partition, newest)
         while True:
             page = await fetcher.fetch("segment_ids_before", partition.id, before, _PAGE, float(window))
+            inside = [row for row in page if row["recent"] and row["created_at"].timestamp() >= oldest]
+            for row, hits in _hits(inside, targets):
+                await self._confirm(fetcher, partition, row, {index: wanted[value] for index, value in hits}, found)
+            if len(inside) < _PAGE:
+                return found
+            before = page[-1]["base_offset"]
+
+    async def find_in(
+        self, fetcher: Fetcher, partition: Partition, blocks: set[bytes], ids: set[str], window: float
+    ) -> dict[str, Earlier]:
+        """The messages with one of the ids in segments that are known by their first message id, if they are stored."""
+        found: dict[str, Earlier] = {}
+        before = 1 << 62
+        while True:
+            page = await fetcher.fetch("segment_ids_before", partition.id, before, _PAGE, window)
             for row in page:
-                if not row["recent"] or row["created_at"].timestamp() < oldest:
-                    return found
-                hashes = _hashes(row["ids"])
-                for index in np.flatnonzero(np.isin(hashes, targets)):
-                    await self._confirm(fetcher, partition, row, int(index), wanted[int(hashes[index])], found)
-            if len(page) < _PAGE:
+                if row["ids"][:16] in blocks:
+                    (stored,) = await fetcher.fetch("segment_at", partition.id, row["base_offset"])
+                    segment = read_segment(self._envelope, stored)
+                    for index, id in enumerate(segment.transaction_ids()):
+                        if id in ids:
+                            offset = segment.base_offset + index
+                            found.setdefault(id, Earlier(segment.block.text(index), row["ids"][:16], offset))
+            if len(page) < _PAGE or not page[-1]["recent"]:
                 return found
             before = page[-1]["base_offset"]
 
@@ -128,23 +145,26 @@ class Dedup:
         return (await offsets_after(fetcher, [at]))[0]
 
     async def _confirm(
-        self, fetcher: Fetcher, partition: Partition, row: Record, index: int, wanted: str, found: dict[str, Earlier]
+        self, fetcher: Fetcher, partition: Partition, row: Record, wanted: dict[int, str], found: dict[str, Earlier]
     ) -> None:
-        """Equal hashes are not yet equal ids: compare the text."""
-        offset = row["base_offset"] + index
-        rows = await fetcher.fetch("segment_at", partition.id, offset)
-        if not rows or rows[0]["base_offset"] != row["base_offset"]:
+        """Equal hashes are not yet equal ids: compare the text of those at the indexes in question."""
+        base, packed = row["base_offset"], row["ids"][:16]
+        rows = await fetcher.fetch("segment_at", partition.id, base)
+        if not rows or rows[0]["base_offset"] != base:
             # Retention removed it meanwhile.
             return
         try:
             segment = read_segment(self._envelope, rows[0])
         except (EnvelopeError, MalformedSegment):
             # Its key is missing, say. Then the hash has to do: 64 bits are hardly ever equal by chance.
-            block = IdBlock.parse(row["ids"][:16])
-            found.setdefault(wanted, Earlier(block.text(index), row["ids"][:16], offset))
+            block = IdBlock.parse(packed)
+            for index, id in wanted.items():
+                found.setdefault(id, Earlier(block.text(index), packed, base + index))
             return
-        if segment.transaction_ids()[index] == wanted and not segment.is_deleted(index):
-            found.setdefault(wanted, Earlier(segment.block.text(index), row["ids"][:16], offset))
+        ids = segment.transaction_ids()
+        for index, id in wanted.items():
+            if ids[index] == id and not segment.is_deleted(index):
+                found.setdefault(id, Earlier(segment.block.text(index), packed, base + index))
 
     async def _load(self, fetcher: Fetcher, partition: Partition, end: int, window: float) -> None:
         before = end
@@ -157,6 +177,21 @@ class Dedup:
             if len(page) < _PAGE:
                 return
             before = page[-1]["base_offset"]
+
+
+def _hits(rows: Sequence[Record], targets: Hashes) -> Iterator[tuple[Record, list[tuple[int, int]]]]:
+    """The rows that hold any of the targets, each with (index, hash) of those it holds."""
+    if not rows:
+        return
+    columns = [_hashes(row["ids"]) for row in rows]
+    ends = np.cumsum([len(column) for column in columns])
+    # All rows at once: to look for the targets in each alone would sort them as often.
+    positions = np.flatnonzero(np.isin(np.concatenate(columns), targets))
+    owners = np.searchsorted(ends, positions, side="right")
+    for owner in np.unique(owners):
+        column, start = columns[owner], int(ends[owner]) - len(columns[owner])
+        indexes = [int(position) - start for position in positions[owners == owner]]
+        yield rows[owner], [(index, int(column[index])) for index in indexes]
 
 
 def _hashes(ids: bytes) -> Hashes:

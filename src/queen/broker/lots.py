@@ -14,6 +14,9 @@ from queen.storage.database import Fetcher
 from queen.wire.push import PushItem
 from queen.wire.segment import Segment
 
+_UNKNOWN_SECONDS = 60.0
+"""Longer than a push is tried again when PostgreSQL goes away."""
+
 
 class Fate(Enum):
     """What becomes of an item."""
@@ -85,6 +88,11 @@ class Assembler:
             earlier: dict[str, Earlier] = {}
             if suspects:
                 earlier = await self._dedup.find(fetcher, lot.partition, suspects, self.window(lot.queue))
+            tried = {block for part in lot.parts for block in part.sender.blocks}
+            if tried and self.window(lot.queue) < _UNKNOWN_SECONDS:
+                # The window does not tell what an attempt of unknown outcome stored, but it must not be stored twice.
+                ids = {item.transaction_id for item in lot.items()}
+                earlier |= await self._dedup.find_in(fetcher, lot.partition, tried, ids, _UNKNOWN_SECONDS)
             repeated = suspects is not None and self._repeats(lot)
             if earlier or repeated or (lot.room is not None and lot.room < lot.size):
                 self._take_new(lot, earlier, deduplicate=suspects is not None)

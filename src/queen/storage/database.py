@@ -43,9 +43,13 @@ class Fetcher(Protocol):
 class Link:
     """One connection that a lane keeps for itself, with its statements prepared; it reconnects when used again."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Connection]], statements: Mapping[str, str]) -> None:
+    def __init__(
+        self, connect: Callable[[], Awaitable[Connection]], statements: Mapping[str, str], patience: float
+    ) -> None:
+        """`patience` is for a server that says nothing at all: longer than it may take to run a statement."""
         self._connect = connect
         self._statements = statements
+        self._patience = patience
         self._connection: Connection | None = None
         self._prepared: dict[str, prepared_stmt.PreparedStatement[Record]] = {}
 
@@ -55,7 +59,11 @@ class Link:
             statement = self._prepared.get(name)
             if statement is None or self._connection is None or self._connection.is_closed():
                 statement = await self._prepare(name)
-            return await statement.fetch(*args)
+            return await statement.fetch(*args, timeout=self._patience)
+        except asyncio.CancelledError:
+            # The statement may still be running on the connection: it cannot be used again.
+            self._drop()
+            raise
         except AWAY_ERRORS as error:
             self._drop()
             raise DatabaseAway(f"PostgreSQL is not reachable: {error or type(error).__name__}") from error
@@ -120,20 +128,27 @@ class Database:
         self._dsn = dsn
         self._pool_size = pool_size
         self._connect_timeout = connect_timeout
+        self._patience = statement_timeout_ms / 1000 + 2
         self._settings = {
             "application_name": application_name,
             "statement_timeout": str(statement_timeout_ms),
             "lock_timeout": str(lock_timeout_ms),
             "jit": "off",
+            # A plan for any queue may read all partitions where the plan for this queue reads a page of them.
+            "plan_cache_mode": "force_custom_plan",
         }
         # The hot statements have one right plan; planning them anew for each batch costs more than running them.
-        self._hot_settings = self._settings | {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
+        self._hot_settings = self._settings | {
+            "plan_cache_mode": "force_generic_plan",
+            "enable_seqscan": "off",
+            "enable_incremental_sort": "off",
+        }
         self._pool: asyncpg.Pool[Record] | None = None
         self._links: list[Link] = []
         self.statements = load_statements()
 
     def link(self) -> Link:
-        link = Link(self._connect_hot, self.statements)
+        link = Link(self._connect_hot, self.statements, self._patience)
         self._links.append(link)
         return link
 
