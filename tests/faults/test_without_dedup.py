@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.api import Api
 from tests.conftest import StartServer
 from tests.database import Connection, make_queue, stored_messages
 from tests.faults.proxy import Proxy

@@ -18,7 +18,7 @@ from queen.broker.leases import LeaseBook
 from queen.broker.locate import leased_offsets, locate
 from queen.broker.seen import transaction_hash
 from queen.broker.whole_acks import AckRequest, OnFreed, WholeAcks, complete_leases
-from queen.errors import DatabaseAway, QueenError
+from queen.errors import DatabaseAway, Overloaded, QueenError
 from queen.storage.database import Database, Link
 from queen.wire.ack import AckItem
 from queen.wire.envelope import Envelope
@@ -71,7 +71,7 @@ class Acker:
         try:
             await self._apply(batch)
         except (asyncpg.PostgresError, QueenError) as error:
-            if len(batch) == 1 or isinstance(error, DatabaseAway):
+            if len(batch) == 1 or isinstance(error, DatabaseAway | Overloaded):
                 for request in batch:
                     _fail(request, error)
                 return

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Generic, TypeVar
 
+from queen.errors import Overloaded
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -18,8 +20,9 @@ class Fusion(Generic[T]):
     """Runs `run(batch)` for everything submitted, one batch at a time.
 
     There is no timer: an idle lane starts at once, a busy one gathers. `weigh` says how much of a batch an item takes,
-    `limit` how much a batch may hold. With a `turn`, each batch is taken and run inside it, and what `run` returns is
-    called when it is over. `run` answers its items itself; should it raise, `fail(item, error)` is called for each.
+    `limit` how much a batch may hold, `most` how much may wait for its batch. With a `turn`, each batch is taken and
+    run inside it, and what `run` returns is called when it is over. `run` answers its items itself; should it raise,
+    `fail(item, error)` is called for each.
     """
 
     def __init__(
@@ -29,19 +32,29 @@ class Fusion(Generic[T]):
         *,
         weigh: Callable[[T], int] = lambda item: 1,
         limit: int = 1000,
+        most: int = 100_000,
         turn: AbstractAsyncContextManager[None] | None = None,
     ) -> None:
         self._run = run
         self._fail = fail
         self._weigh = weigh
         self._limit = limit
+        self._most = most
         self._turn = turn if turn is not None else nullcontext()
         self._waiting: deque[T] = deque()
+        self._weight = 0
         self._task: asyncio.Task[None] | None = None
         self.batches = 0
         self.items = 0
 
     def submit(self, item: T) -> None:
+        """Have the item run with the next batch. Raises `Overloaded` when too much waits already."""
+        weight = self._weigh(item)
+        if self._waiting and self._weight + weight > self._most:
+            raise Overloaded(
+                "the server has more work waiting than it can do at once; nothing was done, try again soon"
+            )
+        self._weight += weight
         self._waiting.append(item)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._drain())
@@ -77,10 +90,10 @@ class Fusion(Generic[T]):
             return None
 
     def _take(self) -> list[T]:
-        waiting, room = self._waiting, self._limit
-        batch = [waiting.popleft()]
-        room -= self._weigh(batch[0])
-        while waiting and room > 0:
-            room -= self._weigh(waiting[0])
+        waiting, taken = self._waiting, 0
+        batch: list[T] = []
+        while waiting and taken < self._limit:
+            taken += self._weigh(waiting[0])
             batch.append(waiting.popleft())
+        self._weight -= taken
         return batch

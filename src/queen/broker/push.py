@@ -18,12 +18,13 @@ from queen.broker.lots import Fate, Lot
 from queen.broker.parts import Part, Preparer, split_by_target
 from queen.broker.push_results import join_results, refusal, render_results, stored_ids
 from queen.broker.turn import Turn
-from queen.errors import DatabaseAway, QueenError
+from queen.errors import DatabaseAway, Overloaded, QueenError
 from queen.storage.database import Database, Fetcher, Link
 from queen.wire.ids import IdBlock, IdSource
 from queen.wire.push import PushItem
 
 _LARGEST_BATCH_BYTES = 4 << 20
+_MOST_WAITING_BYTES = 64 << 20
 _RETRY_SECONDS = 2.0
 
 T = TypeVar("T")
@@ -85,7 +86,12 @@ class Pusher:
         self._ids = ids
         self._drain_bus = drain_bus
         self.fusion: Fusion[Push] = Fusion(
-            self._run, _fail, weigh=lambda push: push.nbytes + 512, limit=_LARGEST_BATCH_BYTES, turn=turn
+            self._run,
+            _fail,
+            weigh=lambda push: push.nbytes + 512,
+            limit=_LARGEST_BATCH_BYTES,
+            most=_MOST_WAITING_BYTES,
+            turn=turn,
         )
 
     def push(
@@ -158,7 +164,7 @@ class Pusher:
         try:
             lots = await self._store_persistently(batch)
         except (asyncpg.PostgresError, QueenError) as error:
-            if len(batch) == 1 or isinstance(error, DatabaseAway):
+            if len(batch) == 1 or isinstance(error, DatabaseAway | Overloaded):
                 for push in batch:
                     _fail(push, error)
                 return None

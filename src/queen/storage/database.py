@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import asyncpg
 from asyncpg import prepared_stmt
 
-from queen.errors import DatabaseAway
+from queen.errors import DatabaseAway, Overloaded, QueenError
 from queen.storage.statements import load_statements
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ AWAY_ERRORS: tuple[type[BaseException], ...] = (
     asyncpg.TooManyConnectionsError,
     asyncpg.InternalClientError,
 )
+# PostgreSQL is there, but somebody holds what the statement needs; nothing of it was done.
+BUSY_ERRORS: tuple[type[BaseException], ...] = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError)
 
 
 class Fetcher(Protocol):
@@ -64,9 +66,11 @@ class Link:
             # The statement may still be running on the connection: it cannot be used again.
             self._drop()
             raise
-        except AWAY_ERRORS as error:
-            self._drop()
-            raise DatabaseAway(f"PostgreSQL is not reachable: {error or type(error).__name__}") from error
+        except (*AWAY_ERRORS, *BUSY_ERRORS) as error:
+            translated = _translate(error)
+            if isinstance(translated, DatabaseAway):
+                self._drop()
+            raise translated from error
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
@@ -77,9 +81,11 @@ class Link:
             assert self._connection is not None
             async with self._connection.transaction():
                 yield
-        except AWAY_ERRORS as error:
-            self._drop()
-            raise DatabaseAway(f"PostgreSQL is not reachable: {error or type(error).__name__}") from error
+        except (*AWAY_ERRORS, *BUSY_ERRORS) as error:
+            translated = _translate(error)
+            if isinstance(translated, DatabaseAway):
+                self._drop()
+            raise translated from error
         except asyncio.CancelledError:
             # A statement may still be running on the connection: it cannot be used again.
             self._drop()
@@ -165,8 +171,8 @@ class Database:
                 self._pool = await self._open_pool()
             async with self._pool.acquire(timeout=self._connect_timeout + 5) as connection:
                 yield connection
-        except AWAY_ERRORS as error:
-            raise DatabaseAway(f"PostgreSQL is not reachable: {error or type(error).__name__}") from error
+        except (*AWAY_ERRORS, *BUSY_ERRORS) as error:
+            raise _translate(error) from error
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
@@ -221,3 +227,10 @@ class Transaction:
 
 async def _keep_session(connection: Connection) -> None:
     return
+
+
+def _translate(error: BaseException) -> QueenError:
+    """What an error of the driver means for whoever asked."""
+    if isinstance(error, BUSY_ERRORS):
+        return Overloaded(f"PostgreSQL could not do it in time, so nothing was done; try again soon ({error})")
+    return DatabaseAway(f"PostgreSQL is not reachable: {error or type(error).__name__}")
