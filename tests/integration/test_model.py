@@ -414,15 +414,19 @@ def _naming(message: Message, with_lease: bool) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def servers(start_server: StartServer, number_of_workers: int) -> list[Api]:
-    """The same servers for all histories of one test."""
-    return [await start_server(worker_id=id, num_workers=number_of_workers) for id in range(number_of_workers)]
+async def servers(start_server: StartServer, topology: str) -> list[Api]:
+    """The same servers for all histories of one test. Hosts do not hear of each other, as if no wake-up ever came."""
+    if topology == "one worker":
+        return [await start_server()]
+    if topology == "two hosts":
+        return [await start_server(), await start_server()]
+    return [await start_server(worker_id=id, num_workers=2) for id in range(2)]
 
 
 @pytest.mark.timeout(24 * 3600 if SOAK else 900)
-@pytest.mark.parametrize("number_of_workers", [1, 2])
+@pytest.mark.parametrize("topology", ["one worker", "two workers", "two hosts"])
 @settings(
-    max_examples=3000 if SOAK else 120,
+    max_examples=3000 if SOAK else 80,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -228,6 +228,8 @@ class Popper:
         """Wait for one partition; its first look is always at PostgreSQL."""
         queue = await self._catalog.queue(lane.queue_name)
         partition = await self._catalog.partition(queue, partition_name) if queue else None
+        # Before anything is decided: what another worker told may be that this lane is no more.
+        self._drain_bus()
         if lane.dropped:
             self._spawn(self._enter(pop))
             return
@@ -242,7 +244,6 @@ class Popper:
         if partition is None:
             pop.resolve(None)
             return
-        self._drain_bus()
         lane.targeted.setdefault(partition.id, deque()).append(pop)
         lane.held.pop(partition.id, None)
         lane.ready.setdefault(partition.id, UNKNOWN)
@@ -270,11 +271,8 @@ class Popper:
         try:
             while self._active:
                 claims = self._match()
-                if not claims:
-                    # Nothing can be served until something happens, and what happens kicks its lane.
-                    self._active.clear()
-                    return
-                await self._claim(claims)
+                if claims:
+                    await self._claim(claims)
         finally:
             self._loop_task = None
 
@@ -285,11 +283,15 @@ class Popper:
         for lane in lanes:
             if not lane.has_work:
                 self._drain_bus()
+            before = len(claims)
             if lane.has_work and not self.paused:
                 self._matcher.match(lane, claims)
-            if not lane.has_work and not lane.claiming:
+            if len(claims) == before and not lane.claiming:
+                # Nothing can be had here until something happens. What happens, even while the other lanes are being
+                # looked at, kicks it again.
                 self._active.discard(lane)
-                self._settle_empty(lane)
+                if not lane.has_work:
+                    self._settle_empty(lane)
             if len(claims) >= MOST_CLAIMS:
                 break
         return claims
