@@ -163,3 +163,12 @@ def test_a_partition_that_has_something_is_never_forgotten(several: list[tuple[s
             assert partition in orders.ready or partition in orders.held
     holds.expire(clock + 100)
     assert fed <= orders.ready.keys()
+
+
+async def test_a_lane_lets_go_of_a_pop_that_was_answered() -> None:
+    orders, pop = lane(), await parked_pop()
+    orders.admit(pop)
+    assert orders.impatient_pops() == [pop]
+    pop.resolve(b"a long answer")
+    assert not orders.impatient
+    assert not pop.lanes

@@ -78,13 +78,19 @@ class Pop:
             self.resolve(None)
 
     def resolve(self, body: bytes | None) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
+        self._leave()
         if not self.answer.done():
             self.answer.set_result(self.render(body))
 
     def fail(self, error: Exception) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
+        self._leave()
         if not self.answer.done():
             self.answer.set_exception(error)
+
+    def _leave(self) -> None:
+        """Nothing shall hold on to an answer that has been given."""
+        if self.timer is not None:
+            self.timer.cancel()
+        for lane in self.lanes:
+            lane.impatient.discard(self)
+        self.lanes.clear()

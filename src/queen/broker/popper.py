@@ -395,6 +395,7 @@ class Popper:
                 # It has left, to enter anew elsewhere, while this lane was scanned for it.
                 continue
             pop.lanes.discard(lane)
+            lane.impatient.discard(pop)
             if not pop.lanes and not pop.busy:
                 pop.resolve(None)
         lane.waiting = deque(pop for pop in lane.waiting if lane in pop.lanes)
