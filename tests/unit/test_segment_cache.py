@@ -110,3 +110,16 @@ def test_whatever_happens_what_is_served_is_whole_and_memory_is_bounded(
                 assert found[-1].end_offset >= start + length
                 assert all(one.end_offset == next.base_offset for one, next in itertools.pairwise(found))
         assert 0 <= cache.nbytes <= capacity
+
+
+def test_of_a_backlog_the_segment_read_last_is_kept_beside_the_newest() -> None:
+    cache = SegmentCache(1 << 20)
+    newest, old = segment(100, 5), [segment(0, 5), segment(5, 5)]
+    cache.put(1, [newest])
+    cache.put_read(1, old)
+    assert cache.span(1) == (5, 10)
+    assert cache.get(1, 6, 9) == old[1:]
+    assert cache.get(1, 4, 6) is None
+    assert cache.get(1, 100, 105) == [newest]
+    cache.forget(1)
+    assert cache.get(1, 6, 9) is None

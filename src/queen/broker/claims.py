@@ -209,7 +209,7 @@ class Claimer:
             claim.error.__cause__ = error
         if self._cache.version == self._cache_version:
             # Else a partition was changed while this was being read: it may be what was there before.
-            self._cache.put(claim.partition_id, claim.segments)
+            self._cache.put_read(claim.partition_id, claim.segments)
 
     async def _lease_seconds(self, claim: Claim) -> float:
         queue = await self._queue(claim.lane)

@@ -19,12 +19,17 @@ def read_segment(envelope: Envelope, row: Record) -> Segment:
     return segment
 
 
+_MOST_BEHIND = 128
+
+
 class SegmentCache:
     """Keeps the contiguous newest segments of recently used partitions, up to a number of bytes in all."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity = capacity_bytes
         self._runs: OrderedDict[int, _Run] = OrderedDict()
+        # Of partitions with a backlog, the segment that was read last: small batches take it in several bites.
+        self._behind: OrderedDict[int, Segment] = OrderedDict()
         self._nbytes = 0
         self.hits = 0
         self.misses = 0
@@ -49,13 +54,34 @@ class SegmentCache:
         while self._nbytes > self._capacity and self._runs:
             self._shrink()
 
+    def put_read(self, partition_id: int, segments: Sequence[Segment]) -> None:
+        """Add segments that were read: at the newest end they join the run, further back only the last is kept."""
+        if not segments or self._capacity <= 0:
+            return
+        run = self._runs.get(partition_id)
+        if run is None or segments[-1].base_offset >= run.segments[0].base_offset:
+            self._behind.pop(partition_id, None)
+            self.put(partition_id, segments)
+            return
+        self._behind[partition_id] = segments[-1]
+        self._behind.move_to_end(partition_id)
+        if len(self._behind) > _MOST_BEHIND:
+            self._behind.popitem(last=False)
+
     def span(self, partition_id: int) -> tuple[int, int]:
-        """The offsets held of a partition, [from, to); (0, 0) when none."""
+        """The offsets held of a partition, [from, to), where it was last read; (0, 0) when none."""
+        behind = self._behind.get(partition_id)
+        if behind is not None:
+            return behind.base_offset, behind.end_offset
         run = self._runs.get(partition_id)
         return (run.segments[0].base_offset, run.segments[-1].end_offset) if run else (0, 0)
 
     def get(self, partition_id: int, start: int, end: int) -> list[Segment] | None:
         """The segments that overlap [start, end), or None when one of them is not here."""
+        behind = self._behind.get(partition_id)
+        if behind is not None and behind.base_offset <= start and end <= behind.end_offset:
+            self.hits += 1
+            return [behind]
         run = self._runs.get(partition_id)
         if run is None or start < run.segments[0].base_offset or end > run.segments[-1].end_offset:
             self.misses += 1
@@ -71,6 +97,7 @@ class SegmentCache:
     def forget(self, partition_id: int) -> None:
         """Messages of a partition were removed: what is held of it is not true any more."""
         self.version += 1
+        self._behind.pop(partition_id, None)
         run = self._runs.pop(partition_id, None)
         if run is not None:
             self._nbytes -= run.nbytes

@@ -61,6 +61,7 @@ class Segment:
 
     __slots__ = (
         "_body",
+        "_created",
         "_lengths",
         "_producers",
         "_raw_transactions",
@@ -86,6 +87,7 @@ class Segment:
         self._body = body
         # The columns are found when first needed: most segments that a worker stores are read by another.
         self._starts: list[int] | None = None
+        self._created: bytes | None = None
 
     def check(self) -> None:
         """Raises `MalformedSegment` unless the columns fit the body."""
@@ -121,7 +123,7 @@ class Segment:
     @property
     def nbytes(self) -> int:
         """Roughly what the segment holds in memory."""
-        return len(self._body) + 48 * self.count + 500
+        return len(self._body) + 160 * self.count + 500
 
     @property
     def transactions_json(self) -> bytes:
@@ -174,7 +176,9 @@ class Segment:
         starts = self._starts or self._find_columns()
         transactions, body, low = self._raw_transactions, self._body, self.block.low
         head = b'{"id":"' + self.block.prefix
-        created = b',"createdAt":"%b"%b' % (iso_micros(self.created_at).encode(), tail)
+        if self._created is None:
+            self._created = iso_micros(self.created_at).encode()
+        created = b',"createdAt":"%b"%b' % (self._created, tail)
         if self._trace_ids is None and self._producers is None and DELETED not in self._lengths:
             end = b',"producerSub":null' + created
             out += [
