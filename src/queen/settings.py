@@ -158,7 +158,7 @@ class Settings:
     ] = 64
     segment_cache_mb: Annotated[
         int, Declared(whole(0, 2**20), "Memory each worker may use to keep recent messages at hand.", "MB")
-    ] = 24
+    ] = 16
 
     retention_interval: Annotated[int, Declared(INTERVAL_MS, "Time between runs of retention.", "ms")] = 300000
     retention_batch_size: Annotated[

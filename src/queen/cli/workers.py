@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import time
@@ -107,6 +108,14 @@ class WorkerPool:
         self._stop.ask()
 
 
+# Bodies of requests come in all sizes: left to itself, the C library keeps the holes between them for ever.
+_GIVE_BACK_MEMORY = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_TRIM_THRESHOLD_": "131072",
+    "MALLOC_MMAP_THRESHOLD_": "131072",
+}
+
+
 class _Worker:
     """One process, and our end of the socket pair that is its standard input."""
 
@@ -129,7 +138,12 @@ class _Worker:
         with theirs:
             # A session of its own: Ctrl-C in our terminal reaches us alone, and we stop things in order.
             process = await asyncio.create_subprocess_exec(
-                *command, str(worker_id), str(runtime_dir), stdin=theirs.fileno(), start_new_session=True
+                *command,
+                str(worker_id),
+                str(runtime_dir),
+                stdin=theirs.fileno(),
+                start_new_session=True,
+                env=_GIVE_BACK_MEMORY | os.environ,
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         writer.write(msgspec.json.encode(settings.to_env()) + b"\n")
