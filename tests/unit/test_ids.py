@@ -22,7 +22,7 @@ partition_ids = st.integers(0, (1 << 63) - 1)
 
 def test_ids_of_one_source_are_uuid7_and_never_go_backwards() -> None:
     source = IdSource()
-    blocks = [source.block().text(0) for _ in range(20_000)]
+    blocks = [source.block(3).text(0) for _ in range(20_000)]
     assert len(set(blocks)) == len(blocks)
     # Time and sequence are the first 18 characters; what follows is random.
     assert [text[:18] for text in blocks] == sorted(text[:18] for text in blocks)
@@ -31,16 +31,22 @@ def test_ids_of_one_source_are_uuid7_and_never_go_backwards() -> None:
 
 
 def test_ids_inside_a_block_follow_each_other() -> None:
-    block = IdSource().block()
+    block = IdSource().block(1_000_001)
     ids = [uuid.UUID(block.text(index)).int for index in (0, 1, 2, 1023, 1_000_000)]
     assert [id - ids[0] for id in ids] == [0, 1, 2, 1023, 1_000_000]
 
 
+def test_blocks_do_not_overlap() -> None:
+    source = IdSource()
+    blocks = [(source.block(count), count) for count in (1, 100, 7) * 1000]
+    ids = [block.text(index) for block, count in blocks for index in range(count)]
+    assert len(set(ids)) == len(ids)
+
+
 @given(st.integers(0, 100_000))
 def test_a_block_is_read_back_from_what_is_stored(index: int) -> None:
-    block = IdSource().block()
+    block = IdSource().block(index + 1)
     again = IdBlock.parse(block.pack())
-    assert again == block
     assert again.text(index) == block.text(index)
     assert again.index_of(block.text(index), index + 1) == index
     assert again.index_of(block.text(index), index) is None

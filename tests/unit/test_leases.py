@@ -16,7 +16,7 @@ IDS = IdSource()
 
 def segment(base: int, *ids: str) -> Segment:
     body = pack_segment([msgspec.json.encode(id) for id in ids], [b"1"] * len(ids))
-    return Segment(base, NOW, IDS.block(), body)
+    return Segment(base, NOW, IDS.block(1), body)
 
 
 def test_offsets_are_those_inside_the_leased_span_alone() -> None:

@@ -14,7 +14,7 @@ from queen.wire.ids import IdSource
 from queen.wire.segment import MalformedSegment, Segment, pack_segment
 
 AT = datetime(2026, 4, 26, 10, 59, 28, 267966, UTC)
-BLOCK = IdSource().block()
+BLOCK = IdSource().block(1)
 TAIL = b',"partition":"p"}'
 
 # Anything a JSON string can hold; surrogates alone are not text.

@@ -19,7 +19,7 @@ IDS = IdSource()
 
 def segment(base: int, count: int, payload: bytes = b"1") -> Segment:
     ids = [msgspec.json.encode(f"{base + index:06d}") for index in range(count)]
-    return Segment(base, NOW, IDS.block(), pack_segment(ids, [payload] * count))
+    return Segment(base, NOW, IDS.block(count), pack_segment(ids, [payload] * count))
 
 
 def test_a_span_is_served_by_the_segments_that_overlap_it() -> None:

@@ -110,10 +110,6 @@ async def _store(fetcher: Fetcher, lots: Sequence[Lot]) -> list[datetime] | None
     full = [lot for lot in lots if lot.chunks]
     if not full:
         return []
-    for lot in full:
-        blocks = [chunk.ids[:16] for chunk in lot.chunks]
-        for part in lot.parts:
-            part.sender.blocks.update(blocks)
     if len(full) == 1 and len(full[0].chunks) == 1:
         return await _store_one(fetcher, full[0])
     return await _store_many(fetcher, full)

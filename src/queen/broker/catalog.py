@@ -89,9 +89,8 @@ class Catalog:
     def cached_queue(self, name: str) -> Queue | None:
         return self._queues.get(name)
 
-    def cached_partition(self, queue: str, name: str) -> Partition | None:
-        known = self._queues.get(queue)
-        return self._partitions.get((known.id, name)) if known else None
+    def cached_partition_in(self, queue: Queue, name: str) -> Partition | None:
+        return self._partitions.get((queue.id, name))
 
     def cached_partition_by_id(self, id: int) -> Partition | None:
         return self._partitions_by_id.get(id)

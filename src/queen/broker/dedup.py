@@ -84,11 +84,15 @@ class Dedup:
 
     def vouches_for(self, partition: Partition, window: float) -> bool:
         """Whether the filter still holds the whole window of a partition."""
-        self._longest_window = max(self._longest_window, window)
-        since = self.filter.complete_since + _CLOCK_SKEW
-        if since <= time.time() - window:
+        if self.vouches_for_all(window):
             return True
+        since = self.filter.complete_since + _CLOCK_SKEW
         return partition.started_empty_at is not None and partition.started_empty_at > since
+
+    def vouches_for_all(self, window: float) -> bool:
+        """Whether the filter still holds the whole window of every partition this worker knows."""
+        self._longest_window = max(self._longest_window, window)
+        return self.filter.complete_since + _CLOCK_SKEW <= time.time() - window
 
     async def find(
         self, fetcher: Fetcher, partition: Partition, wanted: dict[int, str], window: float

@@ -36,22 +36,26 @@ class Lot:
     partition: Partition
     queue: Queue
     parts: list[Part] = field(default_factory=list)
+    size: int = 0
+    """Items that were sent."""
     base: int = 0
     room: int | None = None
     chunks: list[Chunk] = field(default_factory=list)
+    count: int = 0
+    """Messages that are to be stored."""
     fates: list[Fate] | None = None
     winners: dict[str, str] = field(default_factory=dict)
     """Ids of the messages that items which are not stored duplicate, by transaction id."""
 
-    @property
-    def count(self) -> int:
-        """Messages that are to be stored."""
-        return sum([chunk.count for chunk in self.chunks])
+    def add(self, part: Part) -> None:
+        self.parts.append(part)
+        self.size += len(part.items)
 
-    @property
-    def size(self) -> int:
-        """Items that were sent."""
-        return sum([len(part.items) for part in self.parts])
+    def fill(self, chunks: list[Chunk], fates: list[Fate] | None) -> None:
+        """Settle what is stored, and what becomes of each item."""
+        self.chunks = chunks
+        self.count = sum([chunk.count for chunk in chunks])
+        self.fates = fates
 
     def items(self) -> Iterator[PushItem]:
         for part in self.parts:
@@ -84,7 +88,13 @@ class Assembler:
         for lot in lots:
             # Fixed before anything is awaited: what is learnt meanwhile was not checked, so it must stop the store.
             lot.base = lot.partition.known_to or 0
-        for lot, suspects in zip(lots, self._suspects(lots), strict=True):
+        hashes = [value for lot in lots for part in lot.parts for value in part.hashes]
+        maybe = self._dedup.filter.suspects(hashes)
+        if not maybe and self._are_plainly_new(lots, hashes):
+            for lot in lots:
+                self._take_all(lot)
+            return
+        for lot, suspects in zip(lots, self._suspects(lots, hashes, maybe), strict=True):
             earlier: dict[str, Earlier] = {}
             if suspects:
                 earlier = await self._dedup.find(fetcher, lot.partition, suspects, self.window(lot.queue))
@@ -99,10 +109,17 @@ class Assembler:
             else:
                 self._take_all(lot)
 
-    def _suspects(self, lots: Sequence[Lot]) -> list[dict[int, str] | None]:
+    def _are_plainly_new(self, lots: Sequence[Lot], hashes: list[int]) -> bool:
+        """The common case, told for all lots at once. The filter has seen none of the hashes."""
+        if len(set(hashes)) < len(hashes) or any(lot.room is not None for lot in lots):
+            return False
+        if any(part.sender.blocks for lot in lots for part in lot.parts):
+            return False
+        windows = [self.window(queue) for queue in {lot.queue.id: lot.queue for lot in lots}.values()]
+        return min(windows) > 0 and self._dedup.vouches_for_all(max(windows))
+
+    def _suspects(self, lots: Sequence[Lot], hashes: list[int], maybe: list[int]) -> list[dict[int, str] | None]:
         """For each lot the ids, by hash, that may be stored already; None where duplicates are allowed."""
-        hashes = [value for lot in lots for part in lot.parts for value in part.hashes]
-        maybe = self._dedup.filter.suspects(hashes)
         result: list[dict[int, str] | None] = []
         start = 0
         for lot in lots:
@@ -132,21 +149,21 @@ class Assembler:
 
     def _take_all(self, lot: Lot) -> None:
         """Every item is new: large parts are segments already, small ones in a row become one."""
-        lot.fates = None
-        lot.chunks = []
+        chunks: list[Chunk] = []
         small: list[Part] = []
         for part in lot.parts:
             if part.chunks is None:
                 small.append(part)
                 continue
-            lot.chunks += self._join(small, lot.queue)
-            small = []
-            lot.chunks += part.chunks
-        lot.chunks += self._join(small, lot.queue)
+            if small:
+                chunks += self._join(small, lot.queue)
+                small = []
+            chunks += part.chunks
+        if small:
+            chunks += self._join(small, lot.queue)
+        lot.fill(chunks, None)
 
     def _join(self, parts: list[Part], queue: Queue) -> list[Chunk]:
-        if not parts:
-            return []
         if len(parts) == 1:
             one = parts[0]
             subjects = [one.sender.subject] * len(one.items)
@@ -163,7 +180,8 @@ class Assembler:
     def _take_new(self, lot: Lot, earlier: dict[str, Earlier], *, deduplicate: bool) -> None:
         """The careful way: some items are duplicates, of stored messages or of each other, or do not fit."""
         ours = {block for part in lot.parts for block in part.sender.blocks}
-        lot.fates, lot.winners = [], {}
+        fates: list[Fate] = []
+        lot.winners = {}
         seen: set[str] = set()
         items: list[PushItem] = []
         lengths: list[int] = []
@@ -190,5 +208,5 @@ class Assembler:
                     hashes.append(value)
                     transactions.append(transaction)
                     subjects.append(part.sender.subject)
-                lot.fates.append(fate)
-        lot.chunks = self._preparer.pack(items, lengths, hashes, transactions, subjects, lot.queue)
+                fates.append(fate)
+        lot.fill(self._preparer.pack(items, lengths, hashes, transactions, subjects, lot.queue), fates)

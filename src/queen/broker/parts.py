@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -25,16 +25,14 @@ _OWN_SEGMENT_COUNT = 50
 _OWN_SEGMENT_BYTES = 32 << 10
 
 _encode = msgspec.json.encode
+_hash = xxhash.xxh3_64_intdigest
 
 
 class Sender(Protocol):
     """Who pushed: the subject of its token, and the segments an attempt of unknown outcome may have stored."""
 
-    @property
-    def subject(self) -> str | None: ...
-
-    @property
-    def blocks(self) -> set[bytes]: ...
+    subject: str | None
+    blocks: frozenset[bytes]
 
 
 class EncryptionKeyMissing(Conflict):
@@ -46,14 +44,11 @@ class Chunk:
     """One segment to be."""
 
     block: IdBlock
-    hashes: list[int]
+    count: int
+    hashes: Sequence[int]
     ids: bytes
     plain: bytes
     sealed: bytes
-
-    @property
-    def count(self) -> int:
-        return len(self.hashes)
 
 
 @dataclass(slots=True, eq=False)
@@ -69,9 +64,9 @@ class Part:
     items: list[PushItem]
     positions: list[int] | None
     partition: Partition | None = None
-    lengths: list[int] = field(default_factory=list)
-    hashes: list[int] = field(default_factory=list)
-    transactions: list[bytes] = field(default_factory=list)
+    lengths: Sequence[int] = ()
+    hashes: Sequence[int] = ()
+    transactions: Sequence[bytes] = ()
     chunks: list[Chunk] | None = None
 
 
@@ -100,57 +95,85 @@ class Preparer:
         self._ids = ids
 
     def prepare(self, part: Part, partition: Partition, queue: Queue) -> None:
-        """Make the part ready for a partition. It is done again when the partition turns out to be another."""
-        if part.partition is partition:
-            return
+        """Make the part ready for a partition; to be done again when the partition turns out to be another."""
         if queue.encryption_enabled and not self._envelope.can_encrypt:
             raise EncryptionKeyMissing(
                 f"queue {queue.name!r} is encrypted and the server has no QUEEN_ENCRYPTION_KEY; nothing was stored"
             )
-        hash_one, seed = xxhash.xxh3_64_intdigest, partition.id
-        part.hashes = [hash_one(item.transaction_id.encode(), seed) for item in part.items]
-        part.transactions = [_encode(item.transaction_id) for item in part.items]
-        part.chunks = None
-        # memoryview, because a msgspec.Raw has a buffer but no len().
-        part.lengths = [memoryview(item.payload).nbytes for item in part.items]
-        if len(part.items) >= _OWN_SEGMENT_COUNT or sum(part.lengths) >= _OWN_SEGMENT_BYTES:
-            subjects = [part.sender.subject] * len(part.items)
-            part.chunks = self.pack(part.items, part.lengths, part.hashes, part.transactions, subjects, queue)
         part.partition = partition
+        part.chunks = None
+        items, seed = part.items, partition.id
+        if len(items) == 1:
+            # Most requests of a busy server are these: worth a way without lists.
+            transaction_id = items[0].transaction_id
+            part.hashes = (_hash(transaction_id.encode(), seed),)
+            part.transactions = (_encode(transaction_id),)
+            nbytes = memoryview(items[0].payload).nbytes
+            part.lengths = (nbytes,)
+        else:
+            part.hashes = [_hash(item.transaction_id.encode(), seed) for item in items]
+            part.transactions = [_encode(item.transaction_id) for item in items]
+            # memoryview, because a msgspec.Raw has a buffer but no len().
+            part.lengths = [memoryview(item.payload).nbytes for item in items]
+            nbytes = sum(part.lengths)
+        if len(items) >= _OWN_SEGMENT_COUNT or nbytes >= _OWN_SEGMENT_BYTES:
+            subjects = [part.sender.subject] * len(items)
+            part.chunks = self.pack(items, part.lengths, part.hashes, part.transactions, subjects, queue)
 
     def pack(
         self,
         items: Sequence[PushItem],
-        lengths: list[int],
-        hashes: list[int],
-        transactions: list[bytes],
-        subjects: list[str | None],
+        lengths: Sequence[int],
+        hashes: Sequence[int],
+        transactions: Sequence[bytes],
+        subjects: Sequence[str | None],
         queue: Queue,
     ) -> list[Chunk]:
         """Pack items into segments of bounded size."""
+        end = _segment_end(lengths, 0)
+        if end == len(items):
+            return [self._pack_one(items, lengths, hashes, transactions, subjects, queue)] if items else []
         chunks = []
         start = 0
         while start < len(items):
             end = _segment_end(lengths, start)
-            some = items[start:end]
-            block = self._ids.block()
-            traces = [item.trace_id for item in some]
-            plain = pack_segment(
-                transactions[start:end],
-                [item.payload for item in some],
-                [trace or None for trace in traces] if any(traces) else None,
-                subjects[start:end] if any(subjects) else None,
-                lengths=lengths[start:end],
+            chunks.append(
+                self._pack_one(
+                    items[start:end],
+                    lengths[start:end],
+                    hashes[start:end],
+                    transactions[start:end],
+                    subjects[start:end],
+                    queue,
+                )
             )
-            own = hashes[start:end] if len(hashes) > end - start else hashes
-            ids = block.pack() + array("Q", own).tobytes()
-            sealed = self._envelope.seal(plain, encrypt=queue.encryption_enabled)
-            chunks.append(Chunk(block, own, ids, plain, sealed))
             start = end
         return chunks
 
+    def _pack_one(
+        self,
+        items: Sequence[PushItem],
+        lengths: Sequence[int],
+        hashes: Sequence[int],
+        transactions: Sequence[bytes],
+        subjects: Sequence[str | None],
+        queue: Queue,
+    ) -> Chunk:
+        count = len(items)
+        block = self._ids.block(count)
+        traces = [item.trace_id for item in items]
+        plain = pack_segment(
+            transactions,
+            [item.payload for item in items],
+            [trace or None for trace in traces] if any(traces) else None,
+            subjects if any(subjects) else None,
+            lengths=lengths,
+        )
+        ids = block.pack() + array("Q", hashes).tobytes()
+        return Chunk(block, count, hashes, ids, plain, self._envelope.seal(plain, encrypt=queue.encryption_enabled))
 
-def _segment_end(lengths: list[int], start: int) -> int:
+
+def _segment_end(lengths: Sequence[int], start: int) -> int:
     """Where the segment that begins at `start` ends: at its limit of messages or of bytes."""
     most = min(len(lengths), start + _LARGEST_SEGMENT_COUNT)
     if sum(lengths[start:most]) <= _LARGEST_SEGMENT_BYTES:

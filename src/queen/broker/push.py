@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import asyncpg
 
 from queen.broker.append import Appender
-from queen.broker.catalog import Catalog, Partition
+from queen.broker.catalog import Catalog, Partition, Queue
 from queen.broker.fusion import Fusion
 from queen.broker.lots import Fate, Lot
 from queen.broker.parts import Part, Preparer, split_by_target
@@ -20,7 +20,7 @@ from queen.broker.push_results import join_results, refusal, render_results, sto
 from queen.broker.turn import Turn
 from queen.errors import DatabaseAway, Overloaded, QueenError
 from queen.storage.database import Database, Fetcher, Link
-from queen.wire.ids import IdBlock, IdSource
+from queen.wire.ids import IdSource
 from queen.wire.push import PushItem
 
 _LARGEST_BATCH_BYTES = 4 << 20
@@ -40,7 +40,7 @@ class Push:
     render: Callable[[bytes], Any]
     answer: asyncio.Future[Any]
     parts: list[Part] = field(default_factory=list)
-    blocks: set[bytes] = field(default_factory=set)
+    blocks: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class StoredPush:
 @dataclass(slots=True, eq=False)
 class _TransactionSender:
     subject: str | None
-    blocks: set[bytes] = field(default_factory=set)
+    blocks: frozenset[bytes] = frozenset()
 
 
 class NotStored(QueenError):
@@ -141,20 +141,19 @@ class Pusher:
 
     def _name_nameless(self, items: list[PushItem]) -> None:
         """Give an id to items that came without, before any attempt, so that a retry recognises them."""
-        block: IdBlock | None = None
-        for index, item in enumerate(items):
+        for item in items:
             if not item.transaction_id:
-                block = block or self._ids.block()
-                item.transaction_id = block.text(index)
+                item.transaction_id = self._ids.uuid()
 
-    def _prepare(self, part: Part) -> bool:
-        """Make a part ready if its partition is known."""
-        partition = self._catalog.cached_partition(*part.target)
+    def _prepare(self, part: Part) -> Queue | None:
+        """Make a part ready if its partition is known; the queue it belongs to."""
         queue = self._catalog.cached_queue(part.target[0])
-        if partition is None or queue is None:
-            return False
-        self._preparer.prepare(part, partition, queue)
-        return True
+        partition = self._catalog.cached_partition_in(queue, part.target[1]) if queue is not None else None
+        if queue is None or partition is None:
+            return None
+        if part.partition is not partition:
+            self._preparer.prepare(part, partition, queue)
+        return queue
 
     async def _run(self, batch: list[Push]) -> Callable[[], None] | None:
         """Store a batch; when PostgreSQL refuses it, each request alone, so that only the guilty one fails.
@@ -193,14 +192,17 @@ class Pusher:
     async def _store(self, batch: list[Push]) -> list[Lot]:
         self._drain_bus()
         parts = [part for push in batch for part in push.parts]
-        for _ in range(5):
-            unknown = {part.target for part in parts if self._catalog.cached_partition(*part.target) is None}
-            if unknown:
-                await self._catalog.ensure_partitions(unknown)
+        for _ in range(6):
             lots = self._lots(parts)
             if lots is None:
+                await self._catalog.ensure_partitions({part.target for part in parts})
                 continue
-            if await self._appender.append(self._link, lots):
+            try:
+                stored = await self._appender.append(self._link, lots)
+            except DatabaseAway:
+                _note_tried(lots)
+                raise
+            if stored:
                 return lots
             # A partition is gone: its queue was deleted. Pushing makes it anew.
             for lot in lots:
@@ -210,19 +212,28 @@ class Pusher:
     def _lots(self, parts: Sequence[Part]) -> list[Lot] | None:
         """What goes to each partition, in ascending order of their ids: the order in which they are locked.
 
-        None: one of them has just been forgotten, because another worker deleted or changed its queue.
+        None: one of them is not known, or has just been forgotten because its queue was deleted or changed.
         """
         lots: dict[int, Lot] = {}
         for part in parts:
-            queue = self._catalog.cached_queue(part.target[0])
-            if queue is None or not self._prepare(part):
+            queue = self._prepare(part)
+            if queue is None:
                 return None
-            assert part.partition is not None
-            lot = lots.get(part.partition.id)
+            partition = part.partition
+            assert partition is not None
+            lot = lots.get(partition.id)
             if lot is None:
-                lot = lots[part.partition.id] = Lot(part.partition, queue)
-            lot.parts.append(part)
+                lot = lots[partition.id] = Lot(partition, queue)
+            lot.add(part)
         return [lots[id] for id in sorted(lots)]
+
+
+def _note_tried(lots: Sequence[Lot]) -> None:
+    """Whether these were stored is not known: the next attempt recognises their segments, should it meet them."""
+    for lot in lots:
+        tried = frozenset([chunk.ids[:16] for chunk in lot.chunks])
+        for part in lot.parts:
+            part.sender.blocks |= tried
 
 
 def _answer(batch: list[Push], lots: list[Lot]) -> None:

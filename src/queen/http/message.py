@@ -142,8 +142,10 @@ def encode_head(response: Response, connection: bytes = b"") -> bytes:
     """Everything before the body; `connection` is a whole header line or nothing."""
     start = head_start(response.status, response.content_type)
     if response.status not in BODILESS:
+        if not response.headers:
+            return b"%b%d\r\n%b\r\n" % (start, len(response.body), connection)
         start = b"%b%d\r\n" % (start, len(response.body))
-    if not response.headers:
+    elif not response.headers:
         return b"%b%b\r\n" % (start, connection)
     lines = b"".join([header_line(name, value) for name, value in response.headers])
     return b"%b%b%b\r\n" % (start, connection, lines)

@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 
 from queen.errors import QueenError
 from queen.http.errors import RETRY_SOON, status_of
+from queen.http.heads import HeadCache
 from queen.http.message import BODILESS, HttpError, Request, Response, encode_head, error_response
 from queen.http.reader import RequestReader
 from queen.http.router import Router
@@ -48,6 +49,7 @@ class Shell:
         after `linger_seconds`. One sweep every `sweep_seconds` keeps all these times.
         """
         self.router = router
+        self.heads = HeadCache()
         self.gate = gate
         self.max_body_bytes = max_body_bytes
         self.max_head_bytes = max_head_bytes
@@ -159,7 +161,7 @@ class HttpProtocol(asyncio.Protocol):
         peername = transport.get_extra_info("peername")
         peer = str(peername[0]) if isinstance(peername, tuple) else "local"
         self._transport = cast(asyncio.Transport, transport)
-        self._reader = RequestReader(shell.router, shell.max_head_bytes, shell.max_body_bytes, peer)
+        self._reader = RequestReader(shell.router, shell.max_head_bytes, shell.max_body_bytes, peer, shell.heads)
         shell.remember(self)
         if shell.closing:
             transport.close()
@@ -245,7 +247,7 @@ class HttpProtocol(asyncio.Protocol):
         while True:
             while reader.turns and self._request is None and not self._write_paused:
                 self._take_turn()
-            if not reader.resume():
+            if not reader.unparsed or not reader.resume():
                 break
         if self._request is None and not reader.turns:
             if reader.refusal is not None:
@@ -257,9 +259,10 @@ class HttpProtocol(asyncio.Protocol):
                 self._transport.write(CONTINUE)
         # Without a reason to pause, reading goes on while a request is served: this is how a client that goes
         # away is noticed.
-        pause = reader.leftover is not None or reader.is_backlogged()
-        if pause != self._read_paused:
-            self._pause_reading(pause)
+        if reader.turns or reader.leftover is not None or self._read_paused:
+            pause = reader.leftover is not None or reader.is_backlogged()
+            if pause != self._read_paused:
+                self._pause_reading(pause)
 
     def _pause_reading(self, pause: bool) -> None:
         if self._transport.is_closing():
@@ -283,7 +286,7 @@ class HttpProtocol(asyncio.Protocol):
             result = _failure(request, error)
         if isinstance(result, Response):
             self._answer(request, result)
-        elif asyncio.isfuture(result):
+        elif isinstance(result, asyncio.Future):
             self._follow(result)
         elif inspect.isawaitable(result):
             task = asyncio.ensure_future(result)
@@ -305,15 +308,17 @@ class HttpProtocol(asyncio.Protocol):
 
     def _settle(self, future: asyncio.Future[Any]) -> None:
         request = self._request
-        if future.cancelled():
+        try:
+            result = future.result()
+        except asyncio.CancelledError:
             if request is not None and request.disconnected:
                 # Whoever cancelled it knew that nobody waits for the answer.
                 self._transport.close()
-            else:
-                self._conclude(error_response(503, "The request was cancelled; try again", RETRY_SOON))
-            return
-        error = future.exception()
-        self._conclude(future.result() if error is None else _failure(request, error))
+                return
+            result = error_response(503, "The request was cancelled; try again", RETRY_SOON)
+        except Exception as error:
+            result = _failure(request, error)
+        self._conclude(result)
 
     def _conclude(self, result: object) -> None:
         request = self._request

@@ -8,6 +8,7 @@ from typing import Final
 
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
 
+from queen.http.heads import HeadCache, KnownHead
 from queen.http.message import Request, Response, error_response
 from queen.http.router import Handler, Router, UpgradeHandler
 
@@ -39,6 +40,7 @@ class RequestReader:
         "_body",
         "_head",
         "_headers",
+        "_heads",
         "_heard",
         "_max_body_bytes",
         "_max_head_bytes",
@@ -48,7 +50,6 @@ class RequestReader:
         "_router",
         "_target",
         "_unheard_bytes",
-        "_unparsed",
         "_upgrade",
         "_waiting_bytes",
         "awaits_continue",
@@ -60,10 +61,15 @@ class RequestReader:
         "receiving",
         "refusal",
         "turns",
+        "unparsed",
     )
 
-    def __init__(self, router: Router, max_head_bytes: int, max_body_bytes: int, peer: str) -> None:
+    def __init__(
+        self, router: Router, max_head_bytes: int, max_body_bytes: int, peer: str, heads: HeadCache | None = None
+    ) -> None:
+        """`heads` may be shared by the readers of one router."""
         self._router = router
+        self._heads = heads if heads is not None else HeadCache()
         self._max_head_bytes = max_head_bytes
         self._max_body_bytes = max_body_bytes
         self._peer = peer
@@ -71,7 +77,7 @@ class RequestReader:
 
         self.turns: deque[Turn] = deque()
         self._waiting_bytes = 0
-        self._unparsed: bytes | memoryview = b""
+        self.unparsed: bytes | memoryview = b""
 
         self.messages_begun = 0
         self.receiving = False
@@ -93,18 +99,21 @@ class RequestReader:
 
     def feed(self, data: bytes | memoryview) -> None:
         """Parse what arrived into turns, or set it aside while there are too many of them."""
-        if self._unparsed:
-            self._unparsed = bytes(self._unparsed) + data
+        if self.unparsed:
+            self.unparsed = bytes(self.unparsed) + data
         elif len(data) <= SLICE_BYTES and not self.deaf:
-            self._parse(data)
+            if self.receiving or type(data) is not bytes:
+                self._parse(data)
+            else:
+                self._parse_whole(data)
         else:
             self._parse_slices(memoryview(data))
 
     def resume(self) -> bool:
         """Parse what was set aside, if there is room again; says whether there was anything to do."""
-        if not self._unparsed or self.is_backlogged():
+        if not self.unparsed or self.is_backlogged():
             return False
-        unparsed, self._unparsed = self._unparsed, b""
+        unparsed, self.unparsed = self.unparsed, b""
         self.feed(unparsed)
         return True
 
@@ -118,7 +127,7 @@ class RequestReader:
 
     def is_drained(self) -> bool:
         """Whether everything complete that arrived has had its turn."""
-        return not self.turns and not self._unparsed
+        return not self.turns and not self.unparsed
 
     def refuse(self, status: int, text: str) -> None:
         """Have this answered after everything before it, and read no more."""
@@ -139,8 +148,36 @@ class RequestReader:
         """Forget everything, and break the circle of references with the parser."""
         self.stop()
         self.turns.clear()
-        self._unparsed = b""
+        self.unparsed = b""
         del self._parser
+
+    def _parse_whole(self, data: bytes) -> None:
+        """What most reads bring: one request, all of it. If its head was seen before, the parser need not look."""
+        end = data.find(b"\r\n\r\n") + 4
+        head = data[:end]
+        known = self._heads.get(head)
+        if known is not None and len(data) == end + known.body_bytes:
+            method, path, params, query, handler, route = known.match
+            request = Request(method, path, params, query, known.headers, data[end:], self._peer, route)
+            self._waiting_bytes += known.body_bytes
+            self.turns.append((request, handler, b"", None))
+            return
+        before = len(self.turns)
+        self._parse(data)
+        if known is None and end > 3 and len(self.turns) == before + 1 and not self.receiving and not self.deaf:
+            self._learn(head, len(data) - end)
+
+    def _learn(self, head: bytes, body_bytes: int) -> None:
+        """Remember a head that is followed by so many bytes, if that is all there is to know about it."""
+        request, _, connection_line, upgrade = self.turns[-1]
+        headers = request.headers
+        if len(request.body) != body_bytes or connection_line or upgrade is not None:
+            return
+        if b"transfer-encoding" in headers or b"expect" in headers or b"upgrade" in headers:
+            return
+        match = self._router.match(request.method.encode("latin-1"), self._target)
+        if match.route is not None:
+            self._heads.put(head, KnownHead(match, headers, body_bytes))
 
     def _parse_slices(self, view: memoryview) -> None:
         for start in range(0, len(view), SLICE_BYTES):
@@ -148,7 +185,7 @@ class RequestReader:
                 self._overhear(view[start:])
                 return
             if self.is_backlogged():
-                self._unparsed = view[start:]
+                self.unparsed = view[start:]
                 return
             self._parse(view[start : start + SLICE_BYTES])
 
