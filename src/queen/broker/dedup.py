@@ -24,6 +24,7 @@ from queen.wire.ids import IdBlock
 from queen.wire.segment import MalformedSegment
 
 _PAGE = 500
+_LOAD_PAGE = 2000
 _CLOCK_SKEW = 60.0
 
 
@@ -77,8 +78,7 @@ class Dedup:
         if not behind:
             return
         rows = await fetcher.fetch("segment_ids_from", [p.id for p in behind], [p.known_to for p in behind])
-        for row in rows:
-            self.filter.add(_hashes(row["ids"]), row["created_at"].timestamp())
+        self._learn_rows(rows)
         for partition in behind:
             partition.known_to = ends[partition.id]
 
@@ -173,14 +173,19 @@ class Dedup:
     async def _load(self, fetcher: Fetcher, partition: Partition, end: int, window: float) -> None:
         before = end
         while True:
-            page = await fetcher.fetch("segment_ids_before", partition.id, before, _PAGE, float(window))
-            for row in page:
-                if not row["recent"]:
-                    return
-                self.filter.add(_hashes(row["ids"]), row["created_at"].timestamp())
-            if len(page) < _PAGE:
+            page = await fetcher.fetch("segment_ids_before", partition.id, before, _LOAD_PAGE, float(window))
+            recent = [row for row in page if row["recent"]]
+            self._learn_rows(recent)
+            if len(recent) < _LOAD_PAGE:
                 return
             before = page[-1]["base_offset"]
+
+    def _learn_rows(self, rows: Sequence[Record]) -> None:
+        """Put the ids of segments into the filter, all at once: for each alone it would take as many times longer."""
+        if rows:
+            hashes = np.frombuffer(b"".join([row["ids"][16:] for row in rows]), dtype="<u8")
+            times = [row["created_at"] for row in rows]
+            self.filter.add(hashes, min(times).timestamp(), max(times).timestamp())
 
 
 def _hits(rows: Sequence[Record], targets: Hashes) -> Iterator[tuple[Record, list[tuple[int, int]]]]:

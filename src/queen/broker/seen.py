@@ -37,8 +37,10 @@ class SeenFilter:
     def nbytes(self) -> int:
         return sum(generation.bits.nbytes for generation in self._generations)
 
-    def add(self, hashes: Hashes | list[int], stored_at: float | None = None) -> None:
-        """Add what was stored at some time (None: just now)."""
+    def add(self, hashes: Hashes | list[int], since: float | None = None, until: float | None = None) -> None:
+        """Add what was stored between two moments (None: just now)."""
+        now = time.time()
+        since, until = now if since is None else since, now if until is None else until
         if isinstance(hashes, list) and len(hashes) > _FEW:
             hashes = np.array(hashes, dtype=np.uint64)
         while len(hashes):
@@ -47,7 +49,7 @@ class SeenFilter:
             if room <= 0:
                 self._grow(newest.capacity)
                 continue
-            newest.add(hashes[:room], time.time() if stored_at is None else stored_at)
+            newest.add(hashes[:room], since, until)
             hashes = hashes[room:]
 
     def when(self, value: int) -> list[tuple[float, float]]:
@@ -98,7 +100,7 @@ class _Generation:
         self.newest_at = 0.0
         self.oldest_at = float("inf")
 
-    def add(self, hashes: Hashes | list[int], stored_at: float) -> None:
+    def add(self, hashes: Hashes | list[int], since: float, until: float) -> None:
         if isinstance(hashes, list):
             for value in hashes:
                 self._add_one(value)
@@ -106,8 +108,8 @@ class _Generation:
             positions = (_positions(hashes) & np.uint64(self.size_mask)).ravel()
             self._set((positions >> np.uint64(3)).astype(np.intp), _bit(positions))
         self.entries += len(hashes)
-        self.newest_at = max(self.newest_at, stored_at)
-        self.oldest_at = min(self.oldest_at, stored_at)
+        self.newest_at = max(self.newest_at, until)
+        self.oldest_at = min(self.oldest_at, since)
 
     def _set(self, places: npt.NDArray[np.intp], masks: npt.NDArray[np.uint8]) -> None:
         """Set bits. Of two that share a byte one may get lost, so what is still missing is set again."""

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import TracebackType
 
 _LONGEST_WAIT = 0.25
-_POLL = 0.002
+_POLL = 0.01
+"""How long a word from the other worker is waited for; it does not come only when that worker has died."""
 
 
 class Turn:
@@ -27,7 +28,7 @@ class Turn:
         self._tell_wanted = wanted
         self._tell_passed_on = passed_on
         self._file: int | None = None
-        self._freed = asyncio.Event()
+        self._freed: asyncio.Future[bool] | None = None
         self._peer_waits = False
 
     async def __aenter__(self) -> None:
@@ -55,7 +56,7 @@ class Turn:
 
     def peer_done(self) -> None:
         self._peer_waits = False
-        self._freed.set()
+        self._wake(True)
 
     def close(self) -> None:
         if self._file is not None:
@@ -71,9 +72,13 @@ class Turn:
         return True
 
     async def _until_freed(self) -> None:
-        self._freed.clear()
-        try:
-            async with asyncio.timeout(_POLL):
-                await self._freed.wait()
-        except TimeoutError:
+        loop = asyncio.get_running_loop()
+        self._freed = loop.create_future()
+        timer = loop.call_later(_POLL, self._wake, False)
+        if not await self._freed:
             self._peer_waits = False
+        timer.cancel()
+
+    def _wake(self, freed: bool) -> None:
+        if self._freed is not None and not self._freed.done():
+            self._freed.set_result(freed)
