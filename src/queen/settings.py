@@ -164,6 +164,14 @@ class Settings:
     retention_batch_size: Annotated[
         int, Declared(whole(1, 10**6), "Rows that one statement of retention removes at most.")
     ] = 1000
+    rewrite_hot_tables: Annotated[
+        bool,
+        Declared(
+            FLAG,
+            "Write small, busy tables anew when a long transaction keeps vacuum from cleaning them. That transaction,"
+            " should it read them later at its isolation level, finds them empty.",
+        ),
+    ] = True
     partition_cleanup_days: Annotated[
         int, Declared(whole(1, 36500), "A partition empty and unused for this long is removed.", "days")
     ] = 30

@@ -11,6 +11,7 @@ from queen.broker.janitor.election import Election, Session
 from queen.broker.janitor.eviction import Eviction
 from queen.broker.janitor.job import Job
 from queen.broker.janitor.retention import Retention
+from queen.broker.janitor.rewrite import Rewrite
 from queen.errors import DatabaseAway
 from queen.settings import Settings
 from queen.storage.database import Database
@@ -18,6 +19,7 @@ from queen.storage.database import Database
 log = logging.getLogger(__name__)
 
 _DROPPED_INTERVAL = 60.0
+_REWRITE_INTERVAL = 5.0
 _BETWEEN_PIECES = 0.05
 _BETWEEN_TERMS = 1.0
 
@@ -26,7 +28,7 @@ def cleaning_jobs(settings: Settings, tell: Tell) -> list[Job]:
     """The jobs that keep the tables of the queues small; `tell` lets the workers know what is gone."""
     retention_seconds = settings.retention_interval / 1000
     batch = settings.retention_batch_size
-    return [
+    jobs = [
         Job("retention", retention_seconds, Retention(batch).run),
         Job("eviction", settings.eviction_interval / 1000, Eviction(settings.eviction_batch_size).run),
         Job("rounds", retention_seconds, Rounds(batch, settings.partition_cleanup_days, tell).run),
@@ -34,6 +36,9 @@ def cleaning_jobs(settings: Settings, tell: Tell) -> list[Job]:
         # After the job that drops partitions, so that one round of all jobs leaves nothing behind.
         Job("dropped partitions", _DROPPED_INTERVAL, DroppedPartitions(batch).run, prompt=True),
     ]
+    if settings.rewrite_hot_tables:
+        jobs.append(Job("rewrite", _REWRITE_INTERVAL, Rewrite().run))
+    return jobs
 
 
 class Janitor:

@@ -1,0 +1,161 @@
+"""Steady load while a transaction stays open elsewhere in the database: does anything grow?
+
+python bench/steady.py                       an hour, 1000 messages a second
+python bench/steady.py --seconds 300 --rate 4000 --no-hold
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+if __name__ == "__main__":
+    # Started as a file, Python looks beside this file and not in the project: the package is one level up.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import msgspec
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bench.generator import HERE, Generator, OptionValue
+from bench.plot import pyplot
+from bench.postgres import Database
+from bench.target import fresh_server
+
+SLICE_SECONDS = 20
+TABLES = ("partitions", "cursors", "segments")
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One slice of the run: latencies in milliseconds, sizes at its end."""
+
+    at: float
+    messages_per_s: float
+    push_p50: float
+    push_p99: float
+    pop_p50: float
+    pop_p99: float
+    ack_p50: float
+    ack_p99: float
+    bytes: dict[str, int]
+    dead: dict[str, int]
+    stored: int
+
+
+def main(
+    seconds: Annotated[int, typer.Option(help="Length of the run.")] = 3600,
+    rate: Annotated[int, typer.Option(help="Messages pushed, popped and acknowledged a second.")] = 1000,
+    partitions: Annotated[int, typer.Option(help="Partitions they are spread over.")] = 4,
+    hold: Annotated[bool, typer.Option(help="Keep a transaction open elsewhere in the database.")] = True,
+    workers: Annotated[int, typer.Option(help="Worker processes of the server.")] = 2,
+) -> None:
+    """Pushes, pops and acknowledges at a steady pace, looks at latencies and table sizes every 20 seconds, and draws
+    them. With --hold, a transaction with a snapshot is open from before the first message to the end."""
+    samples = asyncio.run(run(seconds, rate, partitions, hold, workers))
+    name = f"steady-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    target = HERE / "results" / f"{name}.json"
+    target.parent.mkdir(exist_ok=True)
+    target.write_bytes(msgspec.json.format(msgspec.json.encode(samples)))
+    print(f"written to {target}")
+    draw(samples, target.with_suffix(".png"), rate, hold)
+    print(f"drawn in {target.with_suffix('.png')}")
+
+
+async def run(seconds: int, rate: int, partitions: int, hold: bool, workers: int) -> list[Sample]:
+    load: dict[str, OptionValue] = {"queue": "steady", "connections": 16, "messages": 10, "batch": 100, "warmup": 0}
+    load |= {"partitions": partitions, "rate": rate}
+    samples: list[Sample] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    async with AsyncExitStack() as stack:
+        target = await stack.enter_async_context(fresh_server(workers))
+        assert target.database is not None
+        if hold:
+            await stack.enter_async_context(open_transaction(target.database))
+        generator = Generator(target.host, target.port)
+        progress = stack.enter_context(Progress(*columns))
+        task = progress.add_task("starting", total=seconds)
+        stored = 0
+        for start in range(0, seconds, SLICE_SECONDS):
+            length = min(SLICE_SECONDS, seconds - start)
+            result = await generator.run("mixed", load | {"seconds": length})
+            if result.errors.total:
+                raise SystemExit(f"the server answered wrongly: {result.errors.first}")
+            stored += result.total_pushed
+            sizes, dead = await look(target.database)
+            sample = Sample(
+                start + SLICE_SECONDS,
+                result.messages_per_s,
+                *(result.push_ms.p50, result.push_ms.p99, result.pop_ms.p50, result.pop_ms.p99),
+                *(result.ack_ms.p50, result.ack_ms.p99),
+                sizes,
+                dead,
+                stored,
+            )
+            samples.append(sample)
+            progress.update(task, completed=start + SLICE_SECONDS, description=describe(sample))
+    return samples
+
+
+def describe(sample: Sample) -> str:
+    return (
+        f"{sample.messages_per_s:,.0f} msg/s, pop p50 {sample.pop_p50:.1f} p99 {sample.pop_p99:.1f} ms,"
+        f" cursors {sample.bytes['cursors'] >> 10} KB"
+    )
+
+
+@asynccontextmanager
+async def open_transaction(database: Database) -> AsyncIterator[None]:
+    """A session that did something once and has been idle in its transaction ever since."""
+    connection = await database.connect()
+    try:
+        await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        await connection.execute("SELECT pg_current_xact_id()")
+        yield
+    finally:
+        await connection.close()
+
+
+async def look(database: Database) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes of the tables with their indexes, and dead rows as PostgreSQL counts them."""
+    connection = await database.connect()
+    try:
+        rows = await connection.fetch(
+            "SELECT relname, pg_total_relation_size(relid) AS bytes, n_dead_tup AS dead FROM pg_stat_all_tables"
+            " WHERE schemaname = 'queen' AND relname = ANY($1)",
+            list(TABLES),
+        )
+    finally:
+        await connection.close()
+    return {row["relname"]: row["bytes"] for row in rows}, {row["relname"]: row["dead"] for row in rows}
+
+
+def draw(samples: list[Sample], picture: Path, rate: int, hold: bool) -> None:
+    plots = pyplot()
+    figure, (latency, sizes, segments) = plots.subplots(3, 1, figsize=(11, 12), sharex=True, layout="constrained")
+    minutes = [sample.at / 60 for sample in samples]
+    for name, color in (("push", "#3b6ea5"), ("pop", "#c0392b"), ("ack", "#3a8f5c")):
+        line(latency, minutes, [getattr(sample, f"{name}_p50") for sample in samples], f"{name} p50", color, "-")
+        line(latency, minutes, [getattr(sample, f"{name}_p99") for sample in samples], f"{name} p99", color, ":")
+    latency.set_title(f"milliseconds at {rate:,} messages a second" + (", one transaction open all the time" * hold))
+    for table, color in (("partitions", "#3b6ea5"), ("cursors", "#c0392b")):
+        line(sizes, minutes, [sample.bytes[table] / 1024 for sample in samples], table, color, "-")
+    sizes.set_title("tables that change with every batch, with indexes, KB")
+    per_message = [sample.bytes["segments"] / max(1, sample.stored) for sample in samples]
+    line(segments, minutes, per_message, "segments", "#3b6ea5", "-")
+    segments.set_title("stored bytes per message pushed so far")
+    segments.set_xlabel("minutes")
+    for axes in (latency, sizes, segments):
+        axes.set_ylim(bottom=0)
+        axes.legend(loc="upper left", fontsize=8)
+    figure.savefig(picture, dpi=110)
+
+
+def line(axes: Any, x: list[float], y: list[float], label: str, color: str, style: str) -> None:
+    axes.plot(x, y, label=label, color=color, linestyle=style)
+
+
+if __name__ == "__main__":
+    typer.run(main)
