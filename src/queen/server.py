@@ -35,8 +35,9 @@ class Worker:
         self.settings = settings
         self.broker = Broker(settings, settings.database_dsns[0], worker_id, runtime_dir)
         router = Router()
+        self._health = HealthRoutes(self.broker)
         for routes in (
-            HealthRoutes(self.broker),
+            self._health,
             MessagingRoutes(self.broker),
             QueueRoutes(self.broker),
             GroupRoutes(self.broker),
@@ -55,6 +56,9 @@ class Worker:
         self.shell.shutting_down.append(self.broker.popper.release_parked)
 
     async def stop(self) -> None:
+        self._health.stopping = True
+        # Whoever sends requests here is to hear of it while they are still answered.
+        await asyncio.sleep(self.settings.shutdown_delay_ms / 1000)
         await self.shell.shutdown(_GRACE_SECONDS)
         await self.broker.stop()
 

@@ -52,7 +52,7 @@ def serve(
         typer.Option(help="Your PostgreSQL, instead of the embedded one. [DATABASE_URLS, PG_HOST, ...]"),
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="trace, debug, info, warn or error. [LOG_LEVEL, info]")] = None,
-    log_encoding: Annotated[str | None, typer.Option(help="console or json. [LOG_ENCODING, console]")] = None,
+    log_encoding: Annotated[str | None, typer.Option(help="text or json. [LOG_ENCODING, text]")] = None,
 ) -> None:
     """Start the server, by default on a PostgreSQL of its own.
 
@@ -89,7 +89,7 @@ def serve(
     from queen.cli.supervisor import Supervisor
     from queen.storage.migrate import migrate
 
-    announce = print if settings.log_encoding == "console" else logging.getLogger("queen").info
+    announce = print if settings.log_encoding != "json" else logging.getLogger("queen").info
     # The supervisor waits for a database that is away, and says so; one attempt of a second is enough here.
     asyncio.run(Supervisor(settings, partial(migrate, wait_seconds=1.0), announce).run())
 

@@ -22,11 +22,11 @@ def configure_logging(level: LogLevel, encoding: LogEncoding, process: str) -> N
     logging.addLevelName(TRACE, "TRACE")
     logging.addLevelName(logging.WARNING, "WARN")
     handler = logging.StreamHandler()
-    handler.setFormatter(_ConsoleFormatter(process) if encoding == "console" else _JsonFormatter(process))
+    handler.setFormatter(_JsonFormatter(process) if encoding == "json" else _TextFormatter(process))
     logging.basicConfig(level=_LEVELS[level], handlers=[handler], force=True)
 
 
-class _ConsoleFormatter(logging.Formatter):
+class _TextFormatter(logging.Formatter):
     def __init__(self, process: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)-5s {process}: %(message)s", datefmt="%H:%M:%S")
 

@@ -48,7 +48,7 @@ class Supervisor:
         self._migrate = migrate
         self._announce = announce
         self._worker_command = worker_command
-        self._policy = policy or RestartPolicy()
+        self._policy = (policy or RestartPolicy()).lengthened(settings.shutdown_delay_ms / 1000)
         self._stop = Stop()
 
     async def run(self) -> None:
