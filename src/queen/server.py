@@ -13,7 +13,7 @@ import uvloop
 
 from queen.broker.broker import Broker
 from queen.http.protocol import Shell
-from queen.http.router import Router
+from queen.http.router import Around, Router
 from queen.http.routes.dead_letters import DeadLetterRoutes
 from queen.http.routes.groups import GroupRoutes
 from queen.http.routes.health import HealthRoutes
@@ -21,6 +21,8 @@ from queen.http.routes.messages import MessageRoutes
 from queen.http.routes.messaging import MessagingRoutes
 from queen.http.routes.queues import QueueRoutes
 from queen.http.routes.traces import TraceRoutes
+from queen.http.slow_log import SlowLog
+from queen.http.watching import watched
 from queen.settings import Settings
 
 _GRACE_SECONDS = 8.0
@@ -34,7 +36,7 @@ class Worker:
         """`port` (0: any free one) is for several workers in one process; else it is the setting."""
         self.settings = settings
         self.broker = Broker(settings, settings.database_dsns[0], worker_id, runtime_dir)
-        router = Router()
+        router = Router(around=_around(settings))
         self._health = HealthRoutes(self.broker)
         for routes in (
             self._health,
@@ -61,6 +63,14 @@ class Worker:
         await asyncio.sleep(self.settings.shutdown_delay_ms / 1000)
         await self.shell.shutdown(_GRACE_SECONDS)
         await self.broker.stop()
+
+
+def _around(settings: Settings) -> Around | None:
+    """Who watches requests; None when nobody does."""
+    if not settings.log_slow_ms:
+        return None
+    slow = SlowLog(settings.log_slow_ms)
+    return lambda route: watched(route.handler, slow.begin)
 
 
 def run_worker(

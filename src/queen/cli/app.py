@@ -91,7 +91,14 @@ def serve(
 
     announce = print if settings.log_encoding != "json" else logging.getLogger("queen").info
     # The supervisor waits for a database that is away, and says so; one attempt of a second is enough here.
-    asyncio.run(Supervisor(settings, partial(migrate, wait_seconds=1.0), announce).run())
+    supervisor = Supervisor(settings, partial(migrate, wait_seconds=1.0), announce)
+    try:
+        asyncio.run(supervisor.run())
+    except QueenError as error:
+        if settings.log_encoding != "json":
+            raise
+        logging.getLogger("queen").critical("%s", error)
+        raise typer.Exit(1) from error
 
 
 @app.command()

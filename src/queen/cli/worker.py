@@ -49,7 +49,7 @@ def work(run: RunWorker) -> None:
     channel = _take_channel()
     with channel.makefile("rb") as lines:
         settings = Settings.from_env(msgspec.json.decode(lines.readline(), type=dict[str, str]))
-    configure_logging(settings.log_level, settings.log_encoding, f"worker {worker_id}")
+    configure_logging(settings.log_level, settings.log_encoding, f"worker {worker_id}", worker_id)
     orphaned = threading.Event()
     patience = _ORPHAN_SECONDS + settings.shutdown_delay_ms / 1000
     threading.Thread(target=_end_with_supervisor, args=(channel, orphaned, patience), daemon=True).start()
