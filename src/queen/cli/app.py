@@ -17,6 +17,7 @@ from queen.cli.logs import configure_logging
 from queen.cli.settings_table import settings_page, settings_table
 from queen.errors import QueenError
 from queen.settings import Settings
+from queen.telemetry import span_exporters
 
 app = typer.Typer(
     name="queen",
@@ -85,6 +86,7 @@ def serve(
         log_encoding=log_encoding,
     )
     configure_logging(settings.log_level, settings.log_encoding, "queen")
+    span_exporters(os.environ)
 
     from queen.cli.supervisor import Supervisor
     from queen.storage.migrate import migrate
