@@ -22,6 +22,7 @@ from queen.http.routes.groups import GroupRoutes
 from queen.http.routes.health import HealthRoutes
 from queen.http.routes.messages import MessageRoutes
 from queen.http.routes.messaging import MessagingRoutes
+from queen.http.routes.openapi import OpenApiRoutes
 from queen.http.routes.queues import QueueRoutes
 from queen.http.routes.traces import TraceRoutes
 from queen.http.slow_log import SlowLog
@@ -63,6 +64,7 @@ class Worker:
             MessageRoutes(self.broker),
             DeadLetterRoutes(self.broker),
             TraceRoutes(self.broker),
+            OpenApiRoutes(router.routes),
         ):
             routes.add_to(router)
         self.shell = Shell(router, max_body_bytes=settings.max_body_bytes)

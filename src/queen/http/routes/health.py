@@ -30,6 +30,13 @@ class Health(msgspec.Struct):
     queen: QueenState
 
 
+class Alive(msgspec.Struct):
+    """What `/livez` says."""
+
+    alive: bool
+    worker_id: int
+
+
 class Readiness(msgspec.Struct):
     """What `/readyz` says. `pushes` is `stored`, `buffered` (PostgreSQL is away, but pushes are kept) or `refused`."""
 
@@ -49,7 +56,7 @@ class HealthRoutes:
         self._probe = broker.database_probe
         self._worker_id = broker.worker_id
         self._buffers_pushes = buffers_pushes
-        self._alive = json_response(200, {"alive": True, "worker_id": broker.worker_id})
+        self._alive = json_response(200, Alive(True, broker.worker_id))
         self.stopping = False
 
     def add_to(self, router: Router) -> None:
