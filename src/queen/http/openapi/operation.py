@@ -11,7 +11,10 @@ from msgspec import Meta
 
 from queen.wire.push import LONGEST_NAME
 
-Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
+# What `check_name` calls printable: neither control characters nor any space but the plain one.
+_PRINTABLE: Final = {"pattern": r"^[\p{L}\p{M}\p{N}\p{P}\p{S} ]*$"}
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME, extra_json_schema=_PRINTABLE)]
+OptionalName: TypeAlias = Annotated[str, Meta(max_length=LONGEST_NAME, extra_json_schema=_PRINTABLE)]
 Uuid: TypeAlias = Annotated[str, Meta(extra_json_schema={"format": "uuid"})]
 Time: TypeAlias = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 Count: TypeAlias = Annotated[int, Meta(ge=0)]

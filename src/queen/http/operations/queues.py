@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -16,17 +16,15 @@ from queen.http.openapi.operation import (
     Count,
     Name,
     Operation,
+    OptionalName,
     Pagination,
     Parameter,
     Time,
     Uuid,
     paging,
 )
-from queen.wire.push import LONGEST_NAME
 
 _TAG: Final = "Queues"
-
-Label: TypeAlias = Annotated[str, Meta(max_length=LONGEST_NAME)]
 
 
 def _option_sent(option: Option) -> tuple[str, Any, Any]:
@@ -55,7 +53,12 @@ ConfiguredOptions: Final[Any] = msgspec.defstruct(
 )
 Configuration: Final[Any] = msgspec.defstruct(
     "Configuration",
-    [("queue", Name), ("namespace", Label | None, None), ("task", Label | None, None), ("options", QueueOptions, {})],
+    [
+        ("queue", Name),
+        ("namespace", OptionalName | None, None),
+        ("task", OptionalName | None, None),
+        ("options", QueueOptions, {}),
+    ],
     namespace={"__doc__": "A queue and all its options: what is not sent gets its default."},
 )
 Configured: Final[Any] = msgspec.defstruct(
