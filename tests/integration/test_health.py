@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
-
-import pytest
 
 from queen import __version__
 from queen.broker.broker import Broker
@@ -21,14 +18,6 @@ from tests.database import Connection
 from tests.faults.proxy import Proxy
 
 QUICK = 2.0
-
-
-@pytest.fixture
-async def proxy(dsn: str) -> AsyncIterator[Proxy]:
-    proxy = Proxy(dsn)
-    await proxy.start()
-    yield proxy
-    await proxy.stop()
 
 
 async def test_a_healthy_server_says_what_clients_look_for(api: Api) -> None:

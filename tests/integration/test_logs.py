@@ -6,7 +6,6 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -36,14 +35,6 @@ thread.start()
 thread.join()
 raise LookupError("last words")
 """
-
-
-@pytest.fixture
-async def proxy(dsn: str) -> AsyncIterator[Proxy]:
-    proxy = Proxy(dsn)
-    await proxy.start()
-    yield proxy
-    await proxy.stop()
 
 
 async def test_every_line_is_an_object_also_when_things_go_wrong() -> None:
