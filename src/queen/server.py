@@ -58,13 +58,13 @@ class Worker:
         self._health = HealthRoutes(self.broker)
         for routes in (
             self._health,
+            OpenApiRoutes(router.routes),
             MessagingRoutes(self.broker),
             QueueRoutes(self.broker),
             GroupRoutes(self.broker),
             MessageRoutes(self.broker),
             DeadLetterRoutes(self.broker),
             TraceRoutes(self.broker),
-            OpenApiRoutes(router.routes),
         ):
             routes.add_to(router)
         self.shell = Shell(router, max_body_bytes=settings.max_body_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
@@ -85,7 +85,7 @@ class Operation:
     example: Any = None
     errors: tuple[int, ...] = ()
     # A 503 that is no error but an answer of its own has its type here.
-    unavailable: Any = field(default=Error)
+    unavailable: Any = Error
 
 
 DATABASE: Final = (503,)

@@ -57,7 +57,10 @@ class PushRequest(Body):
 
 
 class PushResult(SnakeAnswer):
-    """What became of one item. A `duplicate` carries the id of the message that was there first."""
+    """What became of one item. A `duplicate` carries the id of the message that was there first.
+
+    `buffered` means kept on disk until PostgreSQL takes it; then `queue`, `partition` and `transactionId` name it too.
+    """
 
     status: Literal["queued", "duplicate", "failed", "buffered"]
     queue_name: str = field(name="queueName")
@@ -67,6 +70,9 @@ class PushResult(SnakeAnswer):
     partition_id: Uuid | UnsetType = UNSET
     trace_id: Uuid | UnsetType | None = UNSET
     error: str | UnsetType = UNSET
+    queue: str | UnsetType = UNSET
+    partition: str | UnsetType = UNSET
+    buffered_id: str | UnsetType = field(default=UNSET, name="transactionId")
 
 
 class Message(Answer):
