@@ -23,7 +23,7 @@ def check_conformance(router: Router, method: str, target: str, status: int, bod
     if status in operation.answers:
         kind = operation.answers[status]
     elif status in refusals(route, operation):
-        kind = operation.unavailable if status == 503 else Error
+        kind = Error
     else:
         raise AssertionError(f"{route_key(route)} answered {status}, which its description does not know: {body!r}")
     if method == "HEAD" or isinstance(kind, Media):

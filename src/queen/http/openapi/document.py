@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -36,6 +35,13 @@ Fields and query parameters that the server does not know are ignored; a query p
 as absent unless its route says otherwise.
 """
 
+_SUCCESSES: Final = {
+    101: "The connection speaks WebSocket from here on.",
+    200: "Done.",
+    201: "Stored.",
+    202: "Begun.",
+    204: "There is nothing.",
+}
 _REFUSALS: Final = {
     400: "The request is wrong; nothing was stored.",
     401: "A token is needed, or the one sent is not valid (only when JWT_ENABLED is set).",
@@ -121,7 +127,6 @@ def _types(described: Iterable[tuple[Route, Operation]]) -> list[Any]:
     for _, operation in described:
         found += [kind for kind in operation.answers.values() if kind is not None and not isinstance(kind, Media)]
         found += [parameter.type for parameter in operation.parameters]
-        found.append(operation.unavailable)
         if operation.body is not None:
             found.append(operation.body)
     # By identity: equal types may differ in what they say of themselves.
@@ -181,25 +186,32 @@ def _query_parameters(operation: Operation, schemas: _Schemas) -> Iterator[dict[
 
 
 def _responses(route: Route, operation: Operation, schemas: _Schemas) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    for status, kind in sorted(operation.answers.items()):
-        answer: dict[str, Any] = {"description": http.HTTPStatus(status).description or _phrase(status)}
-        made[str(status)] = answer
-        if isinstance(kind, Media):
-            answer["content"] = {kind.media_type: {"schema": schemas.of(str)}}
-        elif kind is not None:
-            answer["content"] = {_JSON: _content(schemas.of(kind), operation.example)}
-    for status in refusals(route, operation):
-        error = operation.unavailable if status == 503 else Error
-        made[str(status)] = {
-            "description": _REFUSALS[status],
-            "content": {_JSON: {"schema": schemas.of(error)}},
-        }
-        if status in (429, 503) and error is Error:
-            made[str(status)]["headers"] = {
-                "Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}
-            }
-    return made
+    made = {status: _answer(status, kind, operation, schemas) for status, kind in operation.answers.items()}
+    made |= {status: _refusal(status, schemas) for status in refusals(route, operation)}
+    return {str(status): made[status] for status in sorted(made)}
+
+
+def _answer(status: int, kind: Any, operation: Operation, schemas: _Schemas) -> dict[str, Any]:
+    answer: dict[str, Any] = {"description": _REFUSALS.get(status) or _SUCCESSES[status]}
+    if isinstance(kind, Media):
+        answer["content"] = {kind.media_type: {"schema": schemas.of(str)}}
+    elif kind is not None:
+        content = {"schema": schemas.of(kind)}
+        if operation.example is not None and status < 300:
+            content["example"] = operation.example
+        answer["content"] = {_JSON: content}
+    return answer
+
+
+def _refusal(status: int, schemas: _Schemas) -> dict[str, Any]:
+    refusal: dict[str, Any] = {
+        "description": _REFUSALS[status],
+        "content": {_JSON: {"schema": schemas.of(Error)}},
+    }
+    if status in (429, 503):
+        wait = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
+        refusal["headers"] = {"Retry-After": wait}
+    return refusal
 
 
 def refusals(route: Route, operation: Operation) -> list[int]:
@@ -210,11 +222,3 @@ def refusals(route: Route, operation: Operation) -> list[int]:
     if operation.body is not None:
         statuses.add(413)
     return sorted(statuses - operation.answers.keys())
-
-
-def _content(schema: dict[str, Any], example: Any) -> dict[str, Any]:
-    return {"schema": schema} if example is None else {"schema": schema, "example": example}
-
-
-def _phrase(status: int) -> str:
-    return http.HTTPStatus(status).phrase

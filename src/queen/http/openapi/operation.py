@@ -69,8 +69,9 @@ class Parameter:
 class Operation:
     """The description of one route.
 
-    `answers` are the successes: by status the type of the body, a `Media`, or None for no body at all. `errors` are
-    the refusals that the handler knows; those that every route has are added by the document.
+    `answers` are the successes, and failures that say more than an `Error`: by status the type of the body, a `Media`,
+    or None for no body at all. `errors` are the other refusals that the handler knows; those that every route has are
+    added by the document.
     """
 
     id: str
@@ -84,8 +85,6 @@ class Operation:
     body_example: Any = None
     example: Any = None
     errors: tuple[int, ...] = ()
-    # A 503 that is no error but an answer of its own has its type here.
-    unavailable: Any = Error
 
 
 DATABASE: Final = (503,)

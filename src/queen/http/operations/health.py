@@ -14,9 +14,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         summary="Is it healthy?",
         description="503 when PostgreSQL does not answer within 1.5 s. Asked for at most once a second.",
         tag="Health",
-        answers={200: Health},
-        unavailable=Health,
-        errors=(503,),
+        answers={200: Health, 503: Health},
         example={
             "status": "healthy",
             "database": "connected",
@@ -40,9 +38,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         description="503 while PostgreSQL is away, the database lacks migrations, or the server is shutting down; "
         "`reasons` says which, and `pushes` what becomes of a push meanwhile.",
         tag="Health",
-        answers={200: Readiness},
-        unavailable=Readiness,
-        errors=(503,),
+        answers={200: Readiness, 503: Readiness},
         example={"ready": True, "reasons": [], "pushes": "stored", "worker_id": 0},
     ),
 }
