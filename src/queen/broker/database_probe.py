@@ -1,4 +1,4 @@
-"""Is PostgreSQL there, and does it have the schema this server needs? Asked often, found out at most once a second."""
+"""Is PostgreSQL there, and does it have the schema this server needs? However many ask, one looks at a time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from queen.errors import QueenError
-from queen.storage.database import Database
+from queen.errors import DatabaseAway, QueenError
+from queen.storage.database import Database, Record
 from queen.storage.migrate import load_migrations
 
 _FRESH_SECONDS = 1.0
@@ -43,12 +43,16 @@ class DatabaseProbe:
         self._stale_at = 0.0
         self._looking: asyncio.Task[DatabaseState] | None = None
 
-    async def state(self) -> DatabaseState:
-        """What is known now; when that is old, what a new look finds."""
+    async def recent(self) -> DatabaseState:
+        """What was found within the last second; else what a new look finds."""
+        if asyncio.get_running_loop().time() < self._stale_at:
+            return self._state
+        return await self.now()
+
+    async def now(self) -> DatabaseState:
+        """What a look finds that is under way, or begins now."""
         loop = asyncio.get_running_loop()
         if self._looking is None:
-            if loop.time() < self._stale_at:
-                return self._state
             self._looking = loop.create_task(self._look())
         # The look goes on for the others when one who asked goes away.
         return await asyncio.shield(self._looking)
@@ -71,7 +75,7 @@ class DatabaseProbe:
     async def _ask(self) -> DatabaseState:
         try:
             async with asyncio.timeout(self._patience):
-                rows = await self._link.fetch("applied_migrations")
+                rows = await self._applied()
         except TimeoutError:
             return DatabaseState(connected=False, trouble=f"PostgreSQL did not answer within {self._patience:g} s")
         except QueenError as error:
@@ -85,3 +89,10 @@ class DatabaseProbe:
             versions = ", ".join(map(str, sorted(missing)))
             return DatabaseState(connected=True, trouble=f"the database lacks migration {versions}")
         return DatabaseState(connected=True)
+
+    async def _applied(self) -> list[Record]:
+        try:
+            return await self._link.fetch("applied_migrations")
+        except DatabaseAway:
+            # A connection that was cut while nobody used it says nothing about PostgreSQL; a new one does.
+            return await self._link.fetch("applied_migrations")

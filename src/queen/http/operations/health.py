@@ -12,7 +12,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "GET /health": Operation(
         id="health",
         summary="Is it healthy?",
-        description="503 when PostgreSQL does not answer within 1.5 s. Asked for at most once a second.",
+        description="503 when PostgreSQL does not answer within 1.5 s.",
         tag="Health",
         answers={200: Health, 503: Health},
         example={

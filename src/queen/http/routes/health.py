@@ -65,7 +65,7 @@ class HealthRoutes:
         router.add("GET", "/readyz", self.readyz, Access.PUBLIC)
 
     async def health(self, request: Request) -> Response:
-        connected = (await self._probe.state()).connected
+        connected = (await self._probe.now()).connected
         return json_response(
             200 if connected else 503,
             Health(
@@ -84,7 +84,7 @@ class HealthRoutes:
 
     async def readyz(self, request: Request) -> Response:
         """Whether requests should be sent here. 503 says why not."""
-        database = await self._probe.state()
+        database = await self._probe.recent()
         reasons = ["the server is shutting down"] if self.stopping else []
         if not database.usable:
             reasons.append(database.trouble)
