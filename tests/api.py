@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 
 from queen.server import Worker
+from tests.conformance import check_conformance
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class Api:
         params = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in query.items()}
         async with self._session.request(method, self.url + path, json=json, data=data, params=params) as answer:
             body = await answer.json(content_type=None) if answer.content_length else None
+            if self.worker is not None:
+                check_conformance(
+                    self.worker.shell.router, method, answer.url.raw_path_qs, answer.status, await answer.read()
+                )
             return Answer(answer.status, body, dict(answer.headers))
 
     async def push(self, queue: str, *payloads: Any, partition: str = "Default", ids: list[str] | None = None) -> Any:

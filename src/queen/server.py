@@ -4,39 +4,61 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 
+from queen import __version__
 from queen.broker.broker import Broker
 from queen.http.protocol import Shell
-from queen.http.router import Router
+from queen.http.router import Around, Handler, Route, Router
 from queen.http.routes.dead_letters import DeadLetterRoutes
 from queen.http.routes.groups import GroupRoutes
 from queen.http.routes.health import HealthRoutes
 from queen.http.routes.messages import MessageRoutes
 from queen.http.routes.messaging import MessagingRoutes
+from queen.http.routes.openapi import OpenApiRoutes
 from queen.http.routes.queues import QueueRoutes
 from queen.http.routes.traces import TraceRoutes
+from queen.http.slow_log import SlowLog
+from queen.http.watching import watched
 from queen.settings import Settings
+from queen.telemetry import start_tracing, stop_tracing
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from queen.http.tracing import Tracing
 
 _GRACE_SECONDS = 8.0
+_LAST_SPANS_SECONDS = 1.5
 _RECURSION_LIMIT = 20_000
 
 
 class Worker:
     """A broker and the HTTP shell in front of it. Several may live in one process, as they do in tests."""
 
-    def __init__(self, settings: Settings, worker_id: int, runtime_dir: Path, port: int | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        worker_id: int,
+        runtime_dir: Path,
+        port: int | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
         """`port` (0: any free one) is for several workers in one process; else it is the setting."""
         self.settings = settings
         self.broker = Broker(settings, settings.database_dsns[0], worker_id, runtime_dir)
-        router = Router()
+        router = Router(around=_around(settings, tracing))
+        self._health = HealthRoutes(self.broker)
         for routes in (
-            HealthRoutes(self.broker),
+            self._health,
+            OpenApiRoutes(router.routes),
             MessagingRoutes(self.broker),
             QueueRoutes(self.broker),
             GroupRoutes(self.broker),
@@ -55,8 +77,27 @@ class Worker:
         self.shell.shutting_down.append(self.broker.popper.release_parked)
 
     async def stop(self) -> None:
+        self._health.stopping = True
+        # Whoever sends requests here is to hear of it while they are still answered.
+        await asyncio.sleep(self.settings.shutdown_delay_ms / 1000)
         await self.shell.shutdown(_GRACE_SECONDS)
         await self.broker.stop()
+
+
+def _around(settings: Settings, tracing: Tracing | None) -> Around | None:
+    """Who watches requests; None when nobody does."""
+    if not settings.log_slow_ms and tracing is None:
+        return None
+    slow = SlowLog(settings.log_slow_ms) if settings.log_slow_ms else None
+
+    def around(route: Route) -> Handler:
+        handler = route.handler
+        begin = tracing.watching(route) if tracing is not None else None
+        if begin is not None:
+            handler = watched(handler, begin)
+        return watched(handler, slow.begin) if slow is not None else handler
+
+    return around
 
 
 def run_worker(
@@ -75,8 +116,17 @@ async def _serve(settings: Settings, worker_id: int, runtime_dir: Path, on_ready
     stopping = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
-    worker = Worker(settings, worker_id, runtime_dir)
+    spans = start_tracing(os.environ, worker_id)
+    worker = Worker(settings, worker_id, runtime_dir, tracing=_tracing(spans) if spans is not None else None)
     await worker.start()
     on_ready()
     await stopping.wait()
     await worker.stop()
+    if spans is not None:
+        stop_tracing(spans, _LAST_SPANS_SECONDS)
+
+
+def _tracing(spans: TracerProvider) -> Tracing:
+    from queen.http.tracing import Tracing
+
+    return Tracing(spans.get_tracer("queen", __version__))

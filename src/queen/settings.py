@@ -30,7 +30,7 @@ from queen.setting_kinds import (
 
 SubscriptionMode = Literal["", "all", "new", "new-only"]
 LogLevel = Literal["trace", "debug", "info", "warn", "error"]
-LogEncoding = Literal["console", "json"]
+LogEncoding = Literal["text", "json", "console"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,6 +80,15 @@ class Settings:
             default_text="the usable cores, at most 8",
         ),
     ] = dataclasses.field(default_factory=_default_num_workers)
+
+    shutdown_delay_ms: Annotated[
+        int,
+        Declared(
+            DURATION_MS,
+            "How long `/readyz` says 503 before a server that is to stop takes no more connections.",
+            "ms",
+        ),
+    ] = 0
 
     pg_host: Annotated[
         str,
@@ -194,8 +203,19 @@ class Settings:
     ] = "info"
     log_encoding: Annotated[
         LogEncoding,
-        Declared(choice("console", "json"), "How log lines look: for people, or one JSON object per line."),
-    ] = "console"
+        Declared(
+            choice("text", "json", "console"),
+            "How log lines look: for people (`console` is another word for `text`), or one JSON object per line.",
+        ),
+    ] = "text"
+    log_slow_ms: Annotated[
+        int,
+        Declared(
+            DURATION_MS,
+            "A request that takes this long or longer is logged, unless it is a pop that waits; 0 means none is.",
+            "ms",
+        ),
+    ] = 0
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **overrides: object) -> Self:

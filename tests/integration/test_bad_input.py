@@ -93,6 +93,10 @@ _DEAD_LETTER_FAULTS = {
 
 _SURFACES: dict[str, Surface] = {
     "GET /health": Surface(),
+    "GET /livez": Surface(),
+    "GET /readyz": Surface(),
+    "GET /openapi.json": Surface(),
+    "GET /docs": Surface(),
     "POST /api/v1/push": Surface(
         reads_body=True,
         refused={

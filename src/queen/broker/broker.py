@@ -13,6 +13,7 @@ from queen.broker.ack import Acker
 from queen.broker.append import Appender
 from queen.broker.catalog import Catalog, Partition
 from queen.broker.claims import Claimer
+from queen.broker.database_probe import DatabaseProbe
 from queen.broker.dead_letters import DeadLetters
 from queen.broker.dedup import Dedup
 from queen.broker.events import (
@@ -67,6 +68,7 @@ class Broker:
             lock_timeout_ms=settings.db_lock_timeout,
             application_name=f"queen worker {worker_id}",
         )
+        self.database_probe = DatabaseProbe(self.database)
         self.envelope = Envelope([bytes.fromhex(key) for key in settings.queen_encryption_key])
         self.ids = IdSource()
         self.cache = SegmentCache(settings.segment_cache_mb << 20)
@@ -129,6 +131,7 @@ class Broker:
             await fusion.join()
         self.bus.close()
         self.turn.close()
+        await self.database_probe.stop()
         await self.database.close()
 
     def tell(self, events: Sequence[Event]) -> None:

@@ -17,6 +17,7 @@ from queen.cli.logs import configure_logging
 from queen.cli.settings_table import settings_page, settings_table
 from queen.errors import QueenError
 from queen.settings import Settings
+from queen.telemetry import span_exporters
 
 app = typer.Typer(
     name="queen",
@@ -52,7 +53,7 @@ def serve(
         typer.Option(help="Your PostgreSQL, instead of the embedded one. [DATABASE_URLS, PG_HOST, ...]"),
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="trace, debug, info, warn or error. [LOG_LEVEL, info]")] = None,
-    log_encoding: Annotated[str | None, typer.Option(help="console or json. [LOG_ENCODING, console]")] = None,
+    log_encoding: Annotated[str | None, typer.Option(help="text or json. [LOG_ENCODING, text]")] = None,
 ) -> None:
     """Start the server, by default on a PostgreSQL of its own.
 
@@ -85,13 +86,21 @@ def serve(
         log_encoding=log_encoding,
     )
     configure_logging(settings.log_level, settings.log_encoding, "queen")
+    span_exporters(os.environ)
 
     from queen.cli.supervisor import Supervisor
     from queen.storage.migrate import migrate
 
-    announce = print if settings.log_encoding == "console" else logging.getLogger("queen").info
+    announce = print if settings.log_encoding != "json" else logging.getLogger("queen").info
     # The supervisor waits for a database that is away, and says so; one attempt of a second is enough here.
-    asyncio.run(Supervisor(settings, partial(migrate, wait_seconds=1.0), announce).run())
+    supervisor = Supervisor(settings, partial(migrate, wait_seconds=1.0), announce)
+    try:
+        asyncio.run(supervisor.run())
+    except QueenError as error:
+        if settings.log_encoding != "json":
+            raise
+        logging.getLogger("queen").critical("%s", error)
+        raise typer.Exit(1) from error
 
 
 @app.command()

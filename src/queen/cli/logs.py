@@ -1,7 +1,11 @@
 """Log lines on standard error, for people or for machines."""
 
 import logging
+import sys
+import threading
 from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any
 
 import msgspec
 
@@ -16,34 +20,73 @@ _LEVELS: dict[LogLevel, int] = {
     "error": logging.ERROR,
 }
 
+_log = logging.getLogger("queen")
 
-def configure_logging(level: LogLevel, encoding: LogEncoding, process: str) -> None:
-    """Send what this process logs to standard error, marked with the name `process`."""
+
+def configure_logging(level: LogLevel, encoding: LogEncoding, process: str, worker: int | None = None) -> None:
+    """Send what this process logs to standard error, marked with the name `process`.
+
+    That includes warnings of Python and errors that nobody caught.
+    """
     logging.addLevelName(TRACE, "TRACE")
     logging.addLevelName(logging.WARNING, "WARN")
     handler = logging.StreamHandler()
-    handler.setFormatter(_ConsoleFormatter(process) if encoding == "console" else _JsonFormatter(process))
+    handler.setFormatter(_JsonFormatter(process, worker) if encoding == "json" else _TextFormatter(process))
     logging.basicConfig(level=_LEVELS[level], handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    sys.excepthook = _log_uncaught
+    threading.excepthook = _log_uncaught_in_thread
 
 
-class _ConsoleFormatter(logging.Formatter):
+class _TextFormatter(logging.Formatter):
     def __init__(self, process: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)-5s {process}: %(message)s", datefmt="%H:%M:%S")
 
 
 class _JsonFormatter(logging.Formatter):
-    def __init__(self, process: str) -> None:
+    """One object per line. What a message was logged with as `extra={"fields": {...}}` stands beside the rest."""
+
+    def __init__(self, process: str, worker: int | None) -> None:
         super().__init__()
         self._process = process
+        self._worker = worker
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {
+        line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
-            "process": self._process,
             "logger": record.name,
             "message": record.getMessage(),
+            "process": self._process,
+            "worker": self._worker,
+            "pid": record.process,
         }
+        line |= getattr(record, "fields", {})
         if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line).decode()
+            line["exception"] = self.formatException(record.exc_info)
+        # A lone surrogate, say of a file name, has no place in UTF-8 but must not cost the line.
+        return msgspec.json.encode(_encodable(line)).decode()
+
+
+def _encodable(line: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+        for key, value in line.items()
+    }
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+        return
+    _log.critical("ended by an error that nobody caught", exc_info=(kind, error, trace))
+
+
+def _log_uncaught_in_thread(failure: threading.ExceptHookArgs) -> None:
+    if failure.exc_value is not None and not issubclass(failure.exc_type, SystemExit):
+        name = failure.thread.name if failure.thread is not None else "unknown"
+        _log.critical(
+            "the thread %s was ended by an error that nobody caught",
+            name,
+            exc_info=(failure.exc_type, failure.exc_value, failure.exc_traceback),
+        )

@@ -13,6 +13,7 @@ from pathlib import Path
 from queen import __version__
 from queen.cli.database import Migrate, describe_dsn, prepare_database
 from queen.cli.port_check import check_port
+from queen.cli.postgres_log import PostgresLog
 from queen.cli.stop import Stop, first_of
 from queen.cli.workers import RestartPolicy, WorkerPool
 from queen.errors import QueenError
@@ -48,7 +49,7 @@ class Supervisor:
         self._migrate = migrate
         self._announce = announce
         self._worker_command = worker_command
-        self._policy = policy or RestartPolicy()
+        self._policy = (policy or RestartPolicy()).lengthened(settings.shutdown_delay_ms / 1000)
         self._stop = Stop()
 
     async def run(self) -> None:
@@ -103,8 +104,10 @@ class Supervisor:
 
     async def _keep_postgres(self, postgres: EmbeddedPostgres) -> None:
         """Start the embedded PostgreSQL again should it die; workers connect anew by themselves."""
+        written = PostgresLog(postgres.log_file)
         while not self._stop.asked.is_set():
             await self._stop.pause(_POSTGRES_CHECK_SECONDS)
+            written.relay()
             if postgres.running or self._stop.asked.is_set():
                 continue
             _log.error("the embedded PostgreSQL has died; starting it again")

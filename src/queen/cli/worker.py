@@ -49,9 +49,10 @@ def work(run: RunWorker) -> None:
     channel = _take_channel()
     with channel.makefile("rb") as lines:
         settings = Settings.from_env(msgspec.json.decode(lines.readline(), type=dict[str, str]))
-    configure_logging(settings.log_level, settings.log_encoding, f"worker {worker_id}")
+    configure_logging(settings.log_level, settings.log_encoding, f"worker {worker_id}", worker_id)
     orphaned = threading.Event()
-    threading.Thread(target=_end_with_supervisor, args=(channel, orphaned), daemon=True).start()
+    patience = _ORPHAN_SECONDS + settings.shutdown_delay_ms / 1000
+    threading.Thread(target=_end_with_supervisor, args=(channel, orphaned, patience), daemon=True).start()
     try:
         run(settings, worker_id, runtime_dir, on_ready=lambda: channel.sendall(READY))
     except QueenError as error:
@@ -72,7 +73,7 @@ def _take_channel() -> socket.socket:
     return channel
 
 
-def _end_with_supervisor(channel: socket.socket, orphaned: threading.Event) -> None:
+def _end_with_supervisor(channel: socket.socket, orphaned: threading.Event, patience: float) -> None:
     try:
         channel.recv(1)
     except OSError as error:
@@ -80,7 +81,7 @@ def _end_with_supervisor(channel: socket.socket, orphaned: threading.Event) -> N
     _log.warning("the supervisor has gone; stopping")
     orphaned.set()
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_ORPHAN_SECONDS)
+    time.sleep(patience)
     os._exit(1)
 
 

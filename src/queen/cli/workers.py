@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -32,6 +32,10 @@ class RestartPolicy:
     give_up_after: int = 5
     # How long a worker may take to finish its requests when asked to stop.
     grace: float = 10.0
+
+    def lengthened(self, seconds: float) -> "RestartPolicy":
+        """The same, with more time to finish."""
+        return replace(self, grace=self.grace + seconds)
 
     def delay(self, deaths_at_once: int) -> float:
         return min(self.first_delay * 2.0 ** max(deaths_at_once - 1, 0), self.longest_delay)

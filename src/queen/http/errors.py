@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from queen.errors import BadRequest, Conflict, DatabaseAway, NotFound, Overloaded, QueenError
-from queen.http.message import Headers
+from queen.http.message import Headers, HttpError
 
 RETRY_SOON: Final[Headers] = ((b"Retry-After", b"1"),)
 
@@ -16,6 +17,15 @@ _STATUSES: Final[tuple[tuple[type[QueenError], int, Headers], ...]] = (
     (Overloaded, 503, RETRY_SOON),
     (DatabaseAway, 503, RETRY_SOON),
 )
+
+
+def status_for(error: BaseException) -> int:
+    """The status that whatever a handler raised is answered with."""
+    if isinstance(error, HttpError):
+        return error.status
+    if isinstance(error, QueenError):
+        return status_of(error)[0]
+    return 503 if isinstance(error, asyncio.CancelledError) else 500
 
 
 def status_of(error: QueenError) -> tuple[int, Headers]:

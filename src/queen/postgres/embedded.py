@@ -63,7 +63,7 @@ class EmbeddedPostgres:
         self._binaries = binaries
         self._port = port
         self._cluster = self.data_dir / "cluster"
-        self._log_file = self.data_dir / "postgres.log"
+        self.log_file = self.data_dir / "postgres.log"
         self._lock = DirectoryLock(self.data_dir / "lock")
         self._postmaster: Postmaster | None = None
 
@@ -266,12 +266,12 @@ class EmbeddedPostgres:
 
     def _open_log(self) -> int:
         with contextlib.suppress(FileNotFoundError):
-            if self._log_file.stat().st_size > _LOG_ROTATION_BYTES:
-                self._log_file.replace(self._log_file.with_suffix(".log.1"))
-        return os.open(self._log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+            if self.log_file.stat().st_size > _LOG_ROTATION_BYTES:
+                self.log_file.replace(self.log_file.with_suffix(".log.1"))
+        return os.open(self.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
 
     def _log_since(self, position: int) -> str:
-        with self._log_file.open("rb") as file:
+        with self.log_file.open("rb") as file:
             file.seek(position)
             return file.read().decode(errors="replace")
 

@@ -92,6 +92,9 @@ def _limit(given: Mapping[str, Any]) -> int:
     limit = given.get("limit")
     if limit is None:
         return _RETRIED_BY_DEFAULT
+    # To JSON, 5 and 5.0 are the same number.
+    if isinstance(limit, float) and limit.is_integer():
+        limit = int(limit)
     if isinstance(limit, bool) or not isinstance(limit, int):
         raise BadRequest("limit must be a whole number")
     return min(_MOST_RETRIED, max(1, limit))

@@ -1,0 +1,106 @@
+"""The description of the API: complete, true, and of use to people and programs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import aiohttp
+import jsonschema_rs
+import msgspec
+import pytest
+
+from queen.http.message import Response
+from queen.http.openapi.document import build_document, missing_descriptions, route_key
+from queen.http.operations import TAGS, all_operations
+from queen.http.router import Access
+from tests.api import Api
+
+
+@pytest.fixture
+async def document(api: Api) -> dict[str, Any]:
+    answer = await api.call("GET", "/openapi.json")
+    assert answer.status == 200
+    found: dict[str, Any] = answer.body
+    return found
+
+
+async def test_every_route_has_a_description_and_every_description_a_route(api: Api) -> None:
+    assert api.worker is not None
+    routes, operations = api.worker.shell.router.routes, all_operations()
+    missing = missing_descriptions(routes, operations)
+    assert not missing, f"describe these in a table of src/queen/http/operations: {missing}"
+    left_over = operations.keys() - {route_key(route) for route in routes}
+    assert not left_over, f"no route is served that these describe: {sorted(left_over)}"
+
+
+async def test_every_route_is_in_the_document(api: Api, document: dict[str, Any]) -> None:
+    assert api.worker is not None
+    in_document = {f"{method.upper()} {path}" for path, item in document["paths"].items() for method in item}
+    assert in_document == {route_key(route) for route in api.worker.shell.router.routes}
+
+
+async def test_a_route_that_nobody_described_is_in_the_document_all_the_same(api: Api) -> None:
+    assert api.worker is not None
+    router = api.worker.shell.router
+    router.add("PUT", "/api/v1/things/{thing}", lambda request: Response(204), Access.ADMIN)
+    assert missing_descriptions(router.routes, all_operations()) == ["PUT /api/v1/things/{thing}"]
+    made = build_document(router.routes, all_operations(), TAGS)["paths"]["/api/v1/things/{thing}"]["put"]
+    assert (made["x-access"], [one["name"] for one in made["parameters"]]) == ("admin", ["thing"])
+
+
+async def test_operations_have_names_access_tags_and_successes(api: Api, document: dict[str, Any]) -> None:
+    assert api.worker is not None
+    access = {route_key(route): route.access for route in api.worker.shell.router.routes}
+    ids: list[str] = []
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            ids.append(operation["operationId"])
+            level = access[f"{method.upper()} {path}"]
+            assert operation["x-access"] == level.name.lower().replace("_", "-")
+            assert operation["security"] == ([] if level is Access.PUBLIC else [{}, {"bearer": []}])
+            assert operation["tags"][0] in TAGS
+            assert any(status.startswith("2") for status in operation["responses"])
+            assert set(re.findall(r"\{(\w+)\}", path)) == {
+                one["name"] for one in operation["parameters"] if one["in"] == "path"
+            }
+    assert len(ids) == len(set(ids))
+
+
+async def test_examples_are_what_the_schemas_allow(document: dict[str, Any]) -> None:
+    checked = 0
+    for content in _contents(document["paths"]):
+        if "example" in content:
+            schema = {**content["schema"], "components": document["components"]}
+            jsonschema_rs.validator_for(schema).validate(content["example"])
+            checked += 1
+    assert checked > 20
+
+
+async def test_the_document_is_valid_openapi(document: dict[str, Any]) -> None:
+    assert document["openapi"].startswith("3.1.")
+    references = set(re.findall(r'"\$ref":"#/components/schemas/([^"]+)"', msgspec.json.encode(document).decode()))
+    assert references <= document["components"]["schemas"].keys()
+    for schema in document["components"]["schemas"].values():
+        jsonschema_rs.validator_for({**schema, "components": document["components"]})
+
+
+async def test_the_page_needs_nothing_from_elsewhere(api: Api) -> None:
+    async with aiohttp.ClientSession() as session, session.get(f"{api.url}/docs") as answer:
+        assert answer.status == 200
+        assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        page = await answer.text()
+    assert 'fetch("openapi.json")' in page
+    assert not re.search(r"(src|href)=[\"']?(https?:)?//", page)
+    assert '<html lang="en">' in page
+
+
+def _contents(node: Any) -> list[dict[str, Any]]:
+    """Every media type object below a node."""
+    if isinstance(node, list):
+        return [content for one in node for content in _contents(one)]
+    if not isinstance(node, dict):
+        return []
+    own = list(node["content"].values()) if isinstance(node.get("content"), dict) else []
+    return own + [content for key, value in node.items() if key != "content" for content in _contents(value)]
