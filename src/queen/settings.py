@@ -181,7 +181,7 @@ class Settings:
     ] = 20000
     websocket_pong_ms: Annotated[
         int, Declared(INTERVAL_MS, "A WebSocket that does not answer a ping for this long is closed.", "ms")
-    ] = 20000
+    ] = 40000
     websocket_drain_ms: Annotated[
         int,
         Declared(DURATION_MS, "How long consumers on WebSockets may still ack after the server began to stop.", "ms"),
