@@ -12,7 +12,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import Protocol, State
 
 # How much of what arrived is parsed before others have their turn: it may hold a thousand frames.
-SLICE_BYTES: Final = 8 * 1024
+SLICE_BYTES: Final = 32 * 1024
 # A client that was sent a close frame has this long to answer it and go.
 CLOSE_SECONDS: Final = 2.0
 

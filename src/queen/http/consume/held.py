@@ -90,10 +90,10 @@ class HeldLeases:
         """Let go of what acks have ended, going by the results they were answered with."""
         if b'"leaseReleased":true' not in results:
             return
-        ended: set[tuple[str | None, str]] = set()
-        for item, result in zip(items, _results.decode(results), strict=True):
-            if result.released:
-                ended.add((item.lease_id, item.partition_id))
+        ended = {(item.lease_id, item.partition_id) for item in items}
+        if len(ended) > 1:
+            told = zip(items, _results.decode(results), strict=True)
+            ended = {(item.lease_id, item.partition_id) for item, result in told if result.released}
         for lease_id, partition in ended:
             place = parse_partition_uuid(partition)
             held = self._by_cursor.get((place[1], group)) if place else None

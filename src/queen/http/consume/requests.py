@@ -78,11 +78,12 @@ class _Acknowledging(_Request):
         if self.transaction_id is not None or self.partition_id is not None:
             raise BadRequest("give either acknowledgments or the transactionId of one message, not both")
         status = self._status()
-        for item in self.acknowledgments:
+        if status or self.lease_id or self.error:
             # What stands outside counts for every message that does not say otherwise.
-            item.lease_id = item.lease_id or self.lease_id
-            item.status = item.status or status
-            item.error = item.error or self.error
+            for item in self.acknowledgments:
+                item.lease_id = item.lease_id or self.lease_id
+                item.status = item.status or status
+                item.error = item.error or self.error
         return self.acknowledgments
 
     def _single(self) -> AckItem:
