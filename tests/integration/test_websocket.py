@@ -164,6 +164,7 @@ async def test_a_token_in_the_query_counts_for_a_websocket_alone(api: Api) -> No
         (b'{"type":"subscribe","id":"s","queue":"q","credit":-1}', "$.credit"),
         (b'{"type":"subscribe","id":"s","queue":"q","bach":5}', "bach"),
         (b'{"type":"subscribe","id":"s","queue":"q","subscriptionFrom":"yesterday"}', "subscriptionFrom"),
+        (b'{"type":"subscribe","id":"s","queue":"q","subscriptionMode":"newest"}', "$.subscriptionMode"),
         (b'{"type":"credit","id":"nobody","credit":1}', "no subscription 'nobody'"),
         (b'{"type":"unsubscribe","id":"nobody"}', "no subscription 'nobody'"),
         (b'{"type":"ack","id":1}', "transactionId is required"),

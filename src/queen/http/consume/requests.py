@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -37,7 +37,7 @@ class Subscribe(_Request, tag="subscribe"):
     partitions: Partitions = 1
     credit: Credit = 1
     auto_ack: bool = False
-    subscription_mode: str = ""
+    subscription_mode: Literal["", "all", "new", "new-only", "now"] = ""
     subscription_from: str = ""
 
 
