@@ -245,9 +245,12 @@ class Session:
 
     def _unsubscribed(self, subscription: Subscription, release: bool) -> None:
         self._subscriptions.pop(subscription.id, None)
+        self._spawn(self._let_go_of(subscription.id, release))
+
+    async def _let_go_of(self, id: str, release: bool) -> None:
         if release:
-            self._spawn(self._release(self._held.take_of(subscription.id)))
-        self._socket.send(answers.unsubscribed(subscription.id))
+            await self._release(self._held.take_of(id))
+        self._socket.send(answers.unsubscribed(id))
 
     def _subscription(self, id: str) -> Subscription:
         try:
