@@ -17,6 +17,7 @@ from queen import __version__
 from queen.broker.broker import Broker
 from queen.http.protocol import Shell
 from queen.http.router import Around, Handler, Route, Router
+from queen.http.routes.consume import ConsumeRoutes
 from queen.http.routes.dead_letters import DeadLetterRoutes
 from queen.http.routes.groups import GroupRoutes
 from queen.http.routes.health import HealthRoutes
@@ -54,6 +55,7 @@ class Worker:
         """`port` (0: any free one) is for several workers in one process; else it is the setting."""
         self.settings = settings
         self.broker = Broker(settings, settings.database_dsns[0], worker_id, runtime_dir)
+        self.consume = ConsumeRoutes(self.broker)
         router = Router(around=_around(settings, tracing))
         self._health = HealthRoutes(self.broker)
         for routes in (
@@ -65,6 +67,7 @@ class Worker:
             MessageRoutes(self.broker),
             DeadLetterRoutes(self.broker),
             TraceRoutes(self.broker),
+            self.consume,
         ):
             routes.add_to(router)
         self.shell = Shell(router, max_body_bytes=settings.max_body_bytes)
@@ -80,7 +83,7 @@ class Worker:
         self._health.stopping = True
         # Whoever sends requests here is to hear of it while they are still answered.
         await asyncio.sleep(self.settings.shutdown_delay_ms / 1000)
-        await self.shell.shutdown(_GRACE_SECONDS)
+        await asyncio.gather(self.consume.shutdown(), self.shell.shutdown(_GRACE_SECONDS))
         await self.broker.stop()
 
 

@@ -71,6 +71,13 @@ def _parse_keys(text: str) -> tuple[str, ...]:
     return keys
 
 
+def _parse_origins(text: str) -> tuple[str, ...]:
+    origins = tuple(origin.strip().lower().removesuffix("/") for origin in text.split(","))
+    if not all(origin == "*" or re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin) for origin in origins):
+        raise ValueError
+    return origins
+
+
 def _parse_path(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
@@ -94,6 +101,12 @@ KEYS = Kind(
     "keys, by comma",
     "keys of 64 hexadecimal digits, separated by commas",
     _parse_keys,
+    format=",".join,
+)
+ORIGINS = Kind(
+    "origins, by comma",
+    "origins such as https://app.example.com, separated by commas, or *",
+    _parse_origins,
     format=",".join,
 )
 # 2^31 - 1 is the most that PostgreSQL takes for a timeout.

@@ -21,6 +21,7 @@ from queen.setting_kinds import (
     FLAG,
     INTERVAL_MS,
     KEYS,
+    ORIGINS,
     PATH,
     TEXT,
     Kind,
@@ -153,6 +154,42 @@ class Settings:
         ),
     ] = 5000
     max_body_bytes: Annotated[int, Declared(whole(1, 2**31 - 1), "Largest request body accepted.", "bytes")] = 67108864
+
+    websocket_origins: Annotated[
+        tuple[str, ...],
+        Declared(
+            ORIGINS,
+            "Web pages that may open a WebSocket, besides those of this server's own host; `*` admits all.",
+        ),
+    ] = ()
+    websocket_max_message_bytes: Annotated[
+        int, Declared(whole(1024, 2**31 - 1), "Largest message a client may send over a WebSocket.", "bytes")
+    ] = 4194304
+    websocket_max_subscriptions: Annotated[
+        int, Declared(whole(1, 10000), "Subscriptions that one WebSocket may have at a time.")
+    ] = 64
+    websocket_buffer_bytes: Annotated[
+        int,
+        Declared(
+            whole(1024, 2**31 - 1),
+            "What may wait for the client of a WebSocket to read it before it is sent nothing more.",
+            "bytes",
+        ),
+    ] = 1048576
+    websocket_ping_ms: Annotated[
+        int, Declared(INTERVAL_MS, "A WebSocket that was silent for this long is pinged.", "ms")
+    ] = 20000
+    websocket_pong_ms: Annotated[
+        int, Declared(INTERVAL_MS, "A WebSocket that does not answer a ping for this long is closed.", "ms")
+    ] = 40000
+    websocket_drain_ms: Annotated[
+        int,
+        Declared(DURATION_MS, "How long consumers on WebSockets may still ack after the server began to stop.", "ms"),
+    ] = 2000
+    websocket_compression: Annotated[
+        bool,
+        Declared(FLAG, "Compress what goes over WebSockets whose client can; saves traffic, costs much CPU."),
+    ] = False
 
     dedup_window_seconds: Annotated[
         int,

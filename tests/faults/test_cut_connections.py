@@ -11,6 +11,8 @@ import pytest
 
 from tests.api import Api
 from tests.conftest import StartServer
+from tests.consumer import acknowledgments
+from tests.consumer import consuming as consuming_over_websocket
 from tests.database import Connection, stored_ids, stored_messages
 from tests.faults.consumers import Consumer, Record, consuming
 from tests.faults.load import Client, Producer, answered, check_delivered, check_stored, pushing
@@ -315,3 +317,21 @@ async def test_a_client_that_repeats_a_push_of_unknown_outcome_gets_the_ids_of_t
     stored = await stored_messages(connection, "q")
     assert [message.transaction_id for message in stored][1:] == ["t0", "t1", "t2"]
     assert [result["message_id"] for result in answer.body] == [message.id for message in stored[1:]]
+
+
+async def test_a_subscription_outlives_an_outage_and_tells_of_it_once(api: Api, proxy: Proxy) -> None:
+    await api.push("q", "here", partition="a")
+    await api.push("q", "here", partition="b")
+    async with consuming_over_websocket(api) as consumer:
+        await consumer.subscribe("q")
+        messages = await consumer.batch()
+        async with proxy.away():
+            refused = await consumer.ask("ack", acknowledgments=acknowledgments(messages))
+            assert (refused["type"], refused["status"], refused["request"]) == ("error", 503, "ack")
+            await consumer.send("credit", id="s", credit=1)
+            told = await consumer.next("error")
+            assert (told["id"], told["status"], told["request"]) == ("s", 503, "subscribe")
+            await consumer.nothing(1.5)
+        again = await consumer.batch()
+        assert {message["partition"] for message in messages + again} == {"a", "b"}
+        assert all(result["success"] for result in await consumer.ack(messages + again))

@@ -112,6 +112,8 @@ _SURFACES: dict[str, Surface] = {
             for item, where in _PUSH_ITEM_FAULTS.items()
         },
     ),
+    # What it refuses once it is a WebSocket is in test_websocket.py.
+    "GET /ws/v1/consume": Surface(),
     "GET /api/v1/pop": Surface(
         query="namespace=nowhere",
         numbers=_POP_NUMBERS,

@@ -38,6 +38,7 @@ from queen.broker.parts import Preparer
 from queen.broker.popper import Popper
 from queen.broker.push import Pusher
 from queen.broker.redrive import Redriver
+from queen.broker.release import Releaser
 from queen.broker.renew import Renewer
 from queen.broker.segments import SegmentCache
 from queen.broker.selections import Selections
@@ -100,6 +101,7 @@ class Broker:
         self.selections = Selections(self.catalog, self.popper)
         self.acker = Acker(self.database, self.catalog, self.leases, self.envelope, self._freed)
         self.renewer = Renewer(self.database)
+        self.releaser = Releaser(self.database, self.leases, self._freed)
         self.transactions = Transactions(
             self.database, self.catalog, self.pusher, self.leases, self.envelope, self.ids, self._freed
         )
@@ -127,7 +129,7 @@ class Broker:
         """Finish what was accepted, answer parked pops, and close."""
         await self.janitor.stop()
         await self.popper.stop()
-        for fusion in (self.pusher.fusion, self.acker.fusion, self.renewer.fusion):
+        for fusion in (self.pusher.fusion, self.acker.fusion, self.renewer.fusion, self.releaser.fusion):
             await fusion.join()
         self.bus.close()
         self.turn.close()

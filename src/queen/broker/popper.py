@@ -99,19 +99,24 @@ class Popper:
 
         The future gives what `render` makes of the JSON that answers it, or of None when there is nothing.
         """
+        pop = Pop(queue_names, partition_name, group, options, render, asyncio.get_running_loop().create_future())
+        self.submit(pop)
+        return pop.answer
+
+    def submit(self, pop: Pop) -> None:
+        """Have a pop served whose maker wants to be able to expire it."""
         loop = asyncio.get_running_loop()
-        pop = Pop(queue_names, partition_name, group, options, render, loop.create_future())
+        options = pop.options
         if options.wait:
             pop.timer = loop.call_later(options.timeout, pop.expire)
-        lane = self._lanes.get((queue_names[0], group)) if len(queue_names) == 1 else None
-        if lane is not None and partition_name is None and lane.scanned_at is not None and "" in lane.subscribed:
+        lane = self._lanes.get((pop.queue_names[0], pop.group)) if len(pop.queue_names) == 1 else None
+        if lane is not None and pop.partition_name is None and lane.scanned_at is not None and "" in lane.subscribed:
             lane.used_at = loop.time()
             lane.admit(pop)
             lane.waiting.append(pop)
             self._kick(lane)
         else:
             self._spawn(self._enter(pop))
-        return pop.answer
 
     def handle(self, event: Event) -> None:
         """Take in what this or another worker did."""

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
 
 from queen.broker.broker import Broker
-from queen.broker.catalog import QUEUE_MODE
 from queen.broker.pop import PopOptions
 from queen.errors import BadRequest, NotFound
 from queen.http.message import Request, Response, error_response, json_response
+from queen.http.popping import MOST_BATCH, checked_group, starting_point
 from queen.http.router import Access, Router
 from queen.wire.ack import decode_ack, decode_ack_batch, decode_object
 from queen.wire.push import check_name, decode_push
-from queen.wire.times import iso_millis, parse_time
+from queen.wire.times import iso_millis
 from queen.wire.transaction import decode_transaction
 
-_MOST_BATCH = 10_000
 _NOTHING = Response(204)
 
 
@@ -67,21 +65,15 @@ class MessagingRoutes:
         return answer
 
     def _group(self, request: Request) -> str:
-        return _checked_group(request.query.get("consumerGroup"))
+        return checked_group(request.query.get("consumerGroup"))
 
     def _options(self, request: Request) -> PopOptions:
         settings = self._broker.settings
         query = request.query
         wait = request.query_bool("wait", False)
-        since: datetime | None = None
-        mode = query.get("subscriptionMode", "")
-        start = query.get("subscriptionFrom", "")
-        if start == "now":
-            mode = "new"
-        elif start:
-            since = parse_time(start)
+        mode, since = starting_point(query.get("subscriptionMode", ""), query.get("subscriptionFrom", ""))
         return PopOptions(
-            batch=min(_MOST_BATCH, max(1, request.query_int("batch", settings.default_batch_size))),
+            batch=min(MOST_BATCH, max(1, request.query_int("batch", settings.default_batch_size))),
             partitions=max(1, request.query_int("partitions", 1)),
             auto_ack=request.query_bool("autoAck", False),
             wait=wait,
@@ -92,13 +84,13 @@ class MessagingRoutes:
 
     def ack(self, request: Request) -> asyncio.Future[Response]:
         item, group = decode_ack(request.body)
-        return self._broker.acker.ack([item], _checked_group(group), _ok, batch=False)
+        return self._broker.acker.ack([item], checked_group(group), _ok, batch=False)
 
     def ack_batch(self, request: Request) -> Response | asyncio.Future[Response]:
         items, group = decode_ack_batch(request.body)
         if not items:
             return Response(200, b"[]")
-        return self._broker.acker.ack(items, _checked_group(group), _ok, batch=True)
+        return self._broker.acker.ack(items, checked_group(group), _ok, batch=True)
 
     async def transaction(self, request: Request) -> Response:
         operations = decode_transaction(request.body)
@@ -127,14 +119,6 @@ class MessagingRoutes:
                 "lease_expires_at": end,
             },
         )
-
-
-def _checked_group(name: str | None) -> str:
-    """A pop or an ack makes the group it names, so the name has to be one."""
-    if not name:
-        return QUEUE_MODE
-    check_name(name, "ConsumerGroup", "consumerGroup")
-    return name
 
 
 def _created(body: bytes) -> Response:

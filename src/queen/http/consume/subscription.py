@@ -1,0 +1,170 @@
+"""One subscription of a WebSocket: pops on behalf of the client as long as it has credit and reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Final, Protocol
+
+from queen.broker.pop import Pop, PopOptions
+from queen.broker.popper import Popper
+
+# Several partitions are claimed in one statement when several pops wait; more of them would only pile up batches for
+# a client that stops reading.
+MOST_POPS: Final = 4
+MOST_CREDIT: Final = 1_000_000
+# A parked pop costs nothing; it is merely renewed this often.
+WAIT_SECONDS: Final = 60.0
+RETRY_SECONDS: Final = 1.0
+
+
+class Outlet(Protocol):
+    """Where a subscription's batches go."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the client does not read for now."""
+
+    def begun(self, subscription: Subscription) -> None:
+        """The group has its place in the queue: whatever is pushed from now on is delivered."""
+
+    def refused(self, subscription: Subscription, error: BaseException) -> None:
+        """It could not begin."""
+
+    def failed(self, subscription: Subscription, error: BaseException) -> None:
+        """Messages cannot be had at the moment; it goes on trying."""
+
+    def deliver(self, subscription: Subscription, body: bytes) -> None:
+        """A batch has come, the answer of a pop."""
+
+
+class Subscription:
+    """What is to be delivered, and how much more the client will take."""
+
+    def __init__(
+        self,
+        id: str,
+        queue: str,
+        partition: str | None,
+        group: str,
+        options: PopOptions,
+        credit: int,
+        popper: Popper,
+        outlet: Outlet,
+    ) -> None:
+        self.id = id
+        self.queue = queue
+        self.partition = partition
+        self.group = group
+        self.options = replace(options, wait=True, timeout=WAIT_SECONDS)
+        self.credit = credit
+        self._popper = popper
+        self._outlet = outlet
+        # Messages consumed at once are lost with the connection, so no more of them are fetched than can be sent.
+        self._most_pops = 1 if options.auto_ack else MOST_POPS
+        self._pops: set[Pop] = set()
+        self._has_begun = False
+        self._stopped = False
+        self._when_idle: Callable[[], None] | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._complaint = ""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no batch can come any more unless it asks again."""
+        return not self._pops
+
+    def begin(self) -> None:
+        """Look once, without waiting: the answer means that the group has its place in the queue."""
+        self._submit(replace(self.options, wait=False))
+
+    def grant(self, credit: int) -> None:
+        """The client will take so many batches more."""
+        self.credit = min(MOST_CREDIT, self.credit + credit)
+        self.ask()
+
+    def ask(self) -> None:
+        """Wait for as many batches as may be sent."""
+        if not self._has_begun or self._stopped or self._retry is not None or self._outlet.is_paused:
+            return
+        while len(self._pops) < min(self.credit, self._most_pops):
+            self._submit(self.options)
+
+    def hold(self) -> None:
+        """Wait for no more batches until asked to; those on their way still come."""
+        for pop in list(self._pops):
+            pop.expire()
+
+    def stop(self, when_idle: Callable[[], None]) -> None:
+        """Want nothing more. `when_idle` is called once the last batch that was on its way has come."""
+        self._stopped = True
+        self._when_idle = when_idle
+        self._cancel_retry()
+        self.hold()
+        if not self._pops:
+            self._go_idle()
+
+    def abandon(self) -> None:
+        """Nobody is there to take anything: what is being claimed goes back to the queue."""
+        self._stopped = True
+        self._cancel_retry()
+        for pop in list(self._pops):
+            pop.answer.cancel()
+
+    def _submit(self, options: PopOptions) -> None:
+        answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        pop = Pop((self.queue,), self.partition, self.group, options, _as_it_is, answer)
+        self._pops.add(pop)
+        answer.add_done_callback(partial(self._answered, pop))
+        self._popper.submit(pop)
+
+    def _answered(self, pop: Pop, answer: asyncio.Future[bytes | None]) -> None:
+        self._pops.discard(pop)
+        if answer.cancelled():
+            return
+        error = answer.exception()
+        if error is not None:
+            self._fail(error)
+        else:
+            self._complaint = ""
+            self._take(answer.result())
+            self.ask()
+        if self._stopped and not self._pops:
+            self._go_idle()
+
+    def _take(self, body: bytes | None) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._outlet.begun(self)
+        if body is not None:
+            self.credit -= 1
+            self._outlet.deliver(self, body)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._has_begun:
+            self._stopped = True
+            self._outlet.refused(self, error)
+        elif not self._stopped and self._retry is None:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                self._outlet.failed(self, error)
+            self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self.ask()
+
+    def _cancel_retry(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+
+    def _go_idle(self) -> None:
+        when_idle, self._when_idle = self._when_idle, None
+        if when_idle is not None:
+            when_idle()
+
+
+def _as_it_is(body: bytes | None) -> bytes | None:
+    return body
