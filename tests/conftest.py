@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
@@ -11,12 +12,18 @@ from pathlib import Path
 import asyncpg
 import pytest
 import uvloop
+from hypothesis import settings
 
 from queen.postgres import EmbeddedPostgres
 from queen.server import Worker
 from queen.settings import Settings
 from queen.storage.migrate import migrate
 from tests.api import Api
+
+# A busy machine is no fault of the code; how long things may take is for the benchmarks to say.
+settings.register_profile("default", deadline=None)
+settings.register_profile("soak", deadline=None, max_examples=5000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 TEMPLATE = "queen_template"
 
