@@ -210,7 +210,9 @@ FROM (SELECT id FROM queen.partitions WHERE id > $1 ORDER BY id LIMIT $2) p;
 -- name: remove_partition
 -- Delete an empty partition with what hangs on it, unless it was pushed to meanwhile: a push moves its next offset.
 WITH gone AS (
-    DELETE FROM queen.partitions WHERE id = $1 AND next_offset = $2 RETURNING id
+    DELETE FROM queen.partitions WHERE id = $1 AND next_offset = $2 RETURNING id, queue_id
+), noted AS (
+    INSERT INTO queen.changes (kind, queue_id, partition_id) SELECT 'x', queue_id, id FROM gone
 ), cursors AS (
     DELETE FROM queen.cursors c USING gone g WHERE c.partition_id = g.id
 ), traces AS (
