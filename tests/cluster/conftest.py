@@ -67,7 +67,7 @@ def tcp_ports() -> Ports:
 
 @pytest.fixture
 async def start_host(dsn: str, tmp_path: Path) -> AsyncIterator[StartHost]:
-    """Starts hosts by name; the same name again is another worker of it, or the host once more. Stopped with the test."""
+    """Starts hosts by name; the same name again is another worker of it. Stopped with the test."""
     numbers: dict[str, int] = {}
     async with AsyncExitStack() as stack:
 

@@ -4,45 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
-class Lossy(asyncio.DatagramProtocol):
+class Lossy:
     """Stands at a port of its own before the port of a host. `loss` is the share that does not arrive."""
 
     def __init__(self, port: int, loss: float = 0.0) -> None:
         self._target = ("127.0.0.1", port)
         self._chance = random.Random(port)
-        self._transport: asyncio.DatagramTransport | None = None
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.bind(("127.0.0.1", 0))
+        asyncio.get_running_loop().add_reader(self._socket, self._pass_on)
         self.loss = loss
-        self.port = 0
+        self.port: int = self._socket.getsockname()[1]
         self.seen: list[bytes] = []
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.DatagramTransport)
-        self._transport = transport
-        self.port = transport.get_extra_info("sockname")[1]
+    def send(self, data: bytes) -> None:
+        self._socket.sendto(data, self._target)
 
-    def datagram_received(self, data: bytes, addr: object) -> None:
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+
+    def _pass_on(self) -> None:
+        data = self._socket.recv(65536)
         self.seen.append(data)
         if self._chance.random() >= self.loss:
             self.send(data)
 
-    def send(self, data: bytes) -> None:
-        assert self._transport is not None
-        self._transport.sendto(data, self._target)
 
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-
-@asynccontextmanager
-async def lossy(port: int, loss: float = 0.0) -> AsyncIterator[Lossy]:
-    _, network = await asyncio.get_running_loop().create_datagram_endpoint(
-        lambda: Lossy(port, loss), local_addr=("127.0.0.1", 0)
-    )
+@contextmanager
+def lossy(port: int, loss: float = 0.0) -> Iterator[Lossy]:
+    network = Lossy(port, loss)
     try:
         yield network
     finally:

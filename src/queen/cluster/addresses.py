@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from queen.setting_kinds import split_host_port
 
 log = logging.getLogger(__name__)
+
+Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[tuple[socket.AddressFamily, str]]]]
 
 _LOOK_UP_SECONDS = 5.0
 
@@ -30,7 +33,8 @@ class Address:
 class AddressBook:
     """The addresses of peers given as `host` or `host:port`. A name with several addresses stands for all of them."""
 
-    def __init__(self, peers: Sequence[str], default_port: int) -> None:
+    def __init__(self, peers: Sequence[str], default_port: int, resolve: Resolve | None = None) -> None:
+        self._resolve = resolve or _resolve
         self._peers = [(host, port or default_port) for host, port in map(split_host_port, peers)]
         self._found: dict[tuple[str, int], list[Address]] = {}
         self._failing: set[tuple[str, int]] = set()
@@ -50,7 +54,7 @@ class AddressBook:
     async def _look_up(self, host: str, port: int) -> None:
         peer = (host, port)
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+            found = await self._resolve(host, port)
         except OSError as error:
             # What it was is kept: an answer that fails says nothing about the host.
             if peer not in self._failing:
@@ -58,9 +62,14 @@ class AddressBook:
                 self._failing.add(peer)
             return
         self._failing.discard(peer)
-        places = sorted((Address(family, str(where[0]), port) for family, _, _, _, where in found), key=str)
+        places = sorted((Address(family, place, port) for family, place in found), key=str)
         # One way to reach it is enough.
         preferred = [place for place in places if place.family == socket.AF_INET] or places
         if preferred != self._found.get(peer):
             log.info("the peer %s is at %s", host, ", ".join(map(str, preferred)))
             self._found[peer] = preferred
+
+
+async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    return [(family, str(where[0])) for family, _, _, _, where in found]

@@ -47,13 +47,8 @@ class HttpPeer:
             return
         for event in events:
             self._queued[event] = None
-        excess = len(self._queued) - _MOST_QUEUED
-        if excess > 0:
-            for event in list(itertools.islice(self._queued, excess)):
-                del self._queued[event]
-            self._traffic.dropped["overflow"] += excess
-        if self._queued:
-            self._something.set()
+        self._drop_excess()
+        self._something.set()
 
     async def post_events(self) -> None:
         """Post what is queued, for ever."""
@@ -66,6 +61,7 @@ class HttpPeer:
             if not await self._post_all(some):
                 # Tried again before what came meanwhile.
                 self._queued = dict.fromkeys(some) | self._queued
+                self._drop_excess()
                 await asyncio.sleep(self._pause)
             if not self._queued:
                 self._something.clear()
@@ -81,6 +77,13 @@ class HttpPeer:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+    def _drop_excess(self) -> None:
+        excess = len(self._queued) - _MOST_QUEUED
+        if excess > 0:
+            for event in list(itertools.islice(self._queued, excess)):
+                del self._queued[event]
+            self._traffic.dropped["overflow"] += excess
 
     async def _post_all(self, events: list[Event]) -> bool:
         for frame, count in self._writer.events(events, _BODY_BYTES):
