@@ -99,6 +99,7 @@ class Janitor:
         loop = asyncio.get_running_loop()
         lost = loop.create_task(session.lost.wait())
         jobs = [loop.create_task(self._repeat(job, session)) for job in self._wake_ups]
+        jobs.append(loop.create_task(session.keep_alive()))
         try:
             await asyncio.wait([lost, *jobs], return_when=asyncio.FIRST_COMPLETED)
         finally:
