@@ -221,3 +221,19 @@ async def test_a_note_that_names_no_queue_is_refused(start_host: StartHost, body
     assert (answer.status, answer.body) == (400, {"error": message})
     answer = await host.call("POST", "/internal/api/notify", {"queue": "nobody knows it"})
     assert (answer.status, answer.body) == (200, {"status": "ok"})
+
+
+async def test_of_several_partitions_freed_at_once_the_other_gets_those_that_nobody_here_takes(pair: Pair) -> None:
+    here, there = pair
+    await here.configure("q", retryDelay=0)
+    for partition in "abc":
+        await here.push("q", 1, 2, partition=partition)
+    messages = await here.pop("q", batch=6, partitions=3)
+    assert len(messages) == 6
+    hosts = (here, there, there)
+    waiting = [asyncio.create_task(host.pop("q", wait=True, timeout=20_000)) for host in hosts]
+    await asyncio.sleep(0.2)
+    async with asyncio.timeout(2):
+        await here.ack(messages, ["failed"] * 6)
+        answers = await asyncio.gather(*waiting)
+    assert [payloads(answer) for answer in answers] == [[1], [1], [1]]

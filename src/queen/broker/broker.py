@@ -196,7 +196,16 @@ class Broker:
         for event in events:
             self._take_in(event)
         # Where somebody waits here, the partition is taken at once: telling the others would only make them try.
-        self._send([event for event in events if not self.popper.is_awaited(event[1], event[3])])
+        takers: dict[tuple[int, int], int] = {}
+        left: list[Event] = []
+        for event in events:
+            lane = (event[1], event[3])
+            if lane not in takers:
+                takers[lane] = self.popper.awaiting(*lane, most=len(events))
+            takers[lane] -= 1
+            if takers[lane] < 0:
+                left.append(event)
+        self._send(left)
 
     def _held(self, leases: Sequence[tuple[int, int, int, float]]) -> None:
         """The others need not try for what this worker has just leased."""

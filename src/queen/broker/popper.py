@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -165,12 +166,16 @@ class Popper:
     def forget_everything(self) -> None:
         self._drop_lanes(lambda lane: True)
 
-    def is_awaited(self, queue_id: int, group_id: int) -> bool:
-        """Whether pops of a group wait for a queue here."""
-        return any(
-            lane.group_id == group_id and any(not pop.done for pop in lane.waiting)
+    def awaiting(self, queue_id: int, group_id: int, most: int) -> int:
+        """How many pops of a group wait for a queue here, counted up to `most`."""
+        waiting = (
+            pop
             for lane in self._by_queue.get(queue_id, ())
+            if lane.group_id == group_id
+            for pop in lane.waiting
+            if not pop.done
         )
+        return sum(1 for _ in itertools.islice(waiting, most))
 
     def fed(self, queue_id: int, partition_id: int, count: int) -> None:
         """Messages were added to a partition."""
