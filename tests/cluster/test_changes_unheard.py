@@ -206,13 +206,15 @@ async def test_what_a_host_changed_itself_does_not_disturb_it_a_second_time(host
     await here.push("q", 1)
     assert payloads(await here.pop("q", consumerGroup="g", subscriptionMode="new", autoAck=True)) == []
     broker = here.running.broker
-    partition = broker.catalog.cached_partition("q", "Default")
+    queue = await broker.catalog.queue("q")
+    assert queue is not None
+    partition = broker.catalog.cached_partition_in(queue, "Default")
     assert partition is not None
     known = partition.known_to
     misses = broker.catalog.misses
     await asyncio.sleep(0.3)
     assert (partition.known_to, broker.catalog.misses) == (known, misses)
-    assert broker.catalog.cached_partition("q", "Default") is partition
+    assert broker.catalog.cached_partition_in(queue, "Default") is partition
 
 
 async def test_notes_of_changes_are_removed_after_a_while(hosts: Pair, connection: Connection) -> None:
