@@ -16,14 +16,10 @@ from queen.cluster.packet import Heartbeat
 from queen.cluster.seal import Sealer
 from queen.cluster.writer import PacketWriter
 from tests.ageing import until
-from tests.cluster.conftest import SECRET, Host, Ports, StartHost
+from tests.cluster.conftest import SECRET, Host, Ports, StartHost, payloads
 from tests.cluster.lossy import Lossy, lossy
 
 POP: dict[str, Any] = {"wait": True, "timeout": 20_000, "autoAck": True}
-
-
-def payloads(messages: list[dict[str, Any]]) -> list[Any]:
-    return [message["data"] for message in messages]
 
 
 async def pair_over(start_host: StartHost, network: Lossy, port: int, **settings: object) -> tuple[Host, Host]:
@@ -109,7 +105,17 @@ async def test_damaged_datagrams_are_dropped_and_harm_nobody(start_host: StartHo
         here, there = await pair_over(start_host, network, port, pop_safety_poll_ms=60_000)
         await alive(there)
         ((frame, _),) = PacketWriter(5, Sealer(())).events([("p", 1, 1, 0, 1, "name")], 1400)
-        damaged = [b"", b"\x00", b"qp1", b"qp1\x00", b"qp1\x02" + frame[4:], frame[:-1], frame + b"x", os.urandom(1400)]
+        damaged = [
+            b"",
+            b"\x00",
+            b"qp1",
+            b"qp1\x00",
+            b"qp1\x02" + frame[4:],
+            frame[:-1],
+            frame + b"x",
+            os.urandom(1400),
+            bytes(65_000),
+        ]
         for data in damaged:
             network.send(data)
         await dropped(there, "malformed", len(damaged))

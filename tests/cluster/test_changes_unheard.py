@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from tests.ageing import until
-from tests.cluster.conftest import Host, StartHost
+from tests.cluster.conftest import Host, StartHost, payloads
 from tests.database import Connection
 
 Pair = tuple[Host, Host]
@@ -19,10 +19,6 @@ Pair = tuple[Host, Host]
 async def hosts(start_host: StartHost) -> Pair:
     quick = {"queen_sync_reconcile_ms": 50, "pop_safety_poll_ms": 300}
     return await start_host("here", **quick), await start_host("there", **quick)
-
-
-def payloads(messages: list[dict[str, Any]]) -> list[Any]:
-    return [message["data"] for message in messages]
 
 
 async def test_new_options_of_a_queue_take_effect(hosts: Pair) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.ageing import until
-from tests.cluster.conftest import SECRET, Host, Ports, StartHost
+from tests.cluster.conftest import SECRET, Host, Ports, StartHost, payloads
 
 Pair = tuple[Host, Host]
 
 
-@pytest.fixture(params=["udp", "http", "both"])
+@pytest.fixture(params=["udp", "http"])
 async def pair(request: pytest.FixtureRequest, start_host: StartHost, udp_ports: Ports, tcp_ports: Ports) -> Pair:
     """The slow poll and the log of changes are out of the way: what happens, happens because it was told."""
     udp, tcp = udp_ports.free(2), tcp_ports.free(2)
@@ -41,8 +41,18 @@ async def hear_each_other(*hosts: Host) -> bool:
     return all(host.stats.servers_alive == len(hosts) - 1 for host in hosts)
 
 
-def payloads(messages: list[dict[str, Any]]) -> list[Any]:
-    return [message["data"] for message in messages]
+@pytest.mark.parametrize("pair", ["both"], indirect=True)
+async def test_what_is_told_in_two_ways_happens_once(pair: Pair) -> None:
+    here, there = pair
+    got: list[Any] = []
+    async with asyncio.timeout(10):
+        for number in range(30):
+            waiting = asyncio.create_task(there.pop("q", wait=True, timeout=5000, autoAck=True))
+            await here.push("q", number)
+            got += payloads(await waiting)
+    assert got == list(range(30))
+    assert set(there.stats.transports) == {"udp", "http"}
+    assert (there.stats.servers_tracked, there.stats.dropped) == (1, {})
 
 
 @pytest.mark.parametrize("partition", [None, "p"])

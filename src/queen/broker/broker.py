@@ -108,7 +108,7 @@ class Broker:
             self.database,
             self.catalog,
             known_queues=lambda: self.popper.known_queues() | self.catalog.known_queues(),
-            queue_is=self.popper.queue_is,
+            queues_are=self.popper.queues_are,
             take_in=self._take_in,
             forget_everything=self._forget_everything,
             interval=settings.queen_sync_reconcile_ms / 1000,

@@ -209,8 +209,9 @@ class Catalog:
             self.refresh_queue(name)
 
     def forget_everything(self) -> None:
-        for name in list(self._queues):
-            self.forget_queue(name)
+        self._changes += 1
+        self._queues.clear()
+        self._queues_by_id.clear()
         self._partitions.clear()
         self._partitions_by_id.clear()
         self._groups.clear()

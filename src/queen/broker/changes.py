@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import asyncpg
 
@@ -46,16 +46,16 @@ class ChangeReader:
         catalog: Catalog,
         *,
         known_queues: Callable[[], Collection[str]],
-        queue_is: Callable[[str, Queue | None], None],
+        queues_are: Callable[[Mapping[str, Queue | None]], None],
         take_in: Callable[[Event], None],
         forget_everything: Callable[[], None],
         interval: float,
     ) -> None:
-        """`known_queues` are the names that anybody here cares for; `queue_is` is told what is stored under one."""
+        """`known_queues` are the names that anybody here cares for; `queues_are` is told what is stored under them."""
         self._database = database
         self._catalog = catalog
         self._known_queues = known_queues
-        self._queue_is = queue_is
+        self._queues_are = queues_are
         self._take_in = take_in
         self._forget_everything = forget_everything
         self._interval = interval
@@ -108,10 +108,11 @@ class ChangeReader:
         queues = {note["name"] for note in notes if note["kind"] == EventKind.QUEUE_CHANGED}
         known = queues & {*self._known_queues()} if queues else set()
         if known:
-            stored = await self._catalog.stored_queues(known)
-            for name in known:
-                self._catalog.queue_is(name, stored.get(name))
-                self._queue_is(name, stored.get(name))
+            found = await self._catalog.stored_queues(known)
+            stored = {name: found.get(name) for name in known}
+            for name, queue in stored.items():
+                self._catalog.queue_is(name, queue)
+            self._queues_are(stored)
         for note in notes:
             if note["kind"] != EventKind.QUEUE_CHANGED and note["xid"] not in self._told:
                 self._take_in((note["kind"], note["queue_id"], note["partition_id"], 0, 0, note["name"]))

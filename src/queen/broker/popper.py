@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 import asyncpg
@@ -157,11 +157,12 @@ class Popper:
         """The names of the queues that pops have asked for."""
         return {lane.queue_name for lane in self._lanes.values()} | self._homeless.keys()
 
-    def queue_is(self, name: str, stored: Queue | None) -> None:
-        """Forget lanes that were made for a queue as it is not any more; who waits for it finds it now."""
-        self._drop_lanes(lambda lane: lane.queue_name == name and lane.queue != stored)
-        if stored is not None:
-            self._find_homes(name)
+    def queues_are(self, stored: Mapping[str, Queue | None]) -> None:
+        """Forget lanes that were made for a queue as it is not any more; who waits for one finds it now."""
+        self._drop_lanes(lambda lane: lane.queue_name in stored and lane.queue != stored[lane.queue_name])
+        for name, queue in stored.items():
+            if queue is not None:
+                self._find_homes(name)
 
     def forget_everything(self) -> None:
         self._drop_lanes(lambda lane: True)

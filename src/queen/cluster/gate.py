@@ -12,6 +12,8 @@ from queen.cluster.replay import ReplayGuard
 from queen.cluster.seal import Refusal, Refused, Sealer
 
 FRESH_SECONDS = 30.0
+LARGEST_FRAME = 60_000
+"""What a datagram of the local bus holds, by which it is passed on."""
 
 
 class Gate:
@@ -24,6 +26,8 @@ class Gate:
 
     def admit(self, frame: bytes) -> tuple[Packet, bytes]:
         """The packet and its bare body; raises `Refused`."""
+        if len(frame) > LARGEST_FRAME:
+            raise Refused(Refusal.MALFORMED)
         body = self._sealer.open(frame)
         packet = decode(body)
         if self._sealer.signs:

@@ -16,7 +16,7 @@ from queen.cluster.writer import PacketWriter
 log = logging.getLogger(__name__)
 
 ROUTE = "/internal/api/events"
-# A packet is passed on to the other workers in one datagram of the local bus.
+# Well below what the gate of the other host lets in.
 _BODY_BYTES = 48_000
 _MOST_AT_ONCE = 2000
 _MOST_QUEUED = 10_000

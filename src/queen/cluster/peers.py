@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 _STAND_SECONDS = 0.25
 _FAREWELL_SECONDS = 0.5
+# What the workers of a host pass on to each other needs no signature.
+_BARE = Sealer(())
 
 
 class Peers:
@@ -47,7 +50,6 @@ class Peers:
         self.name = server_name(settings.port)
         self._relay = relay
         self._deliver = deliver
-        self._runtime_dir = runtime_dir
         self._sealer = Sealer([bytes.fromhex(key) for key in settings.queen_sync_secret])
         self._gate = Gate(self._sealer)
         self._dead_after = settings.queen_sync_dead_threshold_ms / 1000
@@ -135,7 +137,7 @@ class Peers:
         """Take in what another worker of this host received and checked."""
         self._traffic.packets_relayed += 1
         try:
-            packet = decode(Sealer(()).open(frame))
+            packet = decode(_BARE.open(frame))
         except Refused as refused:
             # A worker of another version, during an upgrade.
             self._traffic.dropped[refused.reason.value] += 1
@@ -179,7 +181,7 @@ class Peers:
         if not self._own:
             return list(self._book.addresses)
         recent = _now() - self._dead_after
-        return [address for address in self._book.addresses if self._own.get(str(address), 0.0) < recent]
+        return [address for address in self._book.addresses if self._own.get(str(address), -math.inf) < recent]
 
     def _arrived(self, frame: bytes) -> None:
         try:
