@@ -74,7 +74,9 @@ def make_directory() -> Path:
     return directory
 
 
-def start_server(data_dir: Path, log: Path, port: int, workers: int) -> subprocess.Popen[bytes]:
+def start_server(
+    data_dir: Path, log: Path, port: int, workers: int, settings: dict[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     queen = Path(sys.executable).parent / "queen"
     if not queen.exists():
         raise ServerError(f"{queen} is missing: install the project and its server extra, `make setup`")
@@ -88,7 +90,7 @@ def start_server(data_dir: Path, log: Path, port: int, workers: int) -> subproce
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env=environment_without_settings(),
+            env=environment_without_settings() | (settings or {}),
         )
 
 

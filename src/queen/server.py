@@ -17,6 +17,7 @@ from queen import __version__
 from queen.broker.broker import Broker
 from queen.http.protocol import Shell
 from queen.http.router import Around, Handler, Route, Router
+from queen.http.routes.cluster import ClusterRoutes
 from queen.http.routes.consume import ConsumeRoutes
 from queen.http.routes.dead_letters import DeadLetterRoutes
 from queen.http.routes.groups import GroupRoutes
@@ -68,6 +69,7 @@ class Worker:
             DeadLetterRoutes(self.broker),
             TraceRoutes(self.broker),
             self.consume,
+            ClusterRoutes(self.broker),
         ):
             routes.add_to(router)
         self.shell = Shell(router, max_body_bytes=settings.max_body_bytes)

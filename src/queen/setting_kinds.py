@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,6 +79,42 @@ def _parse_origins(text: str) -> tuple[str, ...]:
     return origins
 
 
+def _parse_peers(text: str) -> tuple[str, ...]:
+    peers = tuple(peer.strip() for peer in text.split(","))
+    for peer in peers:
+        split_host_port(peer)
+    return peers
+
+
+def split_host_port(text: str) -> tuple[str, int | None]:
+    """`host`, `host:port`, `[ipv6]:port` or a bare IPv6 address; ValueError for anything else."""
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ValueError
+        port = rest[1:]
+    elif text.count(":") > 1:
+        host, rest, port = text, "", ""
+    else:
+        host, rest, port = text.partition(":")
+    if not host or any(character.isspace() or character in "/@" for character in host):
+        raise ValueError
+    if not rest:
+        return host, None
+    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise ValueError
+    return host, int(port)
+
+
+def _parse_urls(text: str) -> tuple[str, ...]:
+    urls = tuple(url.strip().rstrip("/") for url in text.split(","))
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError
+    return urls
+
+
 def _parse_path(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
@@ -107,6 +144,18 @@ ORIGINS = Kind(
     "origins, by comma",
     "origins such as https://app.example.com, separated by commas, or *",
     _parse_origins,
+    format=",".join,
+)
+PEERS = Kind(
+    "hosts, by comma",
+    "hosts as name, name:port, [ipv6]:port, separated by commas",
+    _parse_peers,
+    format=",".join,
+)
+URLS = Kind(
+    "URLs, by comma",
+    "URLs that begin with http:// or https://, separated by commas",
+    _parse_urls,
     format=",".join,
 )
 # 2^31 - 1 is the most that PostgreSQL takes for a timeout.

@@ -23,7 +23,9 @@ from queen.setting_kinds import (
     KEYS,
     ORIGINS,
     PATH,
+    PEERS,
     TEXT,
+    URLS,
     Kind,
     choice,
     whole,
@@ -224,6 +226,41 @@ class Settings:
     eviction_interval: Annotated[int, Declared(INTERVAL_MS, "Time between runs of eviction.", "ms")] = 60000
     eviction_batch_size: Annotated[
         int, Declared(whole(1, 10**6), "Rows that one statement of eviction removes at most.")
+    ] = 1000
+
+    queen_sync_enabled: Annotated[
+        bool, Declared(FLAG, "Tell the peers named below what happens here, and hear from other hosts.")
+    ] = True
+    queen_udp_peers: Annotated[
+        tuple[str, ...],
+        Declared(PEERS, "Other hosts on the same database, to be told by UDP; this host may be among them."),
+    ] = ()
+    queen_udp_notify_port: Annotated[
+        int,
+        Declared(whole(1, 65535), "UDP port this host listens on, and that of peers without a port of their own."),
+    ] = 6633
+    queen_peers: Annotated[
+        tuple[str, ...],
+        Declared(URLS, "Other hosts on the same database, to be told by HTTP; this host may be among them."),
+    ] = ()
+    peer_notify_batch_ms: Annotated[
+        int, Declared(whole(0, 10_000), "How long events are gathered before they are sent by HTTP.", "ms")
+    ] = 10
+    queen_sync_secret: Annotated[
+        tuple[str, ...],
+        Declared(
+            KEYS,
+            "Keys that all hosts share, each 64 hexadecimal digits: the first signs what is sent, all of them verify.",
+            secret=True,
+        ),
+    ] = ()
+    queen_sync_heartbeat_ms: Annotated[int, Declared(INTERVAL_MS, "Time between signs of life to peers.", "ms")] = 1000
+    queen_sync_dead_threshold_ms: Annotated[
+        int, Declared(INTERVAL_MS, "A host that was not heard for this long counts as dead.", "ms")
+    ] = 5000
+    queen_sync_reconcile_ms: Annotated[
+        int,
+        Declared(INTERVAL_MS, "How often a worker looks for changes of queues and groups it was not told of.", "ms"),
     ] = 1000
 
     queen_encryption_key: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import socket
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ class Served:
 
     url: str
     log: Path
+    pid: int = 0
 
     def errors(self) -> str:
         """The log from its first error on; empty when there is none."""
@@ -35,14 +37,17 @@ class Served:
 
 
 @contextmanager
-def served(directory: Path, **settings: str) -> Iterator[Served]:
-    """A server with these settings and no others; it keeps everything in `directory`."""
+def served(
+    directory: Path, *, host: str = "127.0.0.1", prefix: Sequence[str] = (), **settings: str
+) -> Iterator[Served]:
+    """A server with these settings and no others; it keeps everything in `directory`. `prefix` runs the command."""
     port = _free_port()
-    command = [str(Path(sys.executable).with_name("queen")), "serve", "--port", str(port), "--host", "127.0.0.1"]
+    command = [*prefix, str(Path(sys.executable).with_name("queen")), "serve", "--port", str(port), "--host", host]
     command += ["--data-dir", str(directory / "data"), "--workers", "2"]
-    server = Served(f"http://127.0.0.1:{port}", directory / "log")
+    server = Served(f"http://{host}:{port}", directory / "log")
     with server.log.open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=_environ() | settings)
+    server = dataclasses.replace(server, pid=process.pid)
     try:
         _wait_until_healthy(process, server)
         yield server

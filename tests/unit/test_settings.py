@@ -6,6 +6,7 @@ import pytest
 
 from queen.cli.settings_table import settings_page
 from queen.errors import SettingsError
+from queen.setting_kinds import split_host_port
 from queen.settings import Settings, describe_settings
 
 KEY = "0123456789abcdef" * 4
@@ -165,3 +166,37 @@ def test_every_setting_is_described() -> None:
 def test_the_settings_page_is_up_to_date() -> None:
     page = Path(__file__).parents[2] / "docs" / "settings.md"
     assert page.read_text() == settings_page(), "run `make docs`"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("queen-b", ("queen-b", None)),
+        ("queen-b:7000", ("queen-b", 7000)),
+        ("10.0.0.1:1", ("10.0.0.1", 1)),
+        ("fd00::1", ("fd00::1", None)),
+        ("[fd00::1]", ("fd00::1", None)),
+        ("[fd00::1]:65535", ("fd00::1", 65535)),
+    ],
+)
+def test_a_peer_is_a_host_with_or_without_a_port(text: str, parts: tuple[str, int | None]) -> None:
+    assert split_host_port(text) == parts
+    settings = Settings.from_env({"QUEEN_UDP_PEERS": f"other, {text}"})
+    assert settings.queen_udp_peers == ("other", text)
+    assert Settings.from_env(settings.to_env()) == settings
+
+
+@pytest.mark.parametrize(
+    "text", [",", "a,,b", "host:", "host:0", "host:65536", "host:port", ":6633", "[fd00::1", "[fd00::1]x", "a b", "u@h"]
+)
+def test_what_is_not_a_host_is_refused_as_a_peer(text: str) -> None:
+    with pytest.raises(SettingsError, match="QUEEN_UDP_PEERS="):
+        Settings.from_env({"QUEEN_UDP_PEERS": text})
+
+
+def test_peers_over_http_are_urls() -> None:
+    settings = Settings.from_env({"QUEEN_PEERS": "http://a:6632/, https://b/queen"})
+    assert settings.queen_peers == ("http://a:6632", "https://b/queen")
+    for wrong in ("a:6632", "ftp://a", "http://", "http://a?x=1", "http://a,"):
+        with pytest.raises(SettingsError, match="QUEEN_PEERS="):
+            Settings.from_env({"QUEEN_PEERS": wrong})

@@ -12,11 +12,13 @@ import numpy as np
 from queen.broker.ack import Acker
 from queen.broker.append import Appender
 from queen.broker.catalog import Catalog, Partition
+from queen.broker.changes import ChangeReader
 from queen.broker.claims import Claimer
 from queen.broker.database_probe import DatabaseProbe
 from queen.broker.dead_letters import DeadLetters
 from queen.broker.dedup import Dedup
 from queen.broker.events import (
+    HOST_ONLY,
     Datagram,
     Event,
     EventKind,
@@ -24,6 +26,7 @@ from queen.broker.events import (
     encode_datagram,
     freed,
     held,
+    look,
     named,
     pushed,
     turn,
@@ -46,6 +49,7 @@ from queen.broker.traces import Traces
 from queen.broker.transaction import Transactions
 from queen.broker.turn import Turn
 from queen.cluster.local_bus import LocalBus
+from queen.cluster.peers import Peers, is_relayed
 from queen.settings import Settings
 from queen.storage.database import Database
 from queen.wire.envelope import Envelope
@@ -78,6 +82,7 @@ class Broker:
         self.leases = LeaseBook()
         self.bus = LocalBus(runtime_dir, worker_id, settings.num_workers, self._receive)
         self._alone = settings.num_workers == 1
+        self.peers = Peers(settings, runtime_dir, self.bus.send, self._heard)
         preparer = Preparer(self.envelope, self.ids)
         assembler = Assembler(self.dedup, preparer, dedup_window=settings.dedup_window_seconds)
         appender = Appender(assembler, self.dedup, self.cache, self._stored)
@@ -99,6 +104,15 @@ class Broker:
             default_subscription=settings.default_subscription_mode,
         )
         self.selections = Selections(self.catalog, self.popper)
+        self.changes = ChangeReader(
+            self.database,
+            self.catalog,
+            known_queues=lambda: self.popper.known_queues() | self.catalog.known_queues(),
+            queues_are=self.popper.queues_are,
+            take_in=self._take_in,
+            forget_everything=self._forget_everything,
+            interval=settings.queen_sync_reconcile_ms / 1000,
+        )
         self.acker = Acker(self.database, self.catalog, self.leases, self.envelope, self._freed)
         self.renewer = Renewer(self.database)
         self.releaser = Releaser(self.database, self.leases, self._freed)
@@ -123,14 +137,18 @@ class Broker:
     async def start(self) -> None:
         self.bus.start()
         self.popper.start()
+        self.changes.start()
+        self.peers.start()
         self.janitor.start()
 
     async def stop(self) -> None:
         """Finish what was accepted, answer parked pops, and close."""
         await self.janitor.stop()
+        await self.changes.stop()
         await self.popper.stop()
         for fusion in (self.pusher.fusion, self.acker.fusion, self.renewer.fusion, self.releaser.fusion):
             await fusion.join()
+        await self.peers.stop()
         self.bus.close()
         self.turn.close()
         await self.database_probe.stop()
@@ -142,9 +160,19 @@ class Broker:
             self._take_in(event)
         self._send(events)
 
+    async def notify(self, queue_name: str, partition_name: str | None) -> None:
+        """Somebody says that something may wait in a queue, or in one partition of it: have every pop look."""
+        queue = await self.catalog.queue(queue_name)
+        if queue is None:
+            return
+        partition = await self.catalog.partition(queue, partition_name) if partition_name else None
+        self.tell([look(queue.id) if partition is None else pushed(queue.id, partition.id, 1)])
+
     def _stored(self, stored: Sequence[tuple[Partition, int, int]], hashes: list[int]) -> None:
         for partition, _, count in stored:
             self.popper.fed(partition.queue_id, partition.id, count)
+        if self.peers.active:
+            self.peers.tell([pushed(partition.queue_id, partition.id, count) for partition, _, count in stored])
         if self._alone:
             return
         start = 0
@@ -168,20 +196,32 @@ class Broker:
         for event in events:
             self._take_in(event)
         # Where somebody waits here, the partition is taken at once: telling the others would only make them try.
-        self._send([event for event in events if not self.popper.is_awaited(event[1], event[3])])
+        takers: dict[tuple[int, int], int] = {}
+        left: list[Event] = []
+        for event in events:
+            lane = (event[1], event[3])
+            if lane not in takers:
+                takers[lane] = self.popper.awaiting(*lane, most=len(events))
+            takers[lane] -= 1
+            if takers[lane] < 0:
+                left.append(event)
+        self._send(left)
 
     def _held(self, leases: Sequence[tuple[int, int, int, float]]) -> None:
         """The others need not try for what this worker has just leased."""
         self._send([held(*lease) for lease in leases])
 
-    def _subscribed(self, group: str) -> None:
+    def _subscribed(self, group: str, change: int) -> None:
         """Others may believe that the group starts at the beginning: they are to look again."""
-        self._send([named(EventKind.GROUP_CHANGED, group)])
+        self.changes.told(change)
+        self._send([named(EventKind.GROUP_CHANGED, group, change)])
 
     def _queue_created(self, names: Sequence[str]) -> None:
         self.tell([named(EventKind.QUEUE_CHANGED, name) for name in names])
 
     def _send(self, events: Sequence[Event]) -> None:
+        if self.peers.active:
+            self.peers.tell([event for event in events if event[0] not in HOST_ONLY])
         if self._alone:
             return
         some: list[Event] = []
@@ -198,6 +238,9 @@ class Broker:
             self.bus.send(encode_datagram(Datagram(some)))
 
     def _receive(self, data: bytes) -> None:
+        if is_relayed(data):
+            self.peers.take_relayed(data)
+            return
         try:
             datagram = decode_datagram(data)
         except (msgspec.DecodeError, msgspec.ValidationError):
@@ -209,7 +252,14 @@ class Broker:
                 np.frombuffer(datagram.hashes, dtype=np.uint64),
                 [(cached(partition_id), base, count) for partition_id, base, count in datagram.spans],
             )
-        for event in datagram.events:
+        self._take_in_news(datagram.events)
+
+    def _heard(self, events: Sequence[Event]) -> None:
+        """Another host did something."""
+        self._take_in_news([event for event in events if event[0] not in HOST_ONLY])
+
+    def _take_in_news(self, events: Sequence[Event]) -> None:
+        for event in events:
             if event[0] == EventKind.QUEUE_CHANGED:
                 self.catalog.refresh_queue(event[5])
             self._take_in(event)
@@ -221,6 +271,7 @@ class Broker:
             self.janitor.nudge()
         elif kind == EventKind.GROUP_CHANGED:
             self.catalog.forget_group(name)
+            self.changes.told(event[4])
         elif kind == EventKind.PARTITION_CHANGED:
             self.cache.forget(event[2])
         elif kind == EventKind.PARTITION_GONE:
@@ -231,6 +282,12 @@ class Broker:
         elif kind == EventKind.TURN_DONE:
             self.turn.peer_done()
         self.popper.handle(event)
+
+    def _forget_everything(self) -> None:
+        """What is remembered may be out of date in ways nobody can tell."""
+        self.catalog.forget_everything()
+        self.cache.forget_everything()
+        self.popper.forget_everything()
 
 
 def _portions(stored: Sequence[tuple[Partition, int, int]]) -> Iterator[list[tuple[Partition, int, int]]]:

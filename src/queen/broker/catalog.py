@@ -85,9 +85,19 @@ class Catalog:
         self._groups: dict[str, int] = {}
         self._group_names: dict[int, str] = {}
         self._changes = 0
+        self.hits = 0
+        self.misses = 0
+
+    @property
+    def size(self) -> int:
+        """How many queues are remembered."""
+        return len(self._queues)
 
     def cached_queue(self, name: str) -> Queue | None:
-        return self._queues.get(name)
+        known = self._queues.get(name)
+        if known is not None:
+            self.hits += 1
+        return known
 
     def cached_partition_in(self, queue: Queue, name: str) -> Partition | None:
         return self._partitions.get((queue.id, name))
@@ -102,7 +112,8 @@ class Catalog:
         known = self._queues.get(name)
         if known is None:
             await self._load_queues([name])
-            known = self._queues.get(name)
+            return self._queues.get(name)
+        self.hits += 1
         return known
 
     async def queue_of(self, partition: Partition) -> Queue | None:
@@ -178,6 +189,34 @@ class Catalog:
         self._queues_by_id[queue.id] = queue
         return queue
 
+    async def stored_queues(self, names: Collection[str]) -> dict[str, Queue]:
+        """Queues as they are stored now; what is remembered stays as it is."""
+        records = await self._read_queues("queues_by_names", list(names))
+        return {record["name"]: Queue.from_record(record) for record in records}
+
+    def known_queues(self) -> set[str]:
+        """The names of the queues that are remembered."""
+        return set(self._queues)
+
+    def queue_is(self, name: str, stored: Queue | None) -> None:
+        """Correct what is remembered of a queue, if it is not what is stored."""
+        known = self._queues.get(name)
+        if known is None or known == stored:
+            return
+        if stored is None or stored.id != known.id:
+            self.forget_queue(name)
+        else:
+            self.refresh_queue(name)
+
+    def forget_everything(self) -> None:
+        self._changes += 1
+        self._queues.clear()
+        self._queues_by_id.clear()
+        self._partitions.clear()
+        self._partitions_by_id.clear()
+        self._groups.clear()
+        self._group_names.clear()
+
     def forget_queue(self, name: str) -> None:
         """Drop what is known of a queue; it is looked up again when next used."""
         self._changes += 1
@@ -215,6 +254,7 @@ class Catalog:
             self._group_names.pop(id, None)
 
     async def _load_queues(self, names: list[str]) -> None:
+        self.misses += len(names)
         for record in await self._read_queues("queues_by_names", names):
             self.remember_queue(record)
 

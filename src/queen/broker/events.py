@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from queen.cluster.packet import Event as Event
+
 
 class EventKind(StrEnum):
     PUSHED = "p"
@@ -27,10 +29,13 @@ class EventKind(StrEnum):
     TURN_DONE = "t"
     """a worker has had its turn"""
     GROUP_CHANGED = "g"
-    """(group name): its cursors were moved or removed"""
+    """(group name, number of the change): its cursors were moved or removed"""
+    LOOK = "l"
+    """(queue id): somebody says that something may be there"""
 
 
-Event = tuple[str, int, int, int, int, str]
+HOST_ONLY = frozenset({EventKind.HELD.value, EventKind.TURN_WANTED.value, EventKind.TURN_DONE.value})
+"""What other hosts are not told, and not believed. That a lease began might be heard after it has ended."""
 
 
 class Datagram(msgspec.Struct, array_like=True):
@@ -67,8 +72,13 @@ def partition_gone(queue_id: int, partition_id: int) -> Event:
     return (EventKind.PARTITION_GONE.value, queue_id, partition_id, 0, 0, "")
 
 
-def named(kind: EventKind, name: str) -> Event:
-    return (kind.value, 0, 0, 0, 0, name)
+def named(kind: EventKind, name: str, change: int = 0) -> Event:
+    """`change` is the number under which it stands in the log of changes, if it does."""
+    return (kind.value, 0, 0, 0, change, name)
+
+
+def look(queue_id: int) -> Event:
+    return (EventKind.LOOK.value, queue_id, 0, 0, 0, "")
 
 
 def turn(kind: EventKind) -> Event:

@@ -12,7 +12,8 @@ from datetime import datetime
 from typing import Any, Final, TypeAlias
 
 from queen.broker.catalog import Catalog
-from queen.broker.events import Event, EventKind, named
+from queen.broker.changes import note_group_change
+from queen.broker.events import Event
 from queen.broker.gently import gently
 from queen.broker.timeline import Moment, offsets_after
 from queen.errors import NotFound
@@ -89,7 +90,8 @@ class Groups:
             if with_subscriptions:
                 await transaction.fetch("forget_subscriptions", group_id, queue)
             (row,) = await transaction.fetch("forget_cursors", group_id, queue)
-        self._tell([named(EventKind.GROUP_CHANGED, group)])
+            change = await note_group_change(transaction, group)
+        self._tell([change])
         return int(row["partitions"])
 
     async def move_subscriptions(self, group: str, since: datetime) -> int:
@@ -97,9 +99,10 @@ class Groups:
         group_id = await self._group(group)
         if group_id is None:
             return 0
-        rows = await self._database.fetch("move_subscriptions", group_id, since)
-        if rows:
-            self._tell([named(EventKind.GROUP_CHANGED, group)])
+        async with self._database.transaction() as transaction:
+            rows = await transaction.fetch("move_subscriptions", group_id, since)
+            changes = [await note_group_change(transaction, group)] if rows else []
+        self._tell(changes)
         return len(rows)
 
     async def seek(self, group: str, queue: str, moment: datetime | None) -> int:
@@ -131,7 +134,8 @@ class Groups:
             spans = await transaction.fetch("partition_spans", [row["partition_id"] for row in held])
             targets = await _targets(transaction, spans, moment)
             await transaction.fetch("move_cursors", group_id, [span["id"] for span in spans], targets)
-        self._tell([named(EventKind.GROUP_CHANGED, group)])
+            change = await note_group_change(transaction, group)
+        self._tell([change])
         return spans
 
     async def _meet(self, group_id: int, queue_id: int, partition: str | None) -> None:

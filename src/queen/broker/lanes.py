@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from queen.broker.catalog import Queue
     from queen.broker.pop import Pop
 
 UNKNOWN = 1 << 30
@@ -35,6 +36,7 @@ class Lane:
         "held",
         "impatient",
         "plain",
+        "queue",
         "queue_id",
         "queue_name",
         "ready",
@@ -52,6 +54,8 @@ class Lane:
     )
 
     def __init__(self, queue_id: int, queue_name: str, group_id: int, group_name: str) -> None:
+        # The queue with the options it had when the lane was made.
+        self.queue: Queue | None = None
         self.queue_id = queue_id
         self.queue_name = queue_name
         self.group_id = group_id

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from queen.broker.catalog import QUEUE_MODE, Catalog
+from queen.broker.changes import note_partition_change
 from queen.broker.cursors import bury
-from queen.broker.events import Event, partition_changed
+from queen.broker.events import Event
 from queen.broker.locate import UnreadableSegment
 from queen.broker.message_finder import FoundMessage, MessageFinder
 from queen.broker.redrive import Copy, Redriver
@@ -45,14 +46,16 @@ class Messages:
         found = await self._finder.find(self._database, partition_id, transaction_id)
         offsets = {letter["message_offset"] for letter in found.letters} or {found.offset}
         rewritten = False
+        changes: list[Event] = []
         async with self._database.transaction() as transaction:
             for offset in sorted(offsets):
                 rewritten |= await self._take_out(transaction, found, offset)
             rows = await transaction.fetch("delete_dead_letters_at", found.partition.id, list(offsets))
             await transaction.fetch("delete_traces_of", found.partition.id, list(offsets))
-        if rewritten:
-            self._tell([partition_changed(found.partition.queue_id, found.partition.id)])
-        elif not rows:
+            if rewritten:
+                changes.append(await note_partition_change(transaction, found.partition.queue_id, found.partition.id))
+        self._tell(changes)
+        if not rewritten and not rows:
             raise NotFound("Message not found")
         return _answer(found) | {"message": "Message deleted successfully"}
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 import asyncpg
@@ -40,7 +41,7 @@ class Popper:
         catalog: Catalog,
         claimer: Claimer,
         drain_bus: Callable[[], None],
-        on_subscribed: Callable[[str], None],
+        on_subscribed: Callable[[str, int], None],
         on_held: OnHeld,
         *,
         safety_poll: float,
@@ -138,6 +139,11 @@ class Popper:
             for lane in self._by_queue.get(queue_id, ()):
                 for pop in lane.lose(partition_id):
                     self._spawn(self._enter(pop))
+        elif kind == EventKind.LOOK:
+            for lane in self._by_queue.get(queue_id, ()):
+                if lane.parked and not lane.scanning:
+                    lane.scanning = True
+                    self._spawn(self._look(lane))
         elif kind == EventKind.QUEUE_CHANGED:
             # How long its partitions are held depends on its options, and it may be another one than before.
             self._drop_lanes(lambda lane: lane.queue_name == name)
@@ -147,12 +153,30 @@ class Popper:
         elif kind == EventKind.GROUP_CHANGED:
             self._drop_lanes(lambda lane: lane.group_name == name)
 
-    def is_awaited(self, queue_id: int, group_id: int) -> bool:
-        """Whether pops of a group wait for a queue here."""
-        return any(
-            lane.group_id == group_id and any(not pop.done for pop in lane.waiting)
+    def known_queues(self) -> set[str]:
+        """The names of the queues that pops have asked for."""
+        return {lane.queue_name for lane in self._lanes.values()} | self._homeless.keys()
+
+    def queues_are(self, stored: Mapping[str, Queue | None]) -> None:
+        """Forget lanes that were made for a queue as it is not any more; who waits for one finds it now."""
+        self._drop_lanes(lambda lane: lane.queue_name in stored and lane.queue != stored[lane.queue_name])
+        for name, queue in stored.items():
+            if queue is not None:
+                self._find_homes(name)
+
+    def forget_everything(self) -> None:
+        self._drop_lanes(lambda lane: True)
+
+    def awaiting(self, queue_id: int, group_id: int, most: int) -> int:
+        """How many pops of a group wait for a queue here, counted up to `most`."""
+        waiting = (
+            pop
             for lane in self._by_queue.get(queue_id, ())
+            if lane.group_id == group_id
+            for pop in lane.waiting
+            if not pop.done
         )
+        return sum(1 for _ in itertools.islice(waiting, most))
 
     def fed(self, queue_id: int, partition_id: int, count: int) -> None:
         """Messages were added to a partition."""
@@ -223,6 +247,7 @@ class Popper:
             lane = self._lanes.get((queue_name, pop.group))
             if lane is None:
                 lane = self._lanes[queue_name, pop.group] = Lane(queue.id, queue_name, group_id, pop.group)
+                lane.queue = queue
                 self._by_queue.setdefault(queue.id, []).append(lane)
             lane.since, lane.plain = since, plain
             lane.subscribed.add(partition)
@@ -434,9 +459,7 @@ class Popper:
                 lane.sweep()
                 if lane.parked and not lane.scanning:
                     lane.scanning = True
-                    await self._scan(lane)
-                    if lane.unresolved:
-                        await self._resolve_partitions(lane)
+                    await self._look(lane)
                 elif not lane.parked and not lane.claiming and now - lane.used_at > _IDLE_LANE_SECONDS:
                     del self._lanes[key]
                     self._by_queue[lane.queue_id].remove(lane)
@@ -445,6 +468,12 @@ class Popper:
                     self._homeless.pop(name, None)
                 elif await self._queue_appeared(name):
                     self._find_homes(name)
+
+    async def _look(self, lane: Lane) -> None:
+        """Find out what a lane has that nobody told of."""
+        await self._scan(lane)
+        if lane.unresolved:
+            await self._resolve_partitions(lane)
 
     async def _queue_appeared(self, name: str) -> Queue | None:
         try:

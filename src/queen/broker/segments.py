@@ -102,6 +102,12 @@ class SegmentCache:
         if run is not None:
             self._nbytes -= run.nbytes
 
+    def forget_everything(self) -> None:
+        self.version += 1
+        self._behind.clear()
+        self._runs.clear()
+        self._nbytes = 0
+
     def _shrink(self) -> None:
         """Take from the partition that was not used for longest: its oldest segment first."""
         partition_id, run = next(iter(self._runs.items()))

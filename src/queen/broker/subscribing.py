@@ -11,9 +11,9 @@ from queen.storage.database import Fetcher
 
 
 class Subscriptions:
-    """Records subscriptions; `on_subscribed` is told the group of each new one."""
+    """Records subscriptions; `on_subscribed` is told the group of each new one, and the number of the change."""
 
-    def __init__(self, database: Fetcher, on_subscribed: Callable[[str], None], default_mode: str) -> None:
+    def __init__(self, database: Fetcher, on_subscribed: Callable[[str, int], None], default_mode: str) -> None:
         self._database = database
         self._on_subscribed = on_subscribed
         self._default_mode = default_mode
@@ -33,8 +33,9 @@ class Subscriptions:
         wanted = since is not None or mode in ("new", "new-only", "now")
         if wanted and not any(row["partition_name"] in ("", partition) for row in rows):
             kind = "new" if since is None else "timestamp"
-            await self._database.fetch("subscribe", group_id, queue_name, partition, kind, since)
+            made = await self._database.fetch("subscribe", group_id, queue_name, partition, kind, since)
             rows = await self._database.fetch("subscription", group_id, queue_name)
-            self._on_subscribed(pop.group)
+            if made:
+                self._on_subscribed(pop.group, made[0]["xid"])
         whole = [row["since"] for row in rows if row["partition_name"] == ""]
         return whole[0] if whole else None, not rows

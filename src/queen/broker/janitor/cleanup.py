@@ -17,7 +17,6 @@ Tell: TypeAlias = Callable[[Sequence[Event]], None]
 _PAGE = 1000
 _PAGES_PER_RUN = 10
 _STEPS_PER_RUN = 100
-_HISTORY_DAYS = 90
 
 
 class DroppedPartitions:
@@ -89,11 +88,13 @@ class Rounds:
             log.info("removed %d partitions that were empty and unused for %d days", len(gone), self._days)
 
 
-class OldHistory:
-    """Removes records of what retention and eviction did, after 90 days."""
+class OldRows:
+    """Removes rows that have reached an age, by a statement that takes it and the most rows to remove at once."""
 
-    def __init__(self, batch: int) -> None:
+    def __init__(self, statement: str, age: float, batch: int) -> None:
+        self._statement = statement
+        self._age = age
         self._batch = batch
 
     async def run(self, session: Session) -> bool:
-        return len(await session.fetch("remove_old_history", _HISTORY_DAYS, self._batch)) == self._batch
+        return len(await session.fetch(self._statement, self._age, self._batch)) == self._batch

@@ -18,8 +18,16 @@ _LOCK = 0x5175_6565_6E01
 _POLL_SECONDS = 1.0
 _LONGEST_STEP_SECONDS = 60.0
 _CLOSE_SECONDS = 2.0
+_PING_SECONDS = 1.0
+_SILENT_SECONDS = 4.0
+_POLLS_PER_CHECK = 2
 # PostgreSQL notices within seconds that the host of a session is gone, and frees its lock.
-_KEEPALIVE = {"tcp_keepalives_idle": "2", "tcp_keepalives_interval": "1", "tcp_keepalives_count": "3"}
+_KEEPALIVE = {
+    "tcp_keepalives_idle": "2",
+    "tcp_keepalives_interval": "1",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": str(int(_SILENT_SECONDS * 1000)),
+}
 
 
 class Session:
@@ -39,14 +47,20 @@ class Session:
     async def open(cls, database: Database) -> Session:
         return cls(database, await database.connect(**_KEEPALIVE))
 
-    async def fetch(self, name: str, *args: Any) -> list[Record]:
+    async def fetch(self, name: str, *args: Any, patience: float = _LONGEST_STEP_SECONDS) -> list[Record]:
         """Run a named statement. Raises `DatabaseAway` when the connection is lost, and with it the lock."""
         async with self._free:
             try:
-                return await self._connection.fetch(self._statements[name], *args, timeout=_LONGEST_STEP_SECONDS)
+                return await self._connection.fetch(self._statements[name], *args, timeout=patience)
             except AWAY_ERRORS as error:
                 self.lost.set()
                 raise DatabaseAway(f"PostgreSQL is not reachable: {error or type(error).__name__}") from error
+
+    async def keep_alive(self) -> None:
+        """Let PostgreSQL hear of this session until it is lost: others end a session that holds the lock in silence."""
+        while True:
+            await self.fetch("ping", patience=_SILENT_SECONDS)
+            await asyncio.sleep(_PING_SECONDS)
 
     async def close(self) -> None:
         self._connection.remove_termination_listener(self._terminated)
@@ -75,23 +89,32 @@ class Election:
 
     async def win(self) -> Session:
         """Wait until this process is the elected one; the session it returns is its mandate."""
+        attempts = 0
         while True:
-            session = await self._stand()
+            attempts += 1
+            session = await self._stand(check=attempts % _POLLS_PER_CHECK == 0)
             if session is not None:
                 return session
             # Out of step with the others, so that they do not ask all at once.
             await asyncio.sleep(_POLL_SECONDS * random.uniform(0.75, 1.25))
 
-    async def _stand(self) -> Session | None:
+    async def _stand(self, *, check: bool) -> Session | None:
         """Asking costs no connection of its own: one is opened when the lock seems to be free."""
         try:
             (row,) = await self._database.fetch("janitor_vacant", _LOCK)
             if not row["vacant"]:
+                if check:
+                    await self._end_silent_holder()
                 return None
             return await self._take(await Session.open(self._database))
         except (DatabaseAway, asyncpg.PostgresError) as error:
             log.debug("the lock of the background jobs cannot be asked for: %s", error)
             return None
+
+    async def _end_silent_holder(self) -> None:
+        """A process that was paused, or whose connection goes nowhere, would keep the lock for ever."""
+        if await self._database.fetch("end_silent_janitor", _LOCK, _SILENT_SECONDS):
+            log.warning("the session that held the lock of the background jobs was silent for too long, and was ended")
 
     async def _take(self, session: Session) -> Session | None:
         try:

@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from queen.broker.janitor.cleanup import DroppedPartitions, OldHistory, Rounds, Tell
+from queen.broker.changes import KEPT_SECONDS
+from queen.broker.janitor.cleanup import DroppedPartitions, OldRows, Rounds, Tell
 from queen.broker.janitor.election import Election, Session
 from queen.broker.janitor.eviction import Eviction
 from queen.broker.janitor.job import Job
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 _DROPPED_INTERVAL = 60.0
 _REWRITE_INTERVAL = 5.0
+_CHANGES_INTERVAL = 60.0
+_HISTORY_DAYS = 90
 _BETWEEN_PIECES = 0.05
 _BETWEEN_TERMS = 1.0
 
@@ -32,7 +35,8 @@ def cleaning_jobs(settings: Settings, tell: Tell) -> list[Job]:
         Job("retention", retention_seconds, Retention(batch).run),
         Job("eviction", settings.eviction_interval / 1000, Eviction(settings.eviction_batch_size).run),
         Job("rounds", retention_seconds, Rounds(batch, settings.partition_cleanup_days, tell).run),
-        Job("old history", retention_seconds, OldHistory(batch).run),
+        Job("old history", retention_seconds, OldRows("remove_old_history", _HISTORY_DAYS, batch).run),
+        Job("old changes", _CHANGES_INTERVAL, OldRows("remove_old_changes", KEPT_SECONDS, batch).run),
         # After the job that drops partitions, so that one round of all jobs leaves nothing behind.
         Job("dropped partitions", _DROPPED_INTERVAL, DroppedPartitions(batch).run, prompt=True),
     ]
@@ -95,6 +99,7 @@ class Janitor:
         loop = asyncio.get_running_loop()
         lost = loop.create_task(session.lost.wait())
         jobs = [loop.create_task(self._repeat(job, session)) for job in self._wake_ups]
+        jobs.append(loop.create_task(session.keep_alive()))
         try:
             await asyncio.wait([lost, *jobs], return_when=asyncio.FIRST_COMPLETED)
         finally:

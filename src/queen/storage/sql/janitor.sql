@@ -8,6 +8,16 @@ SELECT pg_try_advisory_xact_lock($1) AS vacant;
 -- Take the lock of the background jobs, for as long as this session lasts.
 SELECT pg_try_advisory_lock($1) AS taken;
 
+-- name: end_silent_janitor
+-- End the session that holds the lock of the background jobs, if PostgreSQL has been waiting for it to speak for some
+-- seconds. It says something every second, so whoever is behind it is paused or cannot be reached.
+SELECT pg_terminate_backend(a.pid)
+FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND l.classid::bigint = $1::bigint >> 32 AND l.objid::bigint = $1::bigint & 4294967295
+    AND a.wait_event = 'ClientRead' AND a.state_change < clock_timestamp() - make_interval(secs => $2::float8);
+
 -- name: queues_with_retention
 -- The queues whose messages are removed by age.
 SELECT id, name, retention_seconds, completed_retention_seconds FROM queen.queues
@@ -210,7 +220,9 @@ FROM (SELECT id FROM queen.partitions WHERE id > $1 ORDER BY id LIMIT $2) p;
 -- name: remove_partition
 -- Delete an empty partition with what hangs on it, unless it was pushed to meanwhile: a push moves its next offset.
 WITH gone AS (
-    DELETE FROM queen.partitions WHERE id = $1 AND next_offset = $2 RETURNING id
+    DELETE FROM queen.partitions WHERE id = $1 AND next_offset = $2 RETURNING id, queue_id
+), noted AS (
+    INSERT INTO queen.changes (kind, queue_id, partition_id) SELECT 'x', queue_id, id FROM gone
 ), cursors AS (
     DELETE FROM queen.cursors c USING gone g WHERE c.partition_id = g.id
 ), traces AS (

@@ -190,7 +190,12 @@ FROM (
 SELECT partition_name, mode, since FROM queen.subscriptions WHERE group_id = $1 AND queue_name = $2;
 
 -- name: subscribe
--- Record a subscription, unless the group has one already; `now` when no time is given.
-INSERT INTO queen.subscriptions (group_id, queue_name, partition_name, mode, since)
-VALUES ($1, $2, $3, $4, coalesce($5, clock_timestamp()))
-ON CONFLICT (group_id, queue_name, partition_name) DO NOTHING;
+-- Record a subscription, unless the group has one already; `now` when no time is given. Returns the number of the change.
+WITH made AS (
+    INSERT INTO queen.subscriptions (group_id, queue_name, partition_name, mode, since)
+    VALUES ($1, $2, $3, $4, coalesce($5, clock_timestamp()))
+    ON CONFLICT (group_id, queue_name, partition_name) DO NOTHING
+    RETURNING group_id
+)
+INSERT INTO queen.changes (kind, name)
+SELECT 'g', g.name FROM made m JOIN queen.groups g ON g.id = m.group_id RETURNING xid;

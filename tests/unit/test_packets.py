@@ -1,0 +1,172 @@
+"""Packets between hosts: what is sent arrives as it was, and nothing else gets in."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from queen.cluster.gate import FRESH_SECONDS, Gate
+from queen.cluster.identity import boot_number
+from queen.cluster.members import Members, Tracked
+from queen.cluster.packet import Event, Heartbeat, Packet
+from queen.cluster.replay import ReplayGuard
+from queen.cluster.seal import Refusal, Refused, Sealer, plain_frame
+from queen.cluster.udp import DATAGRAM_BYTES
+from queen.cluster.writer import PacketWriter
+
+KEY, OTHER = b"k" * 32, b"o" * 32
+numbers = st.integers(0, 2**63 - 1)
+events = st.tuples(st.text(max_size=2), numbers, numbers, numbers, numbers, st.text(max_size=300))
+
+
+def refusal(gate: Gate, frame: bytes) -> Refusal | None:
+    try:
+        gate.admit(frame)
+    except Refused as refused:
+        return refused.reason
+    return None
+
+
+@given(st.lists(events, max_size=200), st.sampled_from([(), (KEY,)]))
+def test_events_arrive_as_they_were_sent(sent: list[Event], keys: tuple[bytes, ...]) -> None:
+    frames = list(PacketWriter(7, Sealer(keys)).events(sent, DATAGRAM_BYTES))
+    gate = Gate(Sealer(keys))
+    arrived: list[Event] = []
+    for frame, count in frames:
+        packet, _ = gate.admit(frame)
+        assert packet.boot == 7
+        assert len(packet.events) == count
+        assert len(frame) <= DATAGRAM_BYTES or count == 1
+        arrived += packet.events
+    assert arrived == sent
+
+
+@given(st.binary(max_size=300), st.sampled_from([(), (KEY,)]))
+def test_any_bytes_are_refused_or_are_a_packet(data: bytes, keys: tuple[bytes, ...]) -> None:
+    for frame in (data, plain_frame(data), Sealer((KEY,)).seal(data)):
+        assert refusal(Gate(Sealer(keys)), frame) in (None, *Refusal)
+
+
+@given(st.data())
+def test_a_packet_that_was_damaged_is_refused(data: st.DataObject) -> None:
+    writer = PacketWriter(7, Sealer((KEY,)))
+    ((frame, _),) = writer.events([("p", 1, 2, 3, 4, "name")], DATAGRAM_BYTES)
+    place = data.draw(st.integers(0, len(frame) - 1))
+    flipped = data.draw(st.integers(1, 255))
+    damaged = frame[:place] + bytes([frame[place] ^ flipped]) + frame[place + 1 :]
+    assert refusal(Gate(Sealer((KEY,))), damaged) is not None
+    assert refusal(Gate(Sealer((KEY,))), frame[:place]) is not None
+    assert refusal(Gate(Sealer((KEY,))), frame) is None
+
+
+@pytest.mark.parametrize("numbers", [(-1, 0), (0, 2**63), (0, 2**64 - 1)])
+def test_numbers_that_the_database_could_not_take_are_malformed(numbers: tuple[int, int]) -> None:
+    ((frame, _),) = PacketWriter(7, Sealer(())).events([("p", 1, *numbers, 1, "")], DATAGRAM_BYTES)
+    assert refusal(Gate(Sealer(())), frame) is Refusal.MALFORMED
+
+
+def test_with_a_secret_only_the_right_signature_gets_in() -> None:
+    gate = Gate(Sealer((KEY,)))
+    heartbeat = Heartbeat("a:1", "b:2")
+    assert refusal(gate, PacketWriter(7, Sealer(())).heartbeat(heartbeat)) is Refusal.UNSIGNED
+    assert refusal(gate, PacketWriter(7, Sealer((OTHER,))).heartbeat(heartbeat)) is Refusal.FORGED
+    assert refusal(gate, PacketWriter(7, Sealer((KEY, OTHER))).heartbeat(heartbeat)) is None
+
+
+def test_a_secret_can_be_changed_without_a_moment_of_deafness() -> None:
+    heartbeat = Heartbeat("a:1", "b:2")
+    changing = Gate(Sealer((OTHER, KEY)))
+    assert refusal(changing, PacketWriter(7, Sealer((KEY,))).heartbeat(heartbeat)) is None
+    assert refusal(changing, PacketWriter(7, Sealer((OTHER,))).heartbeat(heartbeat)) is None
+    assert refusal(Gate(Sealer(())), PacketWriter(7, Sealer((KEY,))).heartbeat(heartbeat)) is None
+
+
+def test_a_packet_gets_in_once() -> None:
+    gate, writer = Gate(Sealer((KEY,))), PacketWriter(7, Sealer((KEY,)))
+    frames = [writer.heartbeat(Heartbeat("a:1", "b:2")) for _ in range(5)]
+    assert [refusal(gate, frame) for frame in reversed(frames)] == [None] * 5
+    assert [refusal(gate, frame) for frame in frames] == [Refusal.REPLAYED] * 5
+
+
+def test_what_another_worker_has_admitted_does_not_get_in_again() -> None:
+    gate, colleague = Gate(Sealer((KEY,))), Gate(Sealer((KEY,)))
+    frame = PacketWriter(7, Sealer((KEY,))).heartbeat(Heartbeat("a:1", "b:2"))
+    packet, _ = colleague.admit(frame)
+    gate.note(packet)
+    assert refusal(gate, frame) is Refusal.REPLAYED
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_packet_of_another_time_is_stale(hours: int) -> None:
+    frame = PacketWriter(7, Sealer((KEY,))).heartbeat(Heartbeat("a:1", "b:2"))
+    assert refusal(Gate(Sealer((KEY,)), lambda: time.time() + hours * 3600), frame) is Refusal.STALE
+    assert refusal(Gate(Sealer((KEY,)), lambda: time.time() + FRESH_SECONDS / 2), frame) is None
+
+
+@given(st.lists(st.integers(0, 3000), max_size=100))
+def test_a_sequence_number_is_admitted_at_most_once_and_in_order_always(sequences: list[int]) -> None:
+    guard = ReplayGuard()
+    newest, admitted = -1, set()
+    for sequence in sequences:
+        taken = guard.admit(1, sequence)
+        if sequence > newest:
+            assert taken
+            newest = sequence
+        assert not (taken and sequence in admitted)
+        assert taken or sequence in admitted or newest - sequence >= 1024
+        admitted.add(sequence)
+
+
+def test_senders_do_not_get_in_each_others_way() -> None:
+    guard = ReplayGuard()
+    assert all(guard.admit(sender, 1) for sender in range(10_000))
+    assert not guard.admit(9_999, 1)
+
+
+def heartbeat(boot: int, name: str, *, leaving: bool = False) -> Packet:
+    return Packet(boot, 1, 1, 1, [], Heartbeat(name, "there", leaving))
+
+
+def test_a_silent_host_is_dead_and_alive_again_when_it_is_heard() -> None:
+    members = Members(dead_after=5)
+    members.heard(heartbeat(1, "a"), 0)
+    members.heard(heartbeat(2, "b"), 4)
+    assert members.count(5.5) == Tracked(2, 1, 1)
+    members.heard(Packet(1, 1, 2, 1, []), 6)
+    assert members.count(6) == Tracked(2, 2, 0)
+    assert (members.heartbeats, members.restarts) == (2, 0)
+    assert members.count(2000) == Tracked(0, 0, 0)
+
+
+def test_a_host_that_comes_back_under_its_name_was_restarted() -> None:
+    members = Members(dead_after=5)
+    members.heard(heartbeat(1, "a"), 0)
+    members.heard(heartbeat(2, "a"), 3)
+    assert (members.count(4), members.restarts) == (Tracked(2, 2, 0), 0)
+    assert (members.count(6), members.restarts) == (Tracked(1, 1, 0), 1)
+
+
+def test_a_host_that_says_good_bye_is_dead_at_once() -> None:
+    members = Members(dead_after=5)
+    members.heard(heartbeat(1, "a"), 0)
+    members.heard(heartbeat(1, "a", leaving=True), 1)
+    assert members.count(1) == Tracked(1, 0, 1)
+    members.heard(heartbeat(2, "a"), 1.1)
+    assert (members.count(1.2), members.restarts) == (Tracked(1, 1, 0), 1)
+
+
+def test_two_hosts_that_chose_the_same_name_are_two() -> None:
+    members = Members(dead_after=5)
+    for second in range(20):
+        members.heard(heartbeat(1, "localhost"), second)
+        members.heard(heartbeat(2, "localhost"), second)
+    assert (members.count(20), members.restarts) == (Tracked(2, 2, 0), 0)
+
+
+def test_the_workers_of_a_host_have_one_number(tmp_path: Path) -> None:
+    assert boot_number(tmp_path) == boot_number(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["boot"]
