@@ -127,7 +127,7 @@ def _types(described: Iterable[tuple[Route, Operation]]) -> list[Any]:
     for _, operation in described:
         found += [kind for kind in operation.answers.values() if kind is not None and not isinstance(kind, Media)]
         found += [parameter.type for parameter in operation.parameters]
-        if operation.body is not None:
+        if operation.body is not None and not isinstance(operation.body, Media):
             found.append(operation.body)
     # By identity: equal types may differ in what they say of themselves.
     return list({id(kind): kind for kind in found}.values())
@@ -156,10 +156,11 @@ def _operation(route: Route, operation: Operation, schemas: _Schemas) -> dict[st
         "responses": _responses(route, operation, schemas),
     }
     if operation.body is not None:
-        content = {"schema": schemas.of(operation.body)}
+        media = operation.body.media_type if isinstance(operation.body, Media) else _JSON
+        content = {"schema": {} if isinstance(operation.body, Media) else schemas.of(operation.body)}
         if operation.body_example is not None:
             content["example"] = operation.body_example
-        made["requestBody"] = {"required": operation.body_required, "content": {_JSON: content}}
+        made["requestBody"] = {"required": operation.body_required, "content": {media: content}}
     return made
 
 

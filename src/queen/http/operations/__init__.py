@@ -10,6 +10,7 @@ from typing import Final
 
 from queen.http.openapi.operation import Operation
 from queen.http.operations import (
+    cluster,
     consume,
     dead_letters,
     documentation,
@@ -21,7 +22,7 @@ from queen.http.operations import (
     traces,
 )
 
-_TABLES: Final = (messaging, consume, queues, groups, messages, dead_letters, traces, health, documentation)
+_TABLES: Final = (messaging, consume, queues, groups, messages, dead_letters, traces, cluster, health, documentation)
 
 TAGS: Final[Mapping[str, str]] = {
     "Messaging": "Storing messages, taking them, and saying what became of them.",

@@ -11,8 +11,8 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "GET /ws/v1/consume": Operation(
         id="consume",
         summary="Consume over a WebSocket",
-        description="Switches to the WebSocket protocol `queen.v1`: subscribe, receive batches as they arrive, ack, nack "
-        "and renew on one connection. A browser, which cannot set headers, offers its token as the subprotocol "
+        description="Switches to the WebSocket protocol `queen.v1`: subscribe, receive batches as they arrive, ack, "
+        "nack and renew on one connection. A browser, which cannot set headers, offers its token as the subprotocol "
         "`bearer.<token>` or in `?token=`. The page on WebSockets describes the messages.",
         tag="Messaging",
         parameters=(Parameter("token", "A bearer token, for clients that can set no header."),),
