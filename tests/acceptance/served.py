@@ -42,7 +42,9 @@ def served(directory: Path, **settings: str) -> Iterator[Served]:
     command += ["--data-dir", str(directory / "data"), "--workers", "2"]
     server = Served(f"http://127.0.0.1:{port}", directory / "log")
     with server.log.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=_environ() | settings)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=_environ() | {"STATS_CACHE_MS": "0"} | settings
+        )
     try:
         _wait_until_healthy(process, server)
         yield server

@@ -44,6 +44,7 @@ from queen.broker.traces import Traces
 from queen.broker.transaction import Transactions
 from queen.broker.turn import Turn
 from queen.cluster.local_bus import LocalBus
+from queen.metrics.meter import Meter
 from queen.settings import Settings
 from queen.storage.database import Database
 from queen.wire.envelope import Envelope
@@ -56,9 +57,10 @@ _MOST_HASHES = 4000
 class Broker:
     """Everything a worker does with queues. Parts are public: routes call the one they need."""
 
-    def __init__(self, settings: Settings, dsn: str, worker_id: int, runtime_dir: Path) -> None:
+    def __init__(self, settings: Settings, dsn: str, worker_id: int, runtime_dir: Path, meter: Meter) -> None:
         self.settings = settings
         self.worker_id = worker_id
+        self.meter = meter
         self.database = Database(
             dsn,
             pool_size=settings.db_pool_size,
@@ -70,7 +72,7 @@ class Broker:
         self.envelope = Envelope([bytes.fromhex(key) for key in settings.queen_encryption_key])
         self.ids = IdSource()
         self.cache = SegmentCache(settings.segment_cache_mb << 20)
-        self.catalog = Catalog(self.database, on_created=self._queue_created)
+        self.catalog = Catalog(self.database, on_created=self._queue_created, on_partitions=meter.partitions_made)
         self.dedup = Dedup(self.envelope, settings.dedup_memory_mb << 20)
         self.leases = LeaseBook()
         self.bus = LocalBus(runtime_dir, worker_id, settings.num_workers, self._receive)
@@ -83,8 +85,10 @@ class Broker:
             wanted=lambda: self._send([turn(EventKind.TURN_WANTED)]),
             passed_on=lambda: self._send([turn(EventKind.TURN_DONE)]),
         )
-        self.pusher = Pusher(self.database, self.catalog, preparer, appender, self.ids, self.turn, self.bus.drain)
-        self.claimer = Claimer(self.database, self.catalog, self.cache, self.leases, self.envelope, self.ids)
+        self.pusher = Pusher(
+            self.database, self.catalog, preparer, appender, self.ids, self.turn, self.bus.drain, meter
+        )
+        self.claimer = Claimer(self.database, self.catalog, self.cache, self.leases, self.envelope, self.ids, meter)
         self.popper = Popper(
             self.database,
             self.catalog,
@@ -92,14 +96,15 @@ class Broker:
             self.bus.drain,
             self._subscribed,
             self._held,
+            meter,
             safety_poll=settings.pop_safety_poll_ms / 1000,
             default_subscription=settings.default_subscription_mode,
         )
         self.selections = Selections(self.catalog, self.popper)
-        self.acker = Acker(self.database, self.catalog, self.leases, self.envelope, self._freed)
+        self.acker = Acker(self.database, self.catalog, self.leases, self.envelope, self._freed, meter)
         self.renewer = Renewer(self.database)
         self.transactions = Transactions(
-            self.database, self.catalog, self.pusher, self.leases, self.envelope, self.ids, self._freed
+            self.database, self.catalog, self.pusher, self.leases, self.envelope, self.ids, self._freed, meter
         )
         redriver = Redriver(
             self.database,
@@ -134,11 +139,19 @@ class Broker:
     def tell(self, events: Sequence[Event]) -> None:
         """Let this and every other worker know."""
         for event in events:
+            if event[0] == EventKind.PARTITION_GONE:
+                self._count_gone(event[1])
             self._take_in(event)
         self._send(events)
 
+    def _count_gone(self, queue_id: int) -> None:
+        queue = self.catalog.cached_queue_by_id(queue_id)
+        if queue is not None:
+            self.meter.partitions_removed(queue.name, 1)
+
     def _stored(self, stored: Sequence[tuple[Partition, int, int]], hashes: list[int]) -> None:
         for partition, _, count in stored:
+            self.meter.stored(partition.queue_name, count)
             self.popper.fed(partition.queue_id, partition.id, count)
         if self._alone:
             return

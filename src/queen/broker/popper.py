@@ -19,6 +19,7 @@ from queen.broker.pop import Pop, PopOptions
 from queen.broker.scans import SCAN_PAGE, scan_lane
 from queen.broker.subscribing import Subscriptions
 from queen.errors import DatabaseAway, QueenError
+from queen.metrics.meter import Meter
 from queen.storage.database import Database
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Popper:
         drain_bus: Callable[[], None],
         on_subscribed: Callable[[str], None],
         on_held: OnHeld,
+        meter: Meter,
         *,
         safety_poll: float,
         default_subscription: str = "",
@@ -51,6 +53,7 @@ class Popper:
         self._claimer = claimer
         self._drain_bus = drain_bus
         self._on_held = on_held
+        self._meter = meter
         self._matcher = Matcher(claimer.lease_id)
         self._subscriptions = Subscriptions(database, on_subscribed, default_subscription)
         self._safety_poll = safety_poll
@@ -87,6 +90,19 @@ class Popper:
     def parked(self) -> int:
         return sum(lane.parked for lane in self._lanes.values()) + sum(map(len, self._homeless.values()))
 
+    def parked_by_queue(self) -> dict[str, int]:
+        """How many pops wait for each queue, as long as their clients do."""
+        found: dict[str, int] = {}
+        for lane in self._lanes.values():
+            waiting = sum(1 for pop in lane.all_parked() if pop.options.wait and not pop.done)
+            if waiting:
+                found[lane.queue_name] = found.get(lane.queue_name, 0) + waiting
+        for name, pops in self._homeless.items():
+            waiting = sum(1 for pop in pops if not pop.done)
+            if waiting:
+                found[name] = found.get(name, 0) + waiting
+        return found
+
     def pop(
         self,
         queue_names: tuple[str, ...],
@@ -100,7 +116,8 @@ class Popper:
         The future gives what `render` makes of the JSON that answers it, or of None when there is nothing.
         """
         loop = asyncio.get_running_loop()
-        pop = Pop(queue_names, partition_name, group, options, render, loop.create_future())
+        pop = Pop(queue_names, partition_name, group, options, render, loop.create_future(), self._meter)
+        self._meter.pop_requested(queue_names)
         if options.wait:
             pop.timer = loop.call_later(options.timeout, pop.expire)
         lane = self._lanes.get((queue_names[0], group)) if len(queue_names) == 1 else None

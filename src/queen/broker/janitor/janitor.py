@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from queen.broker.janitor.cleanup import DroppedPartitions, OldHistory, Rounds, Tell
+from queen.broker.janitor.cleanup import DroppedPartitions, OldHistory, OldMetrics, Rounds, Tell
 from queen.broker.janitor.election import Election, Session
 from queen.broker.janitor.eviction import Eviction
 from queen.broker.janitor.job import Job
@@ -31,6 +31,7 @@ def cleaning_jobs(settings: Settings, tell: Tell) -> list[Job]:
         Job("eviction", settings.eviction_interval / 1000, Eviction(settings.eviction_batch_size).run),
         Job("rounds", retention_seconds, Rounds(batch, settings.partition_cleanup_days, tell).run),
         Job("old history", retention_seconds, OldHistory(batch).run),
+        Job("old metrics", retention_seconds, OldMetrics(batch, settings.metrics_retention_days).run),
         # After the job that drops partitions, so that one round of all jobs leaves nothing behind.
         Job("dropped partitions", _DROPPED_INTERVAL, DroppedPartitions(batch).run, prompt=True),
     ]
