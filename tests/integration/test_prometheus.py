@@ -233,8 +233,8 @@ async def test_the_cluster_is_all_hosts(start_server: StartServer, tmp_path: Pat
     here = await start_server()
     await here.push("shop", 1, 2)
     assert here.worker is not None
-    there = Worker(here.worker.settings, 0, tmp_path / "there", port=0)
     (tmp_path / "there").mkdir()
+    there = Worker(here.worker.settings, 0, tmp_path / "there", port=0)
     await there.start()
     other = Api(f"http://127.0.0.1:{there.port}", there)
     await other.push("shop", 3)

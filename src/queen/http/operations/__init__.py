@@ -10,6 +10,7 @@ from typing import Final
 
 from queen.http.openapi.operation import Operation
 from queen.http.operations import (
+    analytics,
     cluster,
     consume,
     dead_letters,
@@ -18,6 +19,7 @@ from queen.http.operations import (
     health,
     messages,
     messaging,
+    metrics,
     queues,
     status,
     traces,
@@ -32,6 +34,8 @@ _TABLES: Final = (
     dead_letters,
     traces,
     status,
+    analytics,
+    metrics,
     cluster,
     health,
     documentation,

@@ -1,18 +1,15 @@
-"""Descriptions of status, analytics and metrics."""
+"""Descriptions of the views of how it goes: the whole, and queues."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
-
-from msgspec import Meta
+from typing import Final, Literal
 
 from queen.http.openapi.operation import (
     DATABASE,
     FOUND,
     Answer,
     Count,
-    Media,
     Name,
     Operation,
     Pagination,
@@ -21,38 +18,256 @@ from queen.http.openapi.operation import (
     Uuid,
     paging,
 )
-from queen.http.operations.queues import QueueInList
 
 _TAG: Final = "Status"
 
-_TIMES: Final = (
-    Parameter("from", "From this time on.", Time),
-    Parameter("to", "Until this time.", Time),
+RANGE: Final = (
+    Parameter("from", "From when on.", Time),
+    Parameter("to", "Until before when; now, when absent.", Time),
 )
-_QUEUE: Final = Parameter("queue", "Only of this queue.", Name)
+QUEUE: Final = Parameter("queue", "Only this queue.", Name)
 _FILTER: Final = (
-    _QUEUE,
-    Parameter("namespace", "Only of queues of this namespace.", Name),
-    Parameter("task", "Only of queues of this task.", Name),
-)
-_WORKER: Final = (
-    Parameter("hostname", "Only of this host.", str),
-    Parameter("workerId", "Only of this worker.", Annotated[int, Meta(ge=0)]),
+    QUEUE,
+    Parameter("namespace", "Only queues of this namespace.", Name),
+    Parameter("task", "Only queues of this task.", Name),
 )
 
 
-class QueueStatusList(Answer):
-    """A page of queues, newest first; here `pending` includes what is being processed."""
+class TimeRange(Answer, rename={"since": "from"}):
+    """The time that was looked at."""
 
-    queues: list[QueueInList]
+    since: Time
+    to: Time
+
+
+class ThroughputPoint(Answer):
+    """What happened in one bucket, and how the workers were; process columns are null when nobody sampled them."""
+
+    timestamp: Time
+    ingested: Count
+    processed: Count
+    pop_messages: Count
+    ingested_per_second: float
+    processed_per_second: float
+    pop_per_second: float
+    avg_lag_ms: float
+    max_lag_ms: float
+    avg_event_loop_lag_ms: float | None
+    max_event_loop_lag_ms: float | None
+    min_free_slots: float | None
+    db_errors: Count
+    ack_failed: Count
+    dlq_count: Count
+    queen_cpu_user_pct: float | None
+    queen_cpu_sys_pct: float | None
+    queen_rss_mb: float | None
+    db_pool_active: float | None
+    db_pool_idle: float | None
+    db_pool_size: float | None
+
+
+class StatusQueue(Answer):
+    """A queue that holds messages."""
+
+    id: Uuid
+    name: str
+    namespace: str
+    task: str
+    partitions: Count
+    total_consumed: Count
+
+
+class Requests(Answer):
+    """Requests in the time that was looked at."""
+
+    push: Count
+    pop: Count
+    ack: Count
+
+
+class BatchEfficiency(Answer):
+    """Messages per request."""
+
+    push: float
+    pop: float
+    ack: float
+
+
+class StatusMessages(Answer):
+    """Messages now (`total`: ever pushed), and requests in the time that was looked at."""
+
+    total: Count
+    pending: Count
+    processing: Count
+    completed: Count
+    failed: Count
+    dead_letter: Count
+    requests: Requests
+    batch_efficiency: BatchEfficiency
+
+
+class Leases(Answer):
+    """Leases that are live, how many messages they hold, and how many of these are consumed."""
+
+    active: Count
+    partitions_with_leases: Count
+    total_batch_size: Count
+    total_acked: Count
+
+
+class TopError(Answer):
+    """What the newest dead letters died of."""
+
+    error: str
+    count: Count
+
+
+class DeadLetterQueue(Answer):
+    """Dead letters there are."""
+
+    total_messages: Count
+    affected_partitions: Count
+    top_errors: list[TopError]
+
+
+class SeenWorker(Answer):
+    """A worker that was there."""
+
+    hostname: str
+    worker_id: Count
+    avg_event_loop_lag_ms: float | None
+    max_event_loop_lag_ms: float | None
+    free_slots: float | None
+    db_connections: float | None
+    job_queue_size: float | None
+    messages_processed: Count
+
+
+class Errors(Answer):
+    """What went wrong in the time that was looked at."""
+
+    db_errors: Count
+    ack_failed: Count
+    dlq_messages: Count
+
+
+class StatusView(Answer):
+    """How it goes; `throughput` is newest first, `statsAge` how old the numbers of other hosts are, in seconds."""
+
+    time_range: TimeRange
+    bucket_minutes: Count
+    point_count: Count
+    throughput: list[ThroughputPoint]
+    queues: list[StatusQueue]
+    messages: StatusMessages
+    leases: Leases
+    dead_letter_queue: DeadLetterQueue
+    workers: list[SeenWorker]
+    errors: Errors
+    stats_age: Count
+
+
+class ListedMessages(Answer):
+    """Messages of a queue; here those being processed are pending too."""
+
+    total: Count
+    pending: Count
+    processing: Count
+
+
+class ListedQueue(Answer):
+    """A queue and what it holds."""
+
+    id: Uuid
+    name: str
+    namespace: str
+    task: str
+    created_at: Time
+    partitions: Count
+    messages: ListedMessages
+
+
+class ListedQueues(Answer):
+    """A page of queues, newest first."""
+
+    queues: list[ListedQueue]
     pagination: Pagination
 
 
-class QueueMessage(Answer):
-    """A message of a queue."""
+class WatchedCounters(Answer):
+    """Messages; of several groups the largest number counts."""
+
+    total: Count
+    pending: Count
+    processing: Count
+    completed: Count
+    failed: Count
+    dead_letter: Count
+
+
+class WatchedTotals(WatchedCounters, kw_only=True):
+    """The sums over all partitions."""
+
+    messages: WatchedCounters
+
+
+class WatchedConfig(Answer):
+    """Options of a queue."""
+
+    lease_time: Count
+    retry_limit: Count
+    retry_delay: Count
+    ttl: Count | None
+    max_queue_size: Count
+    dead_letter_queue: bool
+
+
+class WatchedQueue(Answer):
+    """A queue and its options."""
 
     id: Uuid
-    transaction_id: str | None
+    name: str
+    namespace: str
+    task: str
+    priority: int
+    created_at: Time
+    config: WatchedConfig
+
+
+class WatchedCursor(Answer):
+    """What the group that consumed most has consumed."""
+
+    total_consumed: Count
+    batches_consumed: Count
+
+
+class WatchedPartition(Answer):
+    """A partition; `messages` and `stats` are the same."""
+
+    id: Uuid
+    name: str
+    created_at: Time
+    messages: WatchedCounters
+    stats: WatchedCounters
+    cursor: WatchedCursor
+    last_activity: Time | None
+    oldest_message: Time | None
+    newest_message: Time | None
+
+
+class QueueStatus(Answer):
+    """One queue as it is watched."""
+
+    queue: WatchedQueue
+    partitions: list[WatchedPartition]
+    totals: WatchedTotals
+
+
+class QueueMessage(Answer):
+    """A message of the queue."""
+
+    id: Uuid
+    transaction_id: str
     partition_id: Uuid
     queue_path: str
     queue: str
@@ -61,76 +276,62 @@ class QueueMessage(Answer):
     created_at: Time
 
 
-class DataPoint(Answer):
-    """How many messages came from this time on."""
+class StoredPoint(Answer):
+    """How many messages that are still stored came in one interval."""
 
     timestamp: Time
     messages: Count
 
 
-class StoredByTime(Answer, rename={"data_points": "dataPoints", "since": "from", "until": "to"}):
-    """How many of the messages that are still stored came when."""
+class StoredByTime(Answer, rename={"data_points": "dataPoints", "since": "from"}):
+    """When the messages that are still stored came, oldest first."""
 
-    data_points: list[DataPoint]
-    interval: str
+    data_points: list[StoredPoint]
+    interval: Literal["minute", "hour", "day"]
     since: Time
-    until: Time
-
-
-def _series(id: str, summary: str, parameters: tuple[Parameter, ...], kind: Any = dict[str, Any]) -> Operation:
-    return Operation(id=id, summary=summary, tag=_TAG, parameters=parameters, answers={200: kind}, errors=DATABASE)
+    to: Time
 
 
 OPERATIONS: Final[Mapping[str, Operation]] = {
-    "GET /api/v1/status": _series("status", "Throughput, messages, leases, workers and errors", (*_TIMES, *_FILTER)),
+    "GET /api/v1/status": Operation(
+        id="status",
+        summary="How it goes",
+        description="Counts are of this moment and exact; throughput is of the last hour, or of `from` to `to`.",
+        tag=_TAG,
+        parameters=(*RANGE, *_FILTER),
+        answers={200: StatusView},
+        errors=DATABASE,
+    ),
     "GET /api/v1/status/queues": Operation(
-        id="queueStatuses",
-        summary="How queues are",
+        id="statusQueues",
+        summary="Queues and what they hold",
         tag=_TAG,
         parameters=(*_FILTER[1:], *paging(100)),
-        answers={200: QueueStatusList},
+        answers={200: ListedQueues},
         errors=DATABASE,
     ),
     "GET /api/v1/status/queues/{queue}": Operation(
-        id="queueStatus", summary="How a queue is", tag=_TAG, answers={200: dict[str, Any]}, errors=FOUND
+        id="statusQueue", summary="One queue in detail", tag=_TAG, answers={200: QueueStatus}, errors=FOUND
     ),
     "GET /api/v1/status/queues/{queue}/messages": Operation(
-        id="queueMessages",
-        summary="The messages of a queue, newest first",
+        id="statusQueueMessages",
+        summary="Messages of a queue, newest first",
         tag=_TAG,
         parameters=paging(50),
         answers={200: list[QueueMessage]},
         errors=FOUND,
     ),
     "GET /api/v1/status/analytics": Operation(
-        id="storedByTime",
-        summary="How many messages came when",
+        id="statusAnalytics",
+        summary="When the messages that are still stored came",
+        description="Of the last day, unless `from` and `to` say else.",
         tag=_TAG,
         parameters=(
-            *_TIMES,
+            *RANGE,
+            Parameter("interval", "How long each point is.", Literal["minute", "hour", "day"], "hour"),
             *_FILTER,
-            Parameter("interval", "The length of one step.", Literal["minute", "hour", "day"], "hour"),
         ),
         answers={200: StoredByTime},
-        errors=DATABASE,
-    ),
-    "GET /api/v1/analytics/system-metrics": _series("systemMetrics", "CPU, memory and pools", (*_TIMES, *_WORKER)),
-    "GET /api/v1/analytics/worker-metrics": _series("workerMetrics", "What workers did", (*_TIMES, *_WORKER)),
-    "GET /api/v1/analytics/queue-lag": _series(
-        "queueLag", "How old messages were when they were taken", (*_TIMES, _QUEUE), list[dict[str, Any]]
-    ),
-    "GET /api/v1/analytics/queue-ops": _series("queueOperations", "What happened to queues", (*_TIMES, _QUEUE)),
-    "GET /api/v1/analytics/queue-parked-replicas": _series("parkedPops", "Pops that wait", (*_TIMES, _QUEUE)),
-    "GET /api/v1/analytics/retention": _series("retentionHistory", "What was removed", (*_TIMES, _QUEUE)),
-    "GET /api/v1/analytics/postgres-stats": _series("postgresStats", "How PostgreSQL is", ()),
-    "GET /metrics": Operation(
-        id="metrics", summary="A few numbers", tag=_TAG, answers={200: dict[str, Any]}, errors=DATABASE
-    ),
-    "GET /metrics/prometheus": Operation(
-        id="prometheus",
-        summary="Everything that is counted, for Prometheus",
-        tag=_TAG,
-        answers={200: Media("text/plain")},
         errors=DATABASE,
     ),
 }
