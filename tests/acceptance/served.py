@@ -46,7 +46,9 @@ def served(
     command += ["--data-dir", str(directory / "data"), "--workers", "2"]
     server = Served(f"http://{host}:{port}", directory / "log")
     with server.log.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=_environ() | settings)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=_environ() | {"STATS_CACHE_MS": "0"} | settings
+        )
     server = dataclasses.replace(server, pid=process.pid)
     try:
         _wait_until_healthy(process, server)

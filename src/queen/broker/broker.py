@@ -50,6 +50,7 @@ from queen.broker.transaction import Transactions
 from queen.broker.turn import Turn
 from queen.cluster.local_bus import LocalBus
 from queen.cluster.peers import Peers, is_relayed
+from queen.metrics.meter import Meter
 from queen.settings import Settings
 from queen.storage.database import Database
 from queen.wire.envelope import Envelope
@@ -62,9 +63,10 @@ _MOST_HASHES = 4000
 class Broker:
     """Everything a worker does with queues. Parts are public: routes call the one they need."""
 
-    def __init__(self, settings: Settings, dsn: str, worker_id: int, runtime_dir: Path) -> None:
+    def __init__(self, settings: Settings, dsn: str, worker_id: int, runtime_dir: Path, meter: Meter) -> None:
         self.settings = settings
         self.worker_id = worker_id
+        self.meter = meter
         self.database = Database(
             dsn,
             pool_size=settings.db_pool_size,
@@ -77,7 +79,7 @@ class Broker:
         self.envelope = Envelope([bytes.fromhex(key) for key in settings.queen_encryption_key])
         self.ids = IdSource()
         self.cache = SegmentCache(settings.segment_cache_mb << 20)
-        self.catalog = Catalog(self.database, on_created=self._queue_created)
+        self.catalog = Catalog(self.database, on_created=self._queue_created, on_partitions=meter.partitions_made)
         self.dedup = Dedup(self.envelope, settings.dedup_memory_mb << 20)
         self.leases = LeaseBook()
         self.bus = LocalBus(runtime_dir, worker_id, settings.num_workers, self._receive)
@@ -91,8 +93,10 @@ class Broker:
             wanted=lambda: self._send([turn(EventKind.TURN_WANTED)]),
             passed_on=lambda: self._send([turn(EventKind.TURN_DONE)]),
         )
-        self.pusher = Pusher(self.database, self.catalog, preparer, appender, self.ids, self.turn, self.bus.drain)
-        self.claimer = Claimer(self.database, self.catalog, self.cache, self.leases, self.envelope, self.ids)
+        self.pusher = Pusher(
+            self.database, self.catalog, preparer, appender, self.ids, self.turn, self.bus.drain, meter
+        )
+        self.claimer = Claimer(self.database, self.catalog, self.cache, self.leases, self.envelope, self.ids, meter)
         self.popper = Popper(
             self.database,
             self.catalog,
@@ -100,6 +104,7 @@ class Broker:
             self.bus.drain,
             self._subscribed,
             self._held,
+            meter,
             safety_poll=settings.pop_safety_poll_ms / 1000,
             default_subscription=settings.default_subscription_mode,
         )
@@ -113,11 +118,11 @@ class Broker:
             forget_everything=self._forget_everything,
             interval=settings.queen_sync_reconcile_ms / 1000,
         )
-        self.acker = Acker(self.database, self.catalog, self.leases, self.envelope, self._freed)
+        self.acker = Acker(self.database, self.catalog, self.leases, self.envelope, self._freed, meter)
         self.renewer = Renewer(self.database)
         self.releaser = Releaser(self.database, self.leases, self._freed)
         self.transactions = Transactions(
-            self.database, self.catalog, self.pusher, self.leases, self.envelope, self.ids, self._freed
+            self.database, self.catalog, self.pusher, self.leases, self.envelope, self.ids, self._freed, meter
         )
         redriver = Redriver(
             self.database,
@@ -157,6 +162,8 @@ class Broker:
     def tell(self, events: Sequence[Event]) -> None:
         """Let this and every other worker know."""
         for event in events:
+            if event[0] == EventKind.PARTITION_GONE:
+                self._count_gone(event[1])
             self._take_in(event)
         self._send(events)
 
@@ -168,8 +175,14 @@ class Broker:
         partition = await self.catalog.partition(queue, partition_name) if partition_name else None
         self.tell([look(queue.id) if partition is None else pushed(queue.id, partition.id, 1)])
 
+    def _count_gone(self, queue_id: int) -> None:
+        queue = self.catalog.cached_queue_by_id(queue_id)
+        if queue is not None:
+            self.meter.partitions_removed(queue.name, 1)
+
     def _stored(self, stored: Sequence[tuple[Partition, int, int]], hashes: list[int]) -> None:
         for partition, _, count in stored:
+            self.meter.stored(partition.queue_name, count)
             self.popper.fed(partition.queue_id, partition.id, count)
         if self.peers.active:
             self.peers.tell([pushed(partition.queue_id, partition.id, count) for partition, _, count in stored])

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from queen.metrics.meter import Meter, clock
+
 if TYPE_CHECKING:
     from queen.broker.lanes import Lane
 
@@ -34,10 +36,12 @@ class Pop:
 
     __slots__ = (
         "answer",
+        "began",
         "busy",
         "expired",
         "group",
         "lanes",
+        "meter",
         "options",
         "partition_name",
         "queue_names",
@@ -60,6 +64,9 @@ class Pop:
         self.options = options
         self.render = render
         self.answer = answer
+        # Who counts it, from when it is submitted.
+        self.meter: Meter | None = None
+        self.began = clock()
         self.timer: asyncio.TimerHandle | None = None
         # Set while a claim is under way for it, so that no other lane claims for it too.
         self.busy = False
@@ -79,13 +86,22 @@ class Pop:
 
     def resolve(self, body: bytes | None) -> None:
         self._leave()
-        if not self.answer.done():
-            self.answer.set_result(self.render(body))
+        if self.answer.done():
+            return
+        if self.meter is not None:
+            self._count(self.meter, body)
+        self.answer.set_result(self.render(body))
 
     def fail(self, error: Exception) -> None:
         self._leave()
         if not self.answer.done():
             self.answer.set_exception(error)
+
+    def _count(self, meter: Meter, body: bytes | None) -> None:
+        if body is None:
+            meter.pop_found_nothing(self.queue_names)
+        else:
+            meter.pop_latency.observe(clock() - self.began)
 
     def _leave(self) -> None:
         """Nothing shall hold on to an answer that has been given."""

@@ -20,6 +20,7 @@ from queen.broker.pop import Pop, PopOptions
 from queen.broker.scans import SCAN_PAGE, scan_lane
 from queen.broker.subscribing import Subscriptions
 from queen.errors import DatabaseAway, QueenError
+from queen.metrics.meter import Meter
 from queen.storage.database import Database
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class Popper:
         drain_bus: Callable[[], None],
         on_subscribed: Callable[[str, int], None],
         on_held: OnHeld,
+        meter: Meter,
         *,
         safety_poll: float,
         default_subscription: str = "",
@@ -52,6 +54,7 @@ class Popper:
         self._claimer = claimer
         self._drain_bus = drain_bus
         self._on_held = on_held
+        self._meter = meter
         self._matcher = Matcher(claimer.lease_id)
         self._subscriptions = Subscriptions(database, on_subscribed, default_subscription)
         self._safety_poll = safety_poll
@@ -88,6 +91,19 @@ class Popper:
     def parked(self) -> int:
         return sum(lane.parked for lane in self._lanes.values()) + sum(map(len, self._homeless.values()))
 
+    def parked_by_queue(self) -> dict[str, int]:
+        """How many pops wait for each queue, as long as their clients do."""
+        found: dict[str, int] = {}
+        for lane in self._lanes.values():
+            waiting = sum(1 for pop in lane.all_parked() if pop.options.wait and not pop.done)
+            if waiting:
+                found[lane.queue_name] = found.get(lane.queue_name, 0) + waiting
+        for name, pops in self._homeless.items():
+            waiting = sum(1 for pop in pops if not pop.done)
+            if waiting:
+                found[name] = found.get(name, 0) + waiting
+        return found
+
     def pop(
         self,
         queue_names: tuple[str, ...],
@@ -108,6 +124,8 @@ class Popper:
         """Have a pop served whose maker wants to be able to expire it."""
         loop = asyncio.get_running_loop()
         options = pop.options
+        pop.meter = self._meter
+        self._meter.pop_requested(pop.queue_names)
         if options.wait:
             pop.timer = loop.call_later(options.timeout, pop.expire)
         lane = self._lanes.get((pop.queue_names[0], pop.group)) if len(pop.queue_names) == 1 else None

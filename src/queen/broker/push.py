@@ -19,6 +19,7 @@ from queen.broker.parts import Part, Preparer, split_by_target
 from queen.broker.push_results import join_results, refusal, render_results, stored_ids
 from queen.broker.turn import Turn
 from queen.errors import DatabaseAway, Overloaded, QueenError
+from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Fetcher, Link
 from queen.wire.ids import IdSource
 from queen.wire.push import PushItem
@@ -39,6 +40,7 @@ class Push:
     subject: str | None
     render: Callable[[bytes], Any]
     answer: asyncio.Future[Any]
+    began: float
     parts: list[Part] = field(default_factory=list)
     blocks: frozenset[bytes] = frozenset()
 
@@ -78,6 +80,7 @@ class Pusher:
         ids: IdSource,
         turn: Turn,
         drain_bus: Callable[[], None],
+        meter: Meter,
     ) -> None:
         self._link: Link = database.link()
         self._catalog = catalog
@@ -85,6 +88,7 @@ class Pusher:
         self._appender = appender
         self._ids = ids
         self._drain_bus = drain_bus
+        self._meter = meter
         self.fusion: Fusion[Push] = Fusion(
             self._run,
             _fail,
@@ -92,6 +96,7 @@ class Pusher:
             limit=_LARGEST_BATCH_BYTES,
             most=_MOST_WAITING_BYTES,
             turn=turn,
+            sizes=meter.push_batches,
         )
 
     def push(
@@ -99,8 +104,9 @@ class Pusher:
     ) -> asyncio.Future[T]:
         """Store the items (at least one); the future gives what `render` makes of the JSON array that answers them."""
         self._name_nameless(items)
-        push = Push(len(items), nbytes, subject, render, asyncio.get_running_loop().create_future())
+        push = Push(len(items), nbytes, subject, render, asyncio.get_running_loop().create_future(), clock())
         push.parts = split_by_target(push, items)
+        self._meter.push_requested([part.target[0] for part in push.parts])
         # While the batch before is being stored, this one is made ready.
         for part in push.parts:
             self._prepare(part)
@@ -172,7 +178,7 @@ class Pusher:
                 if answer is not None:
                     answer()
             return None
-        return lambda: _answer(batch, lots)
+        return lambda: _answer(batch, lots, self._meter)
 
     async def _store_persistently(self, batch: list[Push]) -> list[Lot]:
         """Try again for a while when PostgreSQL goes away: segments of a lost attempt are recognised by their ids."""
@@ -236,10 +242,12 @@ def _note_tried(lots: Sequence[Lot]) -> None:
             part.sender.blocks |= tried
 
 
-def _answer(batch: list[Push], lots: list[Lot]) -> None:
+def _answer(batch: list[Push], lots: list[Lot], meter: Meter) -> None:
     """Give each request the results of its items, in the order it sent them."""
     results = render_results(lots)
+    now = clock()
     for push in batch:
+        meter.push_latency.observe(now - push.began)
         if not push.answer.done():
             push.answer.set_result(push.render(join_results(push.parts, results, push.count)))
         # A push and its parts know each other: let go of what they hold without waiting for the collector.

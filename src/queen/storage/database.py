@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import asyncpg
 from asyncpg import prepared_stmt
@@ -46,12 +46,17 @@ class Link:
     """One connection that a lane keeps for itself, with its statements prepared; it reconnects when used again."""
 
     def __init__(
-        self, connect: Callable[[], Awaitable[Connection]], statements: Mapping[str, str], patience: float
+        self,
+        connect: Callable[[], Awaitable[Connection]],
+        statements: Mapping[str, str],
+        patience: float,
+        on_error: Callable[[], None],
     ) -> None:
         """`patience` is for a server that says nothing at all: longer than it may take to run a statement."""
         self._connect = connect
         self._statements = statements
         self._patience = patience
+        self._on_error = on_error
         self._connection: Connection | None = None
         self._prepared: dict[str, prepared_stmt.PreparedStatement[Record]] = {}
 
@@ -67,6 +72,7 @@ class Link:
             self._drop()
             raise
         except (*AWAY_ERRORS, *BUSY_ERRORS) as error:
+            self._on_error()
             translated = _translate(error)
             if isinstance(translated, DatabaseAway):
                 self._drop()
@@ -111,11 +117,28 @@ class Link:
         self._prepared.clear()
         self._connection = await self._connect()
 
+    @property
+    def connected(self) -> bool:
+        return self._connection is not None and not self._connection.is_closed()
+
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
         self._prepared.clear()
         if connection is not None:
             connection.terminate()
+
+
+class PoolUsage(NamedTuple):
+    """Connections of a pool: how many there may be, are open and are idle; and those that lanes keep for themselves."""
+
+    largest: int
+    size: int
+    idle: int
+    links: int
+
+    @property
+    def active(self) -> int:
+        return self.size - self.idle
 
 
 class Database:
@@ -152,9 +175,18 @@ class Database:
         self._pool: asyncpg.Pool[Record] | None = None
         self._links: list[Link] = []
         self.statements = load_statements()
+        self.errors = 0
+        """How often PostgreSQL was away, or too busy to do what it was asked."""
+
+    @property
+    def usage(self) -> PoolUsage:
+        """How many connections there are, and how many of the pool are in use."""
+        links = sum(1 for link in self._links if link.connected)
+        size, idle = (self._pool.get_size(), self._pool.get_idle_size()) if self._pool is not None else (0, 0)
+        return PoolUsage(self._pool_size, size, idle, links)
 
     def link(self) -> Link:
-        link = Link(self._connect_hot, self.statements, self._patience)
+        link = Link(self._connect_hot, self.statements, self._patience, self._note_error)
         self._links.append(link)
         return link
 
@@ -172,6 +204,7 @@ class Database:
             async with self._pool.acquire(timeout=self._connect_timeout + 5) as connection:
                 yield connection
         except (*AWAY_ERRORS, *BUSY_ERRORS) as error:
+            self._note_error()
             raise _translate(error) from error
 
     @asynccontextmanager
@@ -195,6 +228,9 @@ class Database:
         if self._pool is not None:
             self._pool.terminate()
             self._pool = None
+
+    def _note_error(self) -> None:
+        self.errors += 1
 
     async def _open_pool(self) -> asyncpg.Pool[Record]:
         return await asyncpg.create_pool(

@@ -10,6 +10,7 @@ from typing import Final
 
 from queen.http.openapi.operation import Operation
 from queen.http.operations import (
+    analytics,
     cluster,
     consume,
     dead_letters,
@@ -18,11 +19,27 @@ from queen.http.operations import (
     health,
     messages,
     messaging,
+    metrics,
     queues,
+    status,
     traces,
 )
 
-_TABLES: Final = (messaging, consume, queues, groups, messages, dead_letters, traces, cluster, health, documentation)
+_TABLES: Final = (
+    messaging,
+    consume,
+    queues,
+    groups,
+    messages,
+    dead_letters,
+    traces,
+    status,
+    analytics,
+    metrics,
+    cluster,
+    health,
+    documentation,
+)
 
 TAGS: Final[Mapping[str, str]] = {
     "Messaging": "Storing messages, taking them, and saying what became of them.",
