@@ -26,6 +26,7 @@ from queen.http.routes.messages import MessageRoutes
 from queen.http.routes.messaging import MessagingRoutes
 from queen.http.routes.openapi import OpenApiRoutes
 from queen.http.routes.queues import QueueRoutes
+from queen.http.routes.streams import StreamRoutes
 from queen.http.routes.traces import TraceRoutes
 from queen.http.slow_log import SlowLog
 from queen.http.watching import watched
@@ -70,6 +71,7 @@ class Worker:
             TraceRoutes(self.broker),
             self.consume,
             ClusterRoutes(self.broker),
+            StreamRoutes(self.broker),
         ):
             routes.add_to(router)
         self.shell = Shell(router, max_body_bytes=settings.max_body_bytes)
