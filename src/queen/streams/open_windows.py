@@ -38,9 +38,11 @@ class OpenWindows:
 
     def note(self, partition: OpenPartition, closed_to: int | None, still_open: Iterable[int]) -> None:
         """Windows up to `closed_to` were emitted, others opened or left open."""
+        # It may have been forgotten while somebody waited for it.
+        known = self.partition(partition.id, partition.name)
         if closed_to is not None:
-            partition.ends = {end for end in partition.ends if end > closed_to}
-        partition.ends.update(still_open)
+            known.ends = {end for end in known.ends if end > closed_to}
+        known.ends.update(still_open)
 
     def forget_closed(self) -> None:
         """Let go of partitions in which nothing is open and nobody works."""
