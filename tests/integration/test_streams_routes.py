@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from queen.storage.statements import load_statements
 from tests.api import Answer, Api
 from tests.conftest import StartServer
 from tests.database import Connection, dead_letters, expire_leases, stored_ids, stored_messages
@@ -504,6 +505,31 @@ async def test_what_is_no_json_is_refused(api: Api, path: str) -> None:
         answer = await api.call("POST", f"/streams/v1/{path}", data=data)
         assert answer.status == 400, answer
         assert error in answer.body["error"]
+
+
+async def test_state_is_found_by_index(dsn: str, connection: Connection) -> None:
+    await connection.execute(
+        "INSERT INTO queen.stream_state (partition_id, query_id, key, value, window_end)"
+        " SELECT p, q, 'tumb:1\x1f' || k, 'x', k FROM generate_series(1, 50) p, generate_series(1, 4) q,"
+        " generate_series(1, 200) k"
+    )
+    await connection.execute("ANALYZE queen.stream_state")
+    statements = load_statements()
+    everything = (1, 7, None, None, None, None, None, 100)
+    cases: list[tuple[str, tuple[Any, ...]]] = [
+        ("stream_state", everything),
+        ("stream_state", (1, 7, ["tumb:1\x1f5", "nobody"], *everything[3:])),
+        ("stream_state", (1, 7, None, "tumb:1\x1f", "tumb:1 ", *everything[5:])),
+        ("stream_state", (1, 7, None, None, None, 5.0, None, 100)),
+        ("stream_state", (1, 7, None, None, None, None, "tumb:1\x1f5", 100)),
+        ("stream_versions", (1, 7, ["tumb:1\x1f5"])),
+        ("delete_stream_state", (1, 7, ["tumb:1\x1f5"])),
+        ("stream_partitions", (1, 100)),
+        ("sweep_stream_state", ([7, 8], 100)),
+    ]
+    for name, arguments in cases:
+        plan = "\n".join(row[0] for row in await connection.fetch("EXPLAIN " + statements[name], *arguments))
+        assert "Seq Scan on stream_state" not in plan, f"{name}\n{plan}"
 
 
 async def test_a_cycle_over_a_thousand_messages_takes_milliseconds(api: Api) -> None:

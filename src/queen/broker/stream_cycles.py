@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from queen.broker.whole_acks import OnFreed
 from queen.storage.database import Database, Transaction
 from queen.wire.envelope import Envelope
 from queen.wire.ids import is_uuid, parse_partition_uuid
-from queen.wire.streams import Cycle, CycleAck, StateOperation, window_end
+from queen.wire.streams import Cycle, CycleAck, window_end
 
 STATE_CHANGED = "State changed since it was read"
 
@@ -108,10 +107,12 @@ class StreamCycles:
     async def _run(self, cycle: Cycle, scene: _Scene) -> dict[str, Any]:
         await self._pusher.prepare(cycle.items)
         async with self._database.transaction() as transaction:
-            await self._take_turn(transaction, cycle, scene)
+            if scene.query is not None:
+                await transaction.fetch("lock_stream", scene.query, scene.partition.id)
             acked = await self._decide(transaction, cycle.ack, scene, release=cycle.release_lease)
             if acked is None and cycle.ack is not None:
                 return {"ack_result": _ack_result(cycle.ack, released=cycle.release_lease), "replayed": True}
+            await _check_unchanged(transaction, cycle, scene)
             await self._change_state(transaction, cycle, scene)
             stored, results = await self._pusher.store_new_in(transaction, cycle.items, None)
             available = await self._save(transaction, acked, scene)
@@ -121,17 +122,6 @@ class StreamCycles:
             (outcome,) = acked.decision.outcomes
             done["ack_result"] = _ack_result(cycle.ack, released=outcome.released, dlq=outcome.dlq)
         return done
-
-    async def _take_turn(self, transaction: Transaction, cycle: Cycle, scene: _Scene) -> None:
-        """Wait for other cycles of this query on this partition; then it must still be the same query."""
-        if scene.query is None:
-            return
-        await transaction.fetch("lock_stream", scene.query, scene.partition.id)
-        if cycle.config_hash is None:
-            return
-        (query,) = await transaction.fetch("stream_query", cycle.query_id)
-        if query["config_hash"] != cycle.config_hash:
-            raise Refused("config_hash mismatch: the query was registered again with other operators")
 
     async def _decide(
         self, transaction: Transaction, ack: CycleAck | None, scene: _Scene, *, release: bool
@@ -160,7 +150,6 @@ class StreamCycles:
         if not cycle.state:
             return
         place = (scene.query, scene.partition.id)
-        await _check_versions(transaction, place, cycle.state)
         # The last word on a key counts, as if they had been carried out one by one.
         last = {operation.key: operation for operation in cycle.state}
         gone = sorted(key for key, operation in last.items() if operation.value is None)
@@ -209,14 +198,14 @@ def _status(ack: CycleAck | None) -> AckStatus:
     return status
 
 
-async def _check_versions(
-    transaction: Transaction, place: tuple[int | None, int], operations: Sequence[StateOperation]
-) -> None:
-    """What operations expect of their keys must still be so."""
-    expected = {operation.key: operation.version for operation in operations if operation.guarded}
-    if not expected:
+async def _check_unchanged(transaction: Transaction, cycle: Cycle, scene: _Scene) -> None:
+    """It must still be the query, and the state, that the cycle was made from."""
+    expected = {operation.key: operation.version for operation in cycle.state if operation.guarded}
+    if scene.query is None or (cycle.config_hash is None and not expected):
         return
-    rows = await transaction.fetch("stream_versions", *place, sorted(expected))
+    rows = await transaction.fetch("stream_versions", scene.query, scene.partition.id, list(expected))
+    if cycle.config_hash is not None and rows[0]["config_hash"] != cycle.config_hash:
+        raise Refused("config_hash mismatch: the query was registered again with other operators")
     versions = {row["key"]: row["version"] for row in rows}
     for key, version in expected.items():
         if versions.get(key) != version:

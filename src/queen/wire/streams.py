@@ -205,7 +205,7 @@ def _state(operations: list[_StateOp]) -> tuple[list[StateOperation], str]:
         key = operation.key
         if not isinstance(key, str):
             raise BadRequest(f"key must be a string (at {where}.key)")
-        if len(key.encode("utf-8", "surrogatepass")) > LONGEST_KEY:
+        if len(key) > LONGEST_KEY or not (key.isascii() or len(key.encode()) <= LONGEST_KEY):
             raise BadRequest(f"key must be at most {LONGEST_KEY} bytes (at {where}.key)")
         if "\x00" in key:
             raise BadRequest(f"key must not contain a NUL character (at {where}.key)")

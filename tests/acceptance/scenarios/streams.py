@@ -115,6 +115,30 @@ async def five_thousand_events_over_twenty_partitions_are_counted_exactly(scene:
         await _nothing_more(scene, target)
 
 
+@scenario(seconds=60)
+async def what_many_push_to_one_partition_at_once_is_counted_once(scene: Scene) -> None:
+    """Messages of one millisecond may be sorted otherwise by the client than they lie in the partition."""
+    async with scene.queue("in") as source, scene.queue("out") as target:
+        stream = (
+            Stream.from_(scene.queen.queue(source))
+            .window_tumbling(seconds=10, event_time=_at)
+            .aggregate({"count": lambda value: 1})
+            .to(scene.queen.queue(target))
+        )
+
+        async def produce(size: int) -> None:
+            async with scene.new_client(scene.url) as client:
+                for _ in range(20):
+                    await client.queue(source).push([{"data": {"at": 1000}}] * size)
+
+        async with _running(scene, stream, batch_size=250):
+            await asyncio.gather(*(produce(size) for size in (3, 60) * 4))
+            await scene.queen.queue(source).push([{"data": {"at": FAR_AWAY_MS}}])
+            (one,) = await _drain(scene, target, 1)
+        assert one["count"] == 4 * 20 * (3 + 60)
+        await _nothing_more(scene, target)
+
+
 @scenario(seconds=40)
 async def a_stream_that_stops_goes_on_where_it_was(scene: Scene) -> None:
     async with scene.queue("in") as source, scene.queue("out") as target:

@@ -32,7 +32,7 @@ JOIN queen.partitions p ON p.id = f.partition_id;
 
 -- name: stream_query
 -- A query by its public id.
-SELECT id, config_hash FROM queen.stream_queries WHERE public_id = $1;
+SELECT id FROM queen.stream_queries WHERE public_id = $1;
 
 -- name: lock_stream
 -- Cycles of one query on one partition go one after the other; a reset of the query waits for all of them.
@@ -40,8 +40,11 @@ SELECT pg_advisory_xact_lock_shared(hashtextextended('queen stream ' || $1::inte
     pg_advisory_xact_lock(hashtextextended('queen stream ' || $1::integer || ' ' || $2::bigint, 0));
 
 -- name: stream_versions
--- Which of these keys have state, and which version of it.
-SELECT key, version FROM queen.stream_state WHERE partition_id = $2 AND query_id = $1 AND key = ANY($3::text[]);
+-- What a query is made of, and which of these keys have state on a partition, in which version.
+SELECT q.config_hash, s.key, s.version
+FROM queen.stream_queries q
+LEFT JOIN queen.stream_state s ON s.partition_id = $2 AND s.query_id = $1 AND s.key = ANY($3::text[])
+WHERE q.id = $1;
 
 -- name: upsert_stream_state
 -- Write state; each key once.
@@ -69,7 +72,8 @@ ORDER BY key LIMIT $8;
 -- name: sweep_stream_state
 -- Some of the state for partitions that are gone.
 WITH doomed AS MATERIALIZED (
-    SELECT partition_id, query_id, key FROM queen.stream_state WHERE partition_id = ANY($1::bigint[]) LIMIT $2
+    SELECT partition_id, query_id, key FROM queen.stream_state WHERE partition_id = ANY($1::bigint[])
+    ORDER BY partition_id, query_id, key LIMIT $2
 )
 DELETE FROM queen.stream_state s USING doomed d
 WHERE s.partition_id = d.partition_id AND s.query_id = d.query_id AND s.key = d.key RETURNING 1;
