@@ -7,17 +7,21 @@ import random
 import sys
 from collections import Counter
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from queen.streams import Runner
+from tests.acceptance.client_environment import clean_environ, client_python
 from tests.api import Api
 from tests.faults.conftest import Victim
 from tests.faults.load import Client, until
 from tests.faults.test_kill_worker import kill_a_worker
 from tests.streams.collecting import drain
 from tests.streams.counting import QUERY, counting, counts, events, truth
+
+_ROOT = Path(__file__).parents[2]
 
 
 async def push_events(url: str, partitions: int, rounds: int) -> Counter[tuple[str, int]]:
@@ -31,26 +35,29 @@ async def push_events(url: str, partitions: int, rounds: int) -> Counter[tuple[s
     return truth(pushed.values())
 
 
-async def kill_in_the_middle(url: str, looks: int, delay: float) -> None:
+async def kill_in_the_middle(python: str, url: str, looks: int, delay: float) -> None:
     """Let a stream look at so many messages, and kill it somewhere between that and its commit, or just after."""
+    command = [python, "-m", "tests.streams.counting", url]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.streams.counting", url, stdout=asyncio.subprocess.PIPE
+        *command, cwd=_ROOT, env=clean_environ(), stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     async with asyncio.timeout(60):
-        for _ in range(looks):
+        while looks:
             line = await process.stdout.readline()
             assert line, "the stream ended by itself"
+            looks -= line == b"looked\n"
     await asyncio.sleep(delay)
     process.kill()
     await process.wait()
 
 
-async def count_while_the_stream_is_killed(api: Api, kills: int, partitions: int, rounds: int) -> None:
+async def count_while_the_stream_is_killed(python: str, api: Api, kills: int, partitions: int, rounds: int) -> None:
+    """Whichever SDK was killed, this one goes on with its state."""
     chance = random.Random(kills)
     expected = await push_events(api.url, partitions, rounds)
     for _ in range(kills):
-        await kill_in_the_middle(api.url, looks=chance.randint(1, 60), delay=chance.random() * 0.03)
+        await kill_in_the_middle(python, api.url, looks=chance.randint(1, 60), delay=chance.random() * 0.03)
     runner = await counting().run(QUERY, api.url)
     emitted = await drain(api, "out", len(expected), seconds=60)
     await runner.stop()
@@ -59,13 +66,18 @@ async def count_while_the_stream_is_killed(api: Api, kills: int, partitions: int
 
 
 async def test_a_stream_that_is_killed_in_the_middle_of_cycles_counts_exactly(api: Api) -> None:
-    await count_while_the_stream_is_killed(api, kills=6, partitions=4, rounds=60)
+    await count_while_the_stream_is_killed(sys.executable, api, kills=6, partitions=4, rounds=60)
+
+
+async def test_a_stream_of_the_published_client_that_is_killed_counts_exactly(api: Api) -> None:
+    published = str(client_python(_ROOT / ".venv-client"))
+    await count_while_the_stream_is_killed(published, api, kills=4, partitions=4, rounds=60)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 async def test_a_stream_that_is_killed_again_and_again_counts_exactly(api: Api) -> None:
-    await count_while_the_stream_is_killed(api, kills=80, partitions=8, rounds=1000)
+    await count_while_the_stream_is_killed(sys.executable, api, kills=80, partitions=8, rounds=1000)
 
 
 async def test_a_stream_counts_exactly_while_workers_and_postgres_are_killed(victim: Victim) -> None:

@@ -1,12 +1,14 @@
 """A stream that counts, and the truth it has to come to.
 
-Run as a program, it counts until it is killed, and says on its output whenever it has looked at a message:
+Run as a program, by an interpreter with this project or with the published client, it counts until it is killed, and
+says on its output whenever it has looked at a message:
     python -m tests.streams.counting http://127.0.0.1:6632
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -18,7 +20,7 @@ QUERY = "counts"
 _FAR_AWAY_MS = 10_000_000
 
 
-def counting(look: Callable[[], object] = lambda: None, **options: Any) -> Stream:
+def counting(look: Callable[[], object] = lambda: None, source: Any = "in", **options: Any) -> Stream:
     """Counts per key in windows of ten seconds of event time."""
 
     def key(message: Any) -> Any:
@@ -26,12 +28,12 @@ def counting(look: Callable[[], object] = lambda: None, **options: Any) -> Strea
         return message["data"]["k"]
 
     return (
-        Stream.from_("in")
+        Stream.from_(source)
         .key_by(key)
         .window_tumbling(seconds=10, event_time=lambda message: message["data"]["at"], **options)
         .aggregate({"count": lambda value: 1, "sum": lambda value: value["n"]})
         .map(lambda value, context: {"k": context["key"], "start": context["windowStart"], **value})
-        .to("out")
+        .to({"queueName": "out"})
     )
 
 
@@ -65,7 +67,9 @@ def counts(emitted: Iterable[Any]) -> Counter[tuple[str, int]]:
 
 
 async def main(url: str) -> None:
-    stream = counting(lambda: print("looked", flush=True))
+    client = getattr(importlib.import_module("queen"), "Queen", None)
+    source = client(url).queue("in") if client else "in"
+    stream = counting(lambda: print("looked", flush=True), source)
     await stream.run(QUERY, url, batch_size=9, max_partitions=2, max_wait_millis=200)
     await asyncio.Event().wait()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -126,10 +127,7 @@ class Cycles:
             emits = [Emit(record.key, record.value, span) for record, ms in placed for span in window.spans(ms)]
             await self._commit(batch, Outcome(emits=emits), batch.messages)
             return
-        rows = await self._query.read_keys(batch.partition_id, _state_keys(window, placed))
-        timed = _sort_out_late(window, batch, placed, watermark_of(rows))
-        if timed.clock is not None:
-            rows |= await self._query.read_prefix(batch.partition_id, window.prefix, timed.clock - window.grace_ms)
+        rows, timed = await self._read(window, batch, placed)
         outcome = await _fold(window, reducer, rows, timed.records, timed.clock)
         outcome.late = timed.late
         if timed.watermark is not None:
@@ -138,6 +136,22 @@ class Cycles:
         await self._commit(batch, outcome, batch.messages)
         closed_to = timed.clock - window.grace_ms if timed.clock is not None else None
         self._windows.note(partition, closed_to, outcome.ends)
+
+    async def _read(self, window: Window, batch: Batch, placed: Sequence[tuple[Record, int]]) -> tuple[Rows, _Timed]:
+        """The state that the batch is about and the windows that have ended, and its records without the late ones."""
+        about = self._query.read_keys(batch.partition_id, _state_keys(window, placed))
+        if window.by_event_time:
+            rows = await about
+            timed = _sort_out_late(window, placed, watermark_of(rows))
+            return rows | await self._ended(window, batch, timed.clock), timed
+        timed = _Timed(list(placed), _processing_clock(window, batch), None, 0)
+        rows, ended = await asyncio.gather(about, self._ended(window, batch, timed.clock))
+        return rows | ended, timed
+
+    async def _ended(self, window: Window, batch: Batch, clock: int | None) -> Rows:
+        if clock is None:
+            return {}
+        return await self._query.read_prefix(batch.partition_id, window.prefix, clock - window.grace_ms)
 
     async def _timed(self, window: Window, batch: Batch, records: Sequence[Record]) -> list[tuple[Record, int]]:
         """Each record with its time; one whose time cannot be told is reported and left out."""
@@ -191,10 +205,8 @@ def _state_keys(window: Window, placed: Sequence[tuple[Record, int]]) -> set[str
     return keys | {window.state_key(span, record.key) for record, ms in placed for span in window.spans(ms)}
 
 
-def _sort_out_late(window: Window, batch: Batch, placed: Sequence[tuple[Record, int]], watermark: int | None) -> _Timed:
+def _sort_out_late(window: Window, placed: Sequence[tuple[Record, int]], watermark: int | None) -> _Timed:
     """By event time, what is older than the watermark is late; then the watermark moves on, and never back."""
-    if not window.by_event_time:
-        return _Timed(list(placed), _processing_clock(window, batch), None, 0)
     kept = [(record, ms) for record, ms in placed if watermark is None or ms >= watermark or not window.drops_late]
     newest = max((ms for _, ms in placed), default=None)
     reached = [ms for ms in (watermark, newest - window.lateness_ms if newest is not None else None) if ms is not None]

@@ -9,7 +9,8 @@ import msgspec
 
 from queen.errors import BadRequest
 from queen.wire.ack import decode_object, optional_str
-from queen.wire.push import DEFAULT_PARTITION, NULL, PushItem, check_items, check_name, check_utf8
+from queen.wire.loose_items import LooseItem, read_items
+from queen.wire.push import PushItem, check_name, check_utf8
 
 LONGEST_KEY = 2000
 """In bytes; a row of an index holds little more."""
@@ -84,21 +85,13 @@ class _StateOp(msgspec.Struct):
     if_version: Any = msgspec.UNSET
 
 
-class _Item(msgspec.Struct):
-    queue: Any = None
-    partition: Any = DEFAULT_PARTITION
-    payload: msgspec.Raw = NULL
-    transaction_id: Any = msgspec.field(default=None, name="transactionId")
-    trace_id: Any = msgspec.field(default=None, name="traceId")
-
-
 class _Cycle(msgspec.Struct):
     query_id: Any = None
     partition_id: Any = None
     consumer_group: Any = None
     config_hash: Any = None
     state_ops: list[_StateOp] | None = None
-    push_items: list[_Item] | None = None
+    push_items: list[LooseItem] | None = None
     ack: Any = None
     release_lease: Any = True
 
@@ -142,7 +135,7 @@ def decode_cycle(body: bytes) -> Cycle:
         group,
         cycle.config_hash if isinstance(cycle.config_hash, str) else None,
         state,
-        _items(cycle.push_items or []),
+        read_items(cycle.push_items or [], "push_items"),
         ack,
         cycle.release_lease is not False,
         unknown or incomplete,
@@ -215,25 +208,6 @@ def _state(operations: list[_StateOp]) -> tuple[list[StateOperation], str]:
             raise BadRequest(f"if_version must be a whole number or null (at {where}.if_version)")
         read.append(StateOperation(key, operation.value if operation.type == "upsert" else None, guarded, version))
     return read, ""
-
-
-def _items(items: list[_Item]) -> list[PushItem]:
-    pushes = []
-    for index, item in enumerate(items):
-        where = f"push_items[{index}]"
-        for value, what, key, needed in (
-            (item.queue, "Queue", "queue", True),
-            (item.partition, "Partition", "partition", True),
-            (item.transaction_id, "TransactionId", "transactionId", False),
-            (item.trace_id, "TraceId", "traceId", False),
-        ):
-            if not isinstance(value, str) and (needed or value is not None):
-                raise BadRequest(f"{what} must be a string (at {where}.{key})")
-        pushes.append(
-            PushItem(item.queue, item.partition, item.payload, item.transaction_id or "", item.trace_id or "")
-        )
-    check_items(pushes, "push_items")
-    return pushes
 
 
 def _ack(value: Any) -> tuple[CycleAck | None, str]:
