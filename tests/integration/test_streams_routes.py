@@ -448,65 +448,6 @@ async def test_state_goes_with_its_partition(api: Api, connection: Connection) -
     assert await connection.fetchval("SELECT count(*) FROM queen.stream_state") == 0
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "error"),
-    [
-        ("queries", [], "request body must be a JSON object"),
-        ("queries", {}, "name is required"),
-        ("queries", {"name": "q"}, "source_queue is required"),
-        ("queries", {"name": "q", "source_queue": "in"}, "config_hash is required"),
-        ("queries", {"name": 1, "source_queue": "in", "config_hash": "h"}, "name is required"),
-        ("queries", {"name": "q\x00", "source_queue": "in", "config_hash": "h"}, "control characters"),
-        ("queries", {"name": "q" * 300, "source_queue": "in", "config_hash": "h"}, "at most 255"),
-        ("queries", {"name": "q", "source_queue": "in", "config_hash": "h" * 300}, "config_hash must be"),
-        ("queries", {"name": "q", "source_queue": "in", "config_hash": "h", "sink_queue": "\n"}, "sink_queue"),
-        ("cycle", [], "request body must be a JSON object"),
-        ("cycle", {}, "query_id is required"),
-        ("cycle", {"query_id": "x"}, "partition_id is required"),
-        ("cycle", {"query_id": "x", "partition_id": 7}, "partition_id is required"),
-        ("cycle", {"query_id": "x", "partition_id": "y", "state_ops": {}}, "state_ops must be an array"),
-        ("cycle", {"query_id": "x", "partition_id": "y", "state_ops": [1]}, "state_ops[0]"),
-        ("cycle", {"query_id": "x", "partition_id": "y", "state_ops": [upsert("a", 1), delete("\x00")]}, "[1].key"),
-        ("cycle", {"query_id": "x", "partition_id": "y", "state_ops": [{"type": "delete"}]}, "state_ops[0].key"),
-        ("cycle", {"query_id": "x", "partition_id": "y", "state_ops": [delete("ü" * 1001)]}, "at most 2000 bytes"),
-        ("cycle", {"query_id": "x", "partition_id": "y", "state_ops": [delete("a", if_version="1")]}, "if_version"),
-        ("cycle", {"query_id": "x", "partition_id": "y", "push_items": 1}, "push_items must be an array"),
-        ("cycle", {"query_id": "x", "partition_id": "y", "push_items": [{}]}, "push_items[0].queue"),
-        (
-            "cycle",
-            {"query_id": "x", "partition_id": "y", "push_items": [{"queue": "q", "partition": None}]},
-            "push_items[0].partition",
-        ),
-        (
-            "cycle",
-            {"query_id": "x", "partition_id": "y", "push_items": [{"queue": "q", "traceId": "no"}]},
-            "TraceId must be a UUID",
-        ),
-        ("cycle", {"query_id": "x", "partition_id": "y", "ack": []}, "ack must be an object or null"),
-        ("cycle", {"query_id": "x", "partition_id": "y", "consumer_group": "\n"}, "ConsumerGroup"),
-        ("state/get", [], "request body must be a JSON object"),
-        ("state/get", {}, "query_id is required"),
-        ("state/get", {"query_id": "x"}, "partition_id is required"),
-        ("state/get", {"query_id": "x", "partition_id": "y"}, "query_id must be a UUID"),
-        ("state/get", {"query_id": "x", "partition_id": "y", "keys": [1]}, "keys[0]"),
-        ("state/get", {"query_id": "x", "partition_id": "y", "ripe_at_or_before": "now"}, "ripe_at_or_before"),
-        ("state/get", {"query_id": "x", "partition_id": "y", "limit": 0}, "limit must be"),
-    ],
-)
-async def test_bad_input_is_answered_with_what_is_wrong(api: Api, path: str, body: Any, error: str) -> None:
-    answer = await api.call("POST", f"/streams/v1/{path}", body)
-    assert answer.status == 400, answer
-    assert error in answer.body["error"]
-
-
-@pytest.mark.parametrize("path", ["queries", "cycle", "state/get"])
-async def test_what_is_no_json_is_refused(api: Api, path: str) -> None:
-    for data, error in ((b"", "Empty request body"), (b"{", "Invalid JSON"), (b'"\xff"', "Invalid JSON")):
-        answer = await api.call("POST", f"/streams/v1/{path}", data=data)
-        assert answer.status == 400, answer
-        assert error in answer.body["error"]
-
-
 async def test_state_is_found_by_index(dsn: str, connection: Connection) -> None:
     await connection.execute(
         "INSERT INTO queen.stream_state (partition_id, query_id, key, value, window_end)"
