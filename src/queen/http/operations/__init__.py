@@ -19,10 +19,23 @@ from queen.http.operations import (
     messages,
     messaging,
     queues,
+    streams,
     traces,
 )
 
-_TABLES: Final = (messaging, consume, queues, groups, messages, dead_letters, traces, cluster, health, documentation)
+_TABLES: Final = (
+    messaging,
+    consume,
+    queues,
+    groups,
+    messages,
+    dead_letters,
+    traces,
+    streams,
+    cluster,
+    health,
+    documentation,
+)
 
 TAGS: Final[Mapping[str, str]] = {
     "Messaging": "Storing messages, taking them, and saying what became of them.",
