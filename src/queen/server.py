@@ -35,6 +35,7 @@ from queen.http.routes.metrics import MetricsRoutes
 from queen.http.routes.openapi import OpenApiRoutes
 from queen.http.routes.queues import QueueRoutes
 from queen.http.routes.status import StatusRoutes
+from queen.http.routes.streams import StreamRoutes
 from queen.http.routes.traces import TraceRoutes
 from queen.http.shared import SharedAnswers
 from queen.http.slow_log import SlowLog
@@ -91,6 +92,7 @@ class Worker:
             self.consume,
             ClusterRoutes(self.broker),
             *self._watching_routes(shared),
+            StreamRoutes(self.broker),
         ):
             routes.add_to(router)
         self.port = settings.port if port is None else port

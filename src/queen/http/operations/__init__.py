@@ -22,6 +22,7 @@ from queen.http.operations import (
     metrics,
     queues,
     status,
+    streams,
     traces,
 )
 
@@ -36,6 +37,7 @@ _TABLES: Final = (
     status,
     analytics,
     metrics,
+    streams,
     cluster,
     health,
     documentation,
