@@ -223,6 +223,24 @@ _SURFACES: dict[str, Surface] = {
     "GET /api/v1/resources/tasks": Surface(),
     "GET /api/v1/resources/overview": Surface(),
     "POST /api/v1/stats/refresh": Surface(),
+    "GET /api/v1/system/shared-state": Surface(),
+    "GET /internal/api/shared-state/stats": Surface(),
+    "GET /internal/api/inter-instance/stats": Surface(),
+    "POST /internal/api/events": Surface(
+        reads_body=True, refused={"qp1\x00": "packet", "qp1\x01": "packet", "qp1\x02": "packet"}
+    ),
+    "POST /internal/api/notify": Surface(
+        reads_body=True,
+        refused={
+            "{}": "queue is required",
+            '{"queue": 1}': "queue is required",
+            f'{{"queue": "{_LONG}"}}': "(at queue)",
+            r'{"queue": "\u0000"}': "(at queue)",
+            '{"queue": "q", "partition": 1}': "(at partition)",
+            f'{{"queue": "q", "partition": "{_LONG}"}}': "(at partition)",
+            r'{"queue": "q", "partition": "a\u0000"}': "(at partition)",
+        },
+    ),
     "GET /api/v1/consumer-groups": Surface(),
     "GET /api/v1/consumer-groups/lagging": Surface(
         numbers=_PAGE,
