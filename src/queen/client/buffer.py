@@ -45,7 +45,7 @@ class _Buffered(msgspec.Struct):
     queue: str
     partition: str
     payload: object
-    transaction_id: str = msgspec.field(name="transactionId")
+    transaction_id: object = msgspec.field(name="transactionId")
 
 
 _results = msgspec.json.Decoder(list[_Result])
@@ -201,6 +201,10 @@ class Buffer:
                     # Whoever asks for a flush meanwhile does not wait for the end of the pause.
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._hurry.wait(), pause)
+        except Exception as error:
+            # A fault of our own: whoever waits must hear of it rather than wait forever.
+            self._fail_waiters(error)
+            raise
         finally:
             self._sender = None
         if not self._items:
@@ -273,6 +277,9 @@ class Buffer:
             f"{len(self._items)} messages for {self.queue}/{self.partition} wait, because a flush failed: {error}",
             failures=failures,
         )
+        self._fail_waiters(error)
+
+    def _fail_waiters(self, error: Exception) -> None:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done.done():
@@ -309,4 +316,4 @@ def _positive(options: BufferOptions, name: str) -> int:
 
 def _unsent(item: bytes, error: str) -> UnsentMessage:
     read = _buffered.decode(item)
-    return UnsentMessage(read.queue, read.partition, read.transaction_id, read.payload, error)
+    return UnsentMessage(read.queue, read.partition, str(read.transaction_id), read.payload, error)

@@ -18,7 +18,7 @@ from queen.client.http import HttpClient
 from queen.client.ids import TransactionIds
 from queen.client.log import ClientLog
 from queen.client.messages import AckResponse, BufferStats, Given, GivenMany, Message, RenewResponse
-from queen.client.popping import pop
+from queen.client.popping import Popper
 from queen.client.push import Pusher
 from queen.client.queue import QueueBuilder
 from queen.client.signals import StopSignals
@@ -149,7 +149,8 @@ class Queen:
     async def pop(self, subscription: Subscription, *, auto_ack: bool = False) -> list[Message]:
         """What `queue(...).pop()` does."""
         try:
-            return await pop(self.http, subscription, auto_ack=auto_ack)
+            popper = Popper(self.http, subscription)
+            return await popper.pop(subscription.batch, subscription.timeout_millis, auto_ack=auto_ack)
         except QueenError as error:
             if self._config.strict:
                 raise

@@ -108,10 +108,12 @@ GivenMany: TypeAlias = Sequence[Mapping[str, Any]] | list[str]
 Items: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """What is pushed: `{"data": …, "transactionId"?: …, "traceId"?: …}`, one or many."""
 
-MessageHandler: TypeAlias = Callable[[Message], Awaitable[object]] | Callable[[dict[str, Any]], Awaitable[object]]
-BatchHandler: TypeAlias = (
-    Callable[[list[Message]], Awaitable[object]] | Callable[[list[dict[str, Any]]], Awaitable[object]]
+Handler: TypeAlias = (
+    Callable[[Message], object]
+    | Callable[[list[Message]], object]
+    | Callable[[dict[str, Any]], object]
+    | Callable[[list[dict[str, Any]]], object]
 )
-Handler: TypeAlias = MessageHandler | BatchHandler
+"""A function of a message, or of a list of them; what it returns is awaited where that can be done."""
 SuccessCallback: TypeAlias = Callable[[Any, Any], Awaitable[object]]
 ErrorCallback: TypeAlias = Callable[[Any, Exception], Awaitable[object]]

@@ -32,12 +32,12 @@ class Subscription:
             return f"{self.queue}:{self.partition or '*'}:{group}"
         return f"{self.namespace or '*'}:{self.task or '*'}:{group}"
 
-    def path(self, batch: int | None = None, timeout_millis: int | None = None, auto_ack: bool = False) -> str:
-        """The request that pops it, for another size or time than usual where they are given."""
+    def path(self, batch: int, timeout_millis: int, auto_ack: bool) -> str:
+        """The path and query that pop it."""
         query: dict[str, str | int] = {
-            "batch": self.batch if batch is None else batch,
+            "batch": batch,
             "wait": "true" if self.wait else "false",
-            "timeout": self.timeout_millis if timeout_millis is None else timeout_millis,
+            "timeout": timeout_millis,
         }
         optional = {
             "consumerGroup": self.group,

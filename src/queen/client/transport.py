@@ -8,7 +8,7 @@ from typing import Protocol
 from queen.client.acks import Ack, Acker, AckResult
 from queen.client.http import HttpClient
 from queen.client.messages import Message
-from queen.client.popping import pop
+from queen.client.popping import Popper
 from queen.client.subscription import Subscription
 
 
@@ -42,16 +42,16 @@ class HttpTransport:
     """Long polling. Acknowledgments go to the server that delivered, which knows the lease by heart."""
 
     def __init__(self, http: HttpClient, acker: Acker, subscription: Subscription) -> None:
-        self._http = http
+        self._popper = Popper(http, subscription)
         self._acker = acker
-        self._subscription = subscription
+        self._group = subscription.group
         self._key = subscription.affinity_key
 
     async def fetch(self, batch: int, timeout_millis: int) -> list[Message]:
-        return await pop(self._http, self._subscription, batch=batch, timeout_millis=timeout_millis, attempts=1)
+        return await self._popper.pop(batch, timeout_millis, attempts=1)
 
     async def ack(self, acks: list[Ack]) -> list[AckResult]:
-        return await self._acker.ack_batch(acks, self._subscription.group, self._key, attempts=1)
+        return await self._acker.ack_batch(acks, self._group, self._key, attempts=1)
 
     async def renew(self, lease: str, seconds: float) -> None:
         await self._acker.extend(lease, seconds, self._key)
