@@ -46,5 +46,5 @@ async def test_nothing_is_printed_otherwise_and_warnings_are_logged(
 
 def test_token_is_never_shown() -> None:
     queen = Queen("http://localhost", bearer_token="secret", headers={"X-Key": "hidden"})
-    shown = repr(vars(queen)) + repr(queen.__dict__["_config"])
+    shown = repr(queen) + repr(vars(queen)) + repr(queen.engine.config)
     assert "secret" not in shown and "hidden" not in shown

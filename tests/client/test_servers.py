@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import Any
 
 import pytest
 
-from queen import Message, QueenConnectionError
+from queen import Message, Queen, QueenConnectionError
 from queen.client.balancer import Balancer, fnv1a
 from queen.client.config import Strategy
 from tests.api import Api
@@ -81,7 +82,7 @@ async def test_consumer_moves_to_the_other_server_when_its_own_dies(
     async with proxy_to(pair[0]) as wire:
         urls = (url_of(wire), pair[1].url)
         queen = make_client(*urls)
-        balancer = queen.http.balancer
+        balancer = queen.engine.http.balancer
         # The queue's name is chosen so that the consumer begins at the server that will die.
         queue = next(f"q{n}" for n in range(100) if balancer.order(f"q{n}:*:__QUEUE_MODE__")[0] == urls[0])
         await queen.queue(queue).push([{"data": n} for n in range(10)])
@@ -102,8 +103,35 @@ async def test_without_failover_one_dead_server_is_an_error(api: Api, make_clien
     dead = "http://127.0.0.1:1"
     options: dict[str, Any] = {"load_balancing_strategy": "session", "enable_failover": False, "retry_attempts": 1}
     queen = make_client(dead, dead + "/", api.url, **options)
-    key = next(f"k{n}" for n in range(100) if queen.http.balancer.order(f"k{n}")[0] == dead)
+    key = next(f"k{n}" for n in range(100) if queen.engine.http.balancer.order(f"k{n}")[0] == dead)
     with pytest.raises(QueenConnectionError, match="connection failed") as caught:
         await queen.request("GET", "/health", affinity_key=key)
     assert caught.value.url == f"{dead}/health"
     assert (caught.value.method, caught.value.status) == ("GET", None)
+
+
+async def test_token_and_headers_go_with_every_request() -> None:
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, Queen(url, bearer_token="secret", headers={"X-Tenant": "seven"}) as queen:
+        assert await queen.queue("a queue/with a slash").partition("p q").wait(False).pop() == []
+    assert heads[0].startswith(
+        b"GET /api/v1/pop/queue/a%20queue%2Fwith%20a%20slash/partition/p%20q?batch=1&wait=false&"
+    )
+    assert b"Authorization: Bearer secret\r\n" in heads[0] and b"X-Tenant: seven\r\n" in heads[0]
+
+
+async def test_names_that_need_quoting_reach_their_queue(api: Api, make_client: MakeClient) -> None:
+    queen = make_client(api.url)
+    for name in ("a queue", "a/b", "50%", "ü?&#"):
+        await queen.queue(name).partition(name).push({"data": name})
+        [message] = await queen.queue(name).partition(name).group(name).wait(False).pop()
+        assert message["data"] == name
+        assert (await queen.admin.get_queue(name))["name"] == name
+        assert (await queen.queue(name).delete())["existed"] is True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from queen.client.buffer import Buffer, BufferCounts
 from queen.client.errors import ClientClosedError, QueenError, UnsentError, UnsentMessage
@@ -14,8 +15,9 @@ from queen.client.messages import BufferOptions, BufferStats
 class Buffers:
     """Opens a buffer when a partition is first pushed to, and forgets it when it is empty."""
 
-    def __init__(self, http: HttpClient, log: ClientLog) -> None:
+    def __init__(self, http: HttpClient, log: ClientLog, on_open: Callable[[], object]) -> None:
         self._http = http
+        self._on_open = on_open
         self._log = log
         self._counts = BufferCounts()
         self._open: dict[tuple[str, str], Buffer] = {}
@@ -29,6 +31,7 @@ class Buffers:
                 raise ClientClosedError("this Queen client was closed; make a new one")
             buffer = Buffer(queue, partition, options, self._http, self._log, self._counts, self._forget)
             self._open[queue, partition] = buffer
+            self._on_open()
         return buffer
 
     async def add_when_there_is_room(self, queue: str, partition: str, options: BufferOptions, item: bytes) -> None:

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, overload
 
-from queen.client.acks import Acker
 from queen.client.admin import AdminCalls
-from queen.client.buffers import Buffers
 from queen.client.config import read_config
-from queen.client.consumer import ConsumeOptions, Consumer
-from queen.client.dlq import DlqQuery
-from queen.client.errors import QueenError, UnsentError
-from queen.client.http import HttpClient
-from queen.client.ids import TransactionIds
-from queen.client.log import ClientLog
-from queen.client.messages import AckResponse, BufferStats, Given, GivenMany, Message, RenewResponse
-from queen.client.popping import Popper
-from queen.client.push import Pusher
+from queen.client.engine import Engine
+from queen.client.errors import UnsentError
+from queen.client.messages import AckResponse, BufferStats, Given, GivenMany, RenewResponse
 from queen.client.queue import QueueBuilder
-from queen.client.signals import StopSignals
-from queen.client.subscription import Subscription
-from queen.client.trace import Tracer
 from queen.client.transaction import Transaction
-from queen.client.transport import HttpTransport, TransportMaker
 
 
 class Admin(AdminCalls[Awaitable[Any]]):
@@ -63,22 +50,18 @@ class Queen:
     ) -> None:
         """`config` is a URL, a list of URLs, or a dict of the options that can also be given by name."""
         named = {name: value for name, value in locals().items() if name not in ("self", "config")}
-        self._config = read_config(config, named)
-        self._log = ClientLog()
-        self.http = HttpClient(self._config, self._log)
-        self.buffers = Buffers(self.http, self._log)
-        self._ids = TransactionIds()
-        self.pusher = Pusher(self.http, self.buffers, self._ids, self._log)
-        self.acker = Acker(self.http, self._log, self._config.strict)
-        self._admin = Admin(self.http.request)
-        self._consumers: set[Consumer] = set()
-        self._signals = StopSignals(self._stop_consumers) if self._config.handle_signals else None
-        self.transports: dict[str, TransportMaker] = {"http": self._http_transport}
-        self._log.info("Queen.constructor", status="initialized", urls=len(self._config.urls))
+        self._engine = Engine(read_config(config, named))
+        self._admin = Admin(self._engine.http.request)
+        self._engine.log.info("Queen.constructor", status="initialized", urls=len(self._engine.config.urls))
+
+    @property
+    def engine(self) -> Engine:
+        """The parts of this client, for those who build on it; they may change."""
+        return self._engine
 
     def queue(self, name: str | None = None) -> QueueBuilder:
         """Begin a sentence of the fluent grammar; without a name, go on with `namespace` or `task`."""
-        return QueueBuilder(self, name)
+        return QueueBuilder(self._engine, name)
 
     @property
     def admin(self) -> Admin:
@@ -87,7 +70,7 @@ class Queen:
 
     def transaction(self) -> Transaction:
         """Begin a transaction: acknowledgments and pushes that happen together or not at all."""
-        return Transaction(self.http, self._ids)
+        return Transaction(self._engine.http, self._engine.ids)
 
     async def ack(
         self,
@@ -101,7 +84,7 @@ class Queen:
         again without counting. `dlq`: make it a dead letter. `context` may hold the `group` that popped it, and an
         `error` text. In a list, `_status` and `_error` of a message are for that one.
         """
-        return await self.acker.ack(message, status, context)
+        return await self._engine.acker.ack(message, status, context)
 
     @overload
     async def renew(self, message_or_lease_id: Given, seconds: float | None = None) -> RenewResponse: ...
@@ -113,15 +96,15 @@ class Queen:
         self, message_or_lease_id: Given | GivenMany, seconds: float | None = None
     ) -> RenewResponse | list[RenewResponse]:
         """Let the leases of messages live for at least `seconds` (60) from now."""
-        return await self.acker.renew(message_or_lease_id, seconds)
+        return await self._engine.acker.renew(message_or_lease_id, seconds)
 
     async def flush_all_buffers(self) -> None:
         """Send everything that is buffered; raises when that cannot be done, and keeps it."""
-        await self.buffers.flush_all()
+        await self._engine.buffers.flush_all()
 
     def get_buffer_stats(self) -> BufferStats:
         """What the buffers hold and have done."""
-        return self.buffers.stats()
+        return self._engine.buffers.stats()
 
     async def delete_consumer_group(self, consumer_group: str, delete_metadata: bool = True) -> Any:
         """Forget where a group is, everywhere; with its metadata, also where it once began."""
@@ -144,61 +127,17 @@ class Queen:
 
         `body` goes as JSON and the answer is decoded (None when empty). Raises `RequestError` or one of its kinds.
         """
-        return await self.http.request(method, path, body, timeout_millis=timeout_millis, affinity_key=affinity_key)
-
-    async def pop(self, subscription: Subscription, *, auto_ack: bool = False) -> list[Message]:
-        """What `queue(...).pop()` does."""
-        try:
-            popper = Popper(self.http, subscription)
-            return await popper.pop(subscription.batch, subscription.timeout_millis, auto_ack=auto_ack)
-        except QueenError as error:
-            if self._config.strict:
-                raise
-            self._log.warning("QueueBuilder.pop", f"answered with nothing, because it failed: {error}")
-            return []
-
-    def dead_letters(self, queue: str, group: str | None, partition: str) -> DlqQuery:
-        """What `queue(...).dlq()` does."""
-        return DlqQuery(self.http, self._log, self._config.strict, queue, group, partition)
-
-    async def run_consumer(
-        self,
-        handler: Callable[[Any], Awaitable[object] | object],
-        subscription: Subscription,
-        options: ConsumeOptions,
-        signal: asyncio.Event | None,
-        transport: str,
-    ) -> None:
-        """What `queue(...).consume()` does."""
-        maker = self.transports.get(transport)
-        if maker is None:
-            raise ValueError(f"transport must be one of {', '.join(self.transports)}, not {transport!r}")
-        tracer = Tracer(self.http, self._log, subscription.group)
-        consumer = Consumer(maker(subscription), handler, options, tracer, self.http, self._log)
-        self._consumers.add(consumer)
-        if self._signals is not None:
-            self._signals.watch()
-        try:
-            await consumer.run(signal)
-        finally:
-            self._consumers.discard(consumer)
-            if self._signals is not None and not self._consumers:
-                self._signals.leave()
+        return await self._engine.http.request(
+            method, path, body, timeout_millis=timeout_millis, affinity_key=affinity_key
+        )
 
     async def close(self) -> None:
         """End the consumers after what they are handling, send what is buffered, and close the connections.
 
         Raises `UnsentError` with the messages that were buffered and could not be sent.
         """
-        self._stop_consumers()
-        here = asyncio.current_task()
-        for consumer in list(self._consumers):
-            # A handler that closes its own client must not wait for itself.
-            if not consumer.runs_in(here):
-                await consumer.finished.wait()
-        unsent = await self.buffers.close()
-        await self.http.close()
-        self._log.info("Queen.close", unsent=len(unsent))
+        unsent = await self._engine.close()
+        self._engine.log.info("Queen.close", unsent=len(unsent))
         if unsent:
             raise UnsentError(unsent)
 
@@ -215,11 +154,4 @@ class Queen:
                 raise
             # What ended the block matters more, and must not hide that messages are left.
             error.add_note(str(unsent))
-            self._log.warning("Queen.close", str(unsent))
-
-    def _stop_consumers(self) -> None:
-        for consumer in self._consumers:
-            consumer.stop()
-
-    def _http_transport(self, subscription: Subscription) -> HttpTransport:
-        return HttpTransport(self.http, self.acker, subscription)
+            self._engine.log.warning("Queen.close", str(unsent))

@@ -6,14 +6,12 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from queen.client.consumer import ConsumeOptions
+from queen.client.engine import Engine
 from queen.client.messages import ErrorCallback, Handler, SuccessCallback
 from queen.client.subscription import Subscription
-
-if TYPE_CHECKING:
-    from queen.client.client import Queen
 
 
 class Consume:
@@ -21,7 +19,7 @@ class Consume:
 
     def __init__(
         self,
-        queen: Queen,
+        engine: Engine,
         handler: Handler,
         subscription: Subscription,
         options: ConsumeOptions,
@@ -30,7 +28,7 @@ class Consume:
     ) -> None:
         if not callable(handler):
             raise TypeError(f"consume takes a function of a message, not {type(handler).__name__}")
-        self._queen = queen
+        self._engine = engine
         self._handler: Callable[[Any], Awaitable[object] | object] = handler
         self._subscription = subscription
         self._options = options
@@ -57,7 +55,7 @@ class Consume:
         handler, options = self._handler, self._options
         if self._on_success is not None or self._on_error is not None:
             handler, options = self._with_callbacks, replace(options, auto_ack=False)
-        await self._queen.run_consumer(handler, self._subscription, options, self._signal, self._transport)
+        await self._engine.consume(handler, self._subscription, options, self._signal, self._transport)
 
     async def _with_callbacks(self, given: Any) -> None:
         try:

@@ -92,8 +92,9 @@ class Consumer:
                 watching.cancel()
             await self._transport.close()
             self.finished.set()
-        for worker in self._workers:
-            worker.result()
+        for error in [worker.exception() for worker in self._workers]:
+            if error is not None:
+                raise error
 
     def stop(self) -> None:
         """Fetch no more; what is being handled is finished and acknowledged, and then `run` returns."""
@@ -145,6 +146,9 @@ class Consumer:
 
     async def _parking(self, waiting: Coroutine[Any, Any, T]) -> T | None:
         """Wait for something that `stop` may break off; None then."""
+        if self._stopping:
+            waiting.close()
+            return None
         task = asyncio.current_task()
         assert task is not None
         self._parked.add(task)

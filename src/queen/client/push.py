@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import Any
 
+import msgspec
+
 from queen.client.buffers import Buffers
 from queen.client.errors import PushError, QueenError
-from queen.client.http import HttpClient, decode_json, encode_json
+from queen.client.http import HttpClient, decode_as, encode_json
 from queen.client.ids import TransactionIds
 from queen.client.items import listed, wire_item
 from queen.client.log import ClientLog
 from queen.client.messages import BufferOptions, ErrorCallback, Items
 
 PATH = "/api/v1/push"
+
+_results = msgspec.json.Decoder(list[dict[str, Any]])
 
 PushCallback = Callable[[Any], Awaitable[object]]
 
@@ -101,7 +105,7 @@ class Push:
                 raise
             await self._on_error(items, error)
             return None
-        results = decode_json(answer.body) or []
+        results = decode_as(_results, answer.body)
         if answer.attempts > 1:
             self._own_duplicates(results)
         await self._tell(items, results)

@@ -77,7 +77,7 @@ class QueenSync:
 
     def renew(self, message_or_lease_id: Given | GivenMany, seconds: float | None = None) -> Any:
         """Let the leases of messages live for at least `seconds` (60) from now."""
-        return self._background.run(self._queen.acker.renew(message_or_lease_id, seconds))
+        return self._background.run(self._queen.engine.acker.renew(message_or_lease_id, seconds))
 
     def flush_all_buffers(self) -> None:
         """Send everything that is buffered; raises when that cannot be done, and keeps it."""
@@ -209,7 +209,7 @@ class TransactionSync(TransactionOperations):
     """`queen.transaction()` of `QueenSync`."""
 
     def __init__(self, background: BackgroundLoop, queen: Queen) -> None:
-        super().__init__(queen.http, queen.pusher.ids)
+        super().__init__(queen.engine.http, queen.engine.ids)
         self._background = background
 
     def commit(self) -> TransactionResponse:
