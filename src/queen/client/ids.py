@@ -34,5 +34,5 @@ class TransactionIds:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._source = IdSource()
-        block = self._source.block()
-        self._prefix, self._low, self._left = block.prefix.decode(), block.low, _IDS_OF_A_BLOCK
+        block = self._source.block(_IDS_OF_A_BLOCK)
+        self._prefix, self._low, self._left = block.prefix.decode(), block.low - 1, _IDS_OF_A_BLOCK
