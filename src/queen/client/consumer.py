@@ -24,7 +24,6 @@ T = TypeVar("T")
 # Failures that end when a server is back.
 _PASSING = (QueenConnectionError, OverloadedError, ServerError)
 _POLL_SECONDS = 0.1
-_LONGEST_PAUSE_SECONDS = 10.0
 # A fetch that is being answered is let finish, because its messages would stay leased to nobody.
 _FETCH_GRACE_SECONDS = 0.25
 _GIVE_BACK_SECONDS = 2.0
@@ -128,14 +127,16 @@ class Consumer:
                 millis = min(millis, left)
             batch = min(options.batch, options.limit - handled) if options.limit else options.batch
             try:
+                asked = time.monotonic()
                 messages = await self._parking(self._transport.fetch(batch, millis))
                 failures = 0
-                if not messages and not options.wait:
+                # A server in maintenance answers at once, even where it is asked to wait.
+                if not messages and (not options.wait or time.monotonic() - asked < _POLL_SECONDS):
                     await self._parking(asyncio.sleep(_POLL_SECONDS))
             except _PASSING as error:
                 failures += 1
                 self._log.warning("Consumer.fetch", f"nothing can be fetched, trying again: {error}", failures=failures)
-                await self._parking(asyncio.sleep(self._pause(failures, error)))
+                await self._parking(asyncio.sleep(self._http.pause(failures, error)))
                 continue
             if messages:
                 if self._stopping:
@@ -228,7 +229,7 @@ class Consumer:
                 self._log.warning("Consumer.ack", f"{len(acks)} messages are not acknowledged yet: {failure}")
                 if self._stopping and failures >= _TRIES_WHEN_STOPPING:
                     return
-                await asyncio.sleep(self._pause(failures, failure))
+                await asyncio.sleep(self._http.pause(failures, failure))
         refused = [result for result in results if not result.success]
         if refused:
             self._log.warning(
@@ -250,6 +251,3 @@ class Consumer:
 
     def _leases_kept(self, messages: list[Message]) -> AbstractAsyncContextManager[None]:
         return nullcontext() if self._renewal is None else self._renewal.keeping(messages)
-
-    def _pause(self, failures: int, error: RequestError) -> float:
-        return min(self._http.pause(failures, error), _LONGEST_PAUSE_SECONDS)

@@ -25,7 +25,9 @@ from queen.client.errors import (
 from queen.client.log import ClientLog
 
 _CONNECT_SECONDS = 10.0
-_LONGEST_PAUSE_SECONDS = 60.0
+# A server that is back should not be kept waiting for long; one that asks for time gets it.
+_LONGEST_PAUSE_SECONDS = 5.0
+_LONGEST_ASKED_SECONDS = 60.0
 # Bodies are JSON both ways, and the rest of what aiohttp adds by itself the server does not read.
 _SKIPPED_HEADERS = ("User-Agent", "Accept", "Accept-Encoding")
 _READ_BUFFER_BYTES = 256 * 1024
@@ -119,11 +121,11 @@ class HttpClient:
 
     def pause(self, failures: int, error: RequestError) -> float:
         """Seconds to wait before trying again: doubling, a little random, and as long as the server asks for."""
-        doubled = self._config.retry_delay_millis / 1000 * 2 ** min(failures - 1, 16)
-        seconds: float = doubled * random.uniform(0.8, 1.2)
+        doubled: float = self._config.retry_delay_millis / 1000 * 2 ** min(failures - 1, 16)
+        seconds = min(doubled, _LONGEST_PAUSE_SECONDS) * random.uniform(0.8, 1.2)
         if isinstance(error, OverloadedError) and error.retry_after is not None:
-            seconds = max(seconds, error.retry_after)
-        return min(seconds, _LONGEST_PAUSE_SECONDS)
+            return max(seconds, min(error.retry_after, _LONGEST_ASKED_SECONDS))
+        return seconds
 
     async def close(self) -> None:
         """Close the connections; requests are refused from now on."""
