@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Generic, Self, TypeVar
 
 from queen.client.acks import LEASE_LOST, as_list, message_key, status_text
-from queen.client.errors import LeaseLostError, TransactionError
+from queen.client.errors import LeaseLostError, QueenConnectionError, TransactionError
 from queen.client.http import HttpClient, decode_json, encode_json
 from queen.client.ids import TransactionIds
 from queen.client.items import listed, wire_item
@@ -26,6 +26,7 @@ class TransactionOperations:
         self._ids = ids
         self._operations: list[dict[str, Any]] = []
         self._leases: dict[str, None] = {}
+        self._own_ids: list[str] = []
 
     def ack(
         self,
@@ -61,8 +62,12 @@ class TransactionOperations:
     def push(self, queue: str, partition: str | None, items: Items) -> Self:
         """Add messages; the fluent form is `queue(name).partition(name).push(items)`."""
         # With ids of their own, a commit that is repeated because its answer was lost cannot push twice.
-        formatted = [wire_item(item, queue, partition, self._ids) for item in listed(items)]
+        given = listed(items)
+        formatted = [wire_item(item, queue, partition, self._ids) for item in given]
         self._operations.append({"type": "push", "items": formatted})
+        self._own_ids += [
+            made["transactionId"] for item, made in zip(given, formatted, strict=True) if not item.get("transactionId")
+        ]
         return self
 
     async def _commit(self) -> TransactionResponse:
@@ -74,16 +79,25 @@ class TransactionOperations:
         if result.get("success"):
             return result
         text = result.get("error") or "Transaction failed"
-        if text.endswith(LEASE_LOST):
-            raise LeaseLostError(text)
-        raise TransactionError(text, result.get("results") or [])
+        if answer.attempts > 1 and any(repr(made) in text for made in self._own_ids):
+            # Nobody else has this id: it is there because the attempt before, whose answer was lost, was applied.
+            return {"success": True, "results": []}
+        if not text.endswith(LEASE_LOST):
+            raise TransactionError(text, result.get("results") or [])
+        if answer.attempts > 1:
+            raise QueenConnectionError(f"the answer to a commit was lost, and it may have been applied: {text}")
+        raise LeaseLostError(text)
 
 
 class Transaction(TransactionOperations):
     """`queen.transaction()`: operations, and `commit()` sends them as one."""
 
     async def commit(self) -> TransactionResponse:
-        """Apply everything; raises `TransactionError` or `LeaseLostError` when nothing was applied."""
+        """Apply everything; raises `TransactionError` or `LeaseLostError` when nothing was applied.
+
+        `QueenConnectionError` means that it is not known. Where an answer was lost and the commit is found to have
+        been applied, `results` are empty.
+        """
         return await self._commit()
 
 
