@@ -97,7 +97,7 @@ async def test_signal_lets_the_handler_finish(api: Api, kind: str, number: signa
     assert await process.stdout.readline() == b"begun\n"
     process.send_signal(number)
     # The handler goes on only when the program has had the signal.
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.5)
     process.stdin.write(b"\n")
     output, _ = await asyncio.wait_for(process.communicate(), 20)
     assert output.split() == [b"done", b"closed"]

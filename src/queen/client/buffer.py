@@ -72,7 +72,8 @@ class Buffer:
     """Sends when `message_count` messages are there, or when the oldest has waited `time_millis`.
 
     A message leaves the buffer when the server has it. While the server is away, messages stay, and once there are
-    `max_messages`, whoever pushes waits. Only one request is under way at a time, so the order is kept.
+    `max_messages` or `max_bytes` of them, whoever pushes waits. Only one request is under way at a time, so the order
+    is kept.
     """
 
     def __init__(
@@ -94,7 +95,9 @@ class Buffer:
         self._message_count = _positive(options, "message_count")
         self._seconds = _positive(options, "time_millis") / 1000
         self._max_messages = max(_positive(options, "max_messages"), self._message_count)
+        self._max_bytes = _positive(options, "max_bytes")
         self._items: deque[bytes] = deque()
+        self._held_bytes = 0
         self._due = 0
         self._added = 0
         self._sent = 0
@@ -126,12 +129,12 @@ class Buffer:
         if not self._items:
             self._first_at = time.monotonic()
         self._items.append(item)
+        self._held_bytes += len(item)
         self._added += 1
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._seconds, self._send_now)
-        waiting = len(self._items)
-        self.is_full = waiting + len(self._rejected) >= self._max_messages
-        return waiting - self._due >= self._message_count
+        self._measure()
+        return len(self._items) - self._due >= self._message_count
 
     async def begin_sending(self) -> None:
         """Start to send what is there, and give the event loop a moment to do it."""
@@ -163,7 +166,7 @@ class Buffer:
     def take_rejected(self) -> list[UnsentMessage]:
         """The messages that were refused for good since this was last asked for."""
         rejected, self._rejected = self._rejected, []
-        self.is_full = len(self._items) >= self._max_messages
+        self._measure()
         return rejected
 
     async def close(self) -> list[UnsentMessage]:
@@ -178,6 +181,10 @@ class Buffer:
         unsent = [_unsent(item, error) for item in self._items]
         self._items.clear()
         return self.take_rejected() + unsent
+
+    def _measure(self) -> None:
+        held = len(self._items) + len(self._rejected)
+        self.is_full = held >= self._max_messages or self._held_bytes >= self._max_bytes
 
     def _send_now(self) -> None:
         """Everything that is here is due."""
@@ -248,15 +255,16 @@ class Buffer:
     def _took(self, size: int, back: list[bytes] | None = None) -> None:
         """The first `size` messages are with the server, apart from those that come back to the front."""
         for _ in range(size):
-            self._items.popleft()
+            self._held_bytes -= len(self._items.popleft())
         if back:
             self._items.extendleft(reversed(back))
+            self._held_bytes += sum(map(len, back))
             size -= len(back)
         self._due -= size
         self._sent += size
         self._error = None
         self._first_at = time.monotonic()
-        self.is_full = len(self._items) + len(self._rejected) >= self._max_messages
+        self._measure()
         self._release_those_sent()
 
     def _release_those_sent(self) -> None:

@@ -55,4 +55,5 @@ BUFFER_DEFAULTS: Final[dict[str, Any]] = {
     "message_count": 100,
     "time_millis": 1_000,
     "max_messages": 10_000,
+    "max_bytes": 64 * 1024 * 1024,
 }

@@ -68,11 +68,12 @@ class RenewResponse(TypedDict, total=False):
 
 
 class BufferOptions(TypedDict, total=False):
-    """When buffered messages are sent, and how many wait at most before `push` waits, too."""
+    """When buffered messages are sent, and how much they hold before `push` waits."""
 
     message_count: int
     time_millis: int
     max_messages: int
+    max_bytes: int
 
 
 class BufferStats(TypedDict):
