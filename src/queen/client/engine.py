@@ -22,6 +22,7 @@ from queen.client.signals import StopSignals
 from queen.client.subscription import Subscription
 from queen.client.trace import Tracer
 from queen.client.transport import HttpTransport, TransportMaker
+from queen.client.websocket import WebSocketTransport
 
 
 class Engine:
@@ -36,7 +37,10 @@ class Engine:
         self.buffers = Buffers(self.http, self.log, on_open=self._watch_signals)
         self.pusher = Pusher(self.http, self.buffers, self.ids, self.log)
         self.acker = Acker(self.http, self.log, config.strict)
-        self.transports: dict[str, TransportMaker] = {"http": self._http_transport}
+        self.transports: dict[str, TransportMaker] = {
+            "http": self._http_transport,
+            "websocket": self._websocket_transport,
+        }
         self._consumers: set[Consumer] = set()
 
     async def pop(self, subscription: Subscription, *, auto_ack: bool) -> list[Message]:
@@ -112,3 +116,6 @@ class Engine:
 
     def _http_transport(self, subscription: Subscription) -> HttpTransport:
         return HttpTransport(self.http, self.acker, subscription)
+
+    def _websocket_transport(self, subscription: Subscription) -> WebSocketTransport:
+        return WebSocketTransport(self.http, subscription, self.log)
