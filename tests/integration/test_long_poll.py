@@ -189,7 +189,7 @@ async def test_a_batch_claimed_for_a_client_that_left_is_not_invisible_for_longe
 
 
 async def test_parked_pops_cost_no_query(start_server: StartServer, connection: Connection) -> None:
-    api = await start_server(pop_safety_poll_ms=NEVER, queen_sync_reconcile_ms=NEVER)
+    api = await start_server(pop_safety_poll_ms=NEVER, queen_sync_reconcile_ms=NEVER, metrics_aggregate_interval_s=3600)
     for partition in ("a", "b"):
         await api.push("q", 0, partition=partition)
     for group in ("x", "y"):
