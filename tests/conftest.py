@@ -76,7 +76,12 @@ async def start_server(dsn: str, tmp_path: Path) -> AsyncIterator[StartServer]:
     async with AsyncExitStack() as stack:
 
         async def start(worker_id: int = 0, **overrides: object) -> Api:
-            values: dict[str, object] = {"num_workers": 1, "host": "127.0.0.1", "database_urls": (dsn,)}
+            values: dict[str, object] = {
+                "num_workers": 1,
+                "host": "127.0.0.1",
+                "database_urls": (dsn,),
+                "queen_data_dir": tmp_path / "data",
+            }
             settings = Settings.from_env({}, **(values | overrides))
             worker = Worker(settings, worker_id, tmp_path, port=0)
             await worker.start()

@@ -22,6 +22,7 @@ from queen.http.routes.consume import ConsumeRoutes
 from queen.http.routes.dead_letters import DeadLetterRoutes
 from queen.http.routes.groups import GroupRoutes
 from queen.http.routes.health import HealthRoutes
+from queen.http.routes.maintenance import MaintenanceRoutes
 from queen.http.routes.messages import MessageRoutes
 from queen.http.routes.messaging import MessagingRoutes
 from queen.http.routes.openapi import OpenApiRoutes
@@ -70,6 +71,7 @@ class Worker:
             TraceRoutes(self.broker),
             self.consume,
             ClusterRoutes(self.broker),
+            MaintenanceRoutes(self.broker),
         ):
             routes.add_to(router)
         self.shell = Shell(router, max_body_bytes=settings.max_body_bytes)

@@ -68,6 +68,12 @@ class Popper:
     def start(self) -> None:
         self._spawn(self._keep_safe())
 
+    def pause(self, paused: bool) -> None:
+        """While paused, pops are answered empty at once."""
+        self.paused = paused
+        if paused:
+            self.release_parked()
+
     def release_parked(self) -> None:
         """Answer every parked pop as empty."""
         for lane in self._lanes.values():
@@ -107,6 +113,9 @@ class Popper:
     def submit(self, pop: Pop) -> None:
         """Have a pop served whose maker wants to be able to expire it."""
         loop = asyncio.get_running_loop()
+        if self.paused:
+            pop.resolve(None)
+            return
         options = pop.options
         if options.wait:
             pop.timer = loop.call_later(options.timeout, pop.expire)
@@ -286,6 +295,9 @@ class Popper:
                 if not pop.done:
                     try:
                         await self._target(lane, pop, name)
+                    except DatabaseAway:
+                        # The next look may find it; until then it waits as before.
+                        lane.unresolved.setdefault(name, []).append(pop)
                     except (QueenError, asyncpg.PostgresError) as error:
                         pop.fail(error)
         self._kick(lane)
@@ -341,7 +353,11 @@ class Popper:
                 claim.lane.claimed(claim.partition_id)
                 claim.lane.ready.setdefault(claim.partition_id, UNKNOWN)
                 for pop in claim.pops:
-                    pop.fail(error)
+                    if isinstance(error, DatabaseAway) and pop.options.wait:
+                        # It came to wait, and goes on waiting.
+                        self._again(claim, pop)
+                    else:
+                        pop.fail(error)
             if isinstance(error, DatabaseAway):
                 await asyncio.sleep(0.1)
             return

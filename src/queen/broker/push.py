@@ -13,6 +13,7 @@ import asyncpg
 
 from queen.broker.append import Appender
 from queen.broker.catalog import Catalog, Partition, Queue
+from queen.broker.detour import Detour
 from queen.broker.fusion import Fusion
 from queen.broker.lots import Fate, Lot
 from queen.broker.parts import Part, Preparer, split_by_target
@@ -21,7 +22,7 @@ from queen.broker.turn import Turn
 from queen.errors import DatabaseAway, Overloaded, QueenError
 from queen.storage.database import Database, Fetcher, Link
 from queen.wire.ids import IdSource
-from queen.wire.push import PushItem
+from queen.wire.push import Hold, PushItem
 
 _LARGEST_BATCH_BYTES = 4 << 20
 _MOST_WAITING_BYTES = 64 << 20
@@ -41,6 +42,7 @@ class Push:
     answer: asyncio.Future[Any]
     parts: list[Part] = field(default_factory=list)
     blocks: frozenset[bytes] = frozenset()
+    hold: Hold | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,11 @@ class Pusher:
         ids: IdSource,
         turn: Turn,
         drain_bus: Callable[[], None],
+        detour: Detour,
     ) -> None:
         self._link: Link = database.link()
+        self._presence = database.presence
+        self._detour = detour
         self._catalog = catalog
         self._preparer = preparer
         self._appender = appender
@@ -93,23 +98,41 @@ class Pusher:
             most=_MOST_WAITING_BYTES,
             turn=turn,
         )
+        self.buffering: Fusion[Push] = Fusion(
+            self._buffer,
+            _fail,
+            weigh=lambda push: push.nbytes + 512,
+            limit=_LARGEST_BATCH_BYTES,
+            most=_MOST_WAITING_BYTES,
+        )
 
     def push(
-        self, items: list[PushItem], nbytes: int, render: Callable[[bytes], T], subject: str | None = None
+        self,
+        items: list[PushItem],
+        nbytes: int,
+        render: Callable[[bytes], T],
+        subject: str | None = None,
+        hold: Hold | None = None,
     ) -> asyncio.Future[T]:
-        """Store the items (at least one); the future gives what `render` makes of the JSON array that answers them."""
+        """Store the items (at least one); the future gives what `render` makes of the JSON array that answers them.
+
+        With a `hold` they go to the spool, and from there to PostgreSQL when that says.
+        """
         self._name_nameless(items)
         push = Push(len(items), nbytes, subject, render, asyncio.get_running_loop().create_future())
         push.parts = split_by_target(push, items)
         # While the batch before is being stored, this one is made ready.
         for part in push.parts:
             self._prepare(part)
-        self.fusion.submit(push)
+        push.hold = hold
+        (self.fusion if hold is None else self.buffering).submit(push)
         return push.answer
 
     async def prepare(self, items: Sequence[PushItem]) -> None:
         """Before a transaction that stores the items: make their queues and partitions."""
-        await self._catalog.ensure_partitions({(item.queue, item.partition) for item in items})
+        targets = {(item.queue, item.partition) for item in items}
+        await self._detour.let_pass(targets)
+        await self._catalog.ensure_partitions(targets)
 
     async def store_in(self, transaction: Fetcher, items: list[PushItem], subject: str | None) -> StoredPush:
         """Store the items inside a transaction; `settle` when it has committed. A duplicate refuses them all."""
@@ -117,15 +140,8 @@ class Pusher:
             return StoredPush([], [], [])
         self._name_nameless(items)
         parts = split_by_target(_TransactionSender(subject), items)
-        lots = self._lots(parts)
-        if lots is None:
-            raise QueueMoved("a queue of the transaction is being changed again and again; try later")
-        await self._appender.meet(transaction, lots)
-        times = await self._appender.append_locked(transaction, lots)
-        if times is None:
-            for item in items:
-                self._catalog.forget_queue(item.queue)
-            raise QueueMoved("a queue of the transaction is being deleted again and again; try later")
+        lots = self.lots_of(parts)
+        times = await self.append_in(transaction, lots)
         messages: list[tuple[str, Partition] | None] = [None] * len(items)
         for lot in lots:
             _check_all_stored(lot)
@@ -135,9 +151,29 @@ class Pusher:
                     messages[position] = (next(ids).decode(), lot.partition)
         return StoredPush([message for message in messages if message is not None], lots, times)
 
+    def lots_of(self, parts: Sequence[Part]) -> list[Lot]:
+        """What a transaction has for each partition. Raises `QueueMoved` if one of them was just forgotten."""
+        lots = self._lots(parts)
+        if lots is None:
+            raise QueueMoved("a queue of the transaction is being changed again and again; try later")
+        return lots
+
+    async def append_in(self, transaction: Fetcher, lots: list[Lot]) -> list[datetime]:
+        """Append lots inside a transaction. Raises `QueueMoved` when a partition is gone."""
+        await self._appender.meet(transaction, lots)
+        times = await self._appender.append_locked(transaction, lots)
+        if times is None:
+            for lot in lots:
+                self._catalog.forget_queue(lot.queue.name)
+            raise QueueMoved("a queue of the transaction is being deleted again and again; try later")
+        return times
+
     def settle(self, stored: StoredPush) -> None:
         """The transaction that stored them has committed."""
-        self._appender.settle(stored.lots, stored.times)
+        self.settle_lots(stored.lots, stored.times)
+
+    def settle_lots(self, lots: list[Lot], times: list[datetime]) -> None:
+        self._appender.settle(lots, times)
 
     def _name_nameless(self, items: list[PushItem]) -> None:
         """Give an id to items that came without, before any attempt, so that a retry recognises them."""
@@ -161,7 +197,14 @@ class Pusher:
         Returns what answers the requests, to be called when the turn has been passed on.
         """
         try:
-            lots = await self._store_persistently(batch)
+            if self._detour.engaged and await self._detour.takes(
+                {part.target for push in batch for part in push.parts}
+            ):
+                return await self._detour.take(batch)
+            try:
+                lots = await self._store_persistently(batch)
+            except DatabaseAway:
+                return await self._detour.take(batch, trouble=True)
         except (asyncpg.PostgresError, QueenError) as error:
             if len(batch) == 1 or isinstance(error, DatabaseAway | Overloaded):
                 for push in batch:
@@ -174,6 +217,15 @@ class Pusher:
             return None
         return lambda: _answer(batch, lots)
 
+    async def _buffer(self, batch: list[Push]) -> Callable[[], None] | None:
+        """Spool pushes that asked for it."""
+        try:
+            return await self._detour.take(batch)
+        except QueenError as error:
+            for push in batch:
+                _fail(push, error)
+            return None
+
     async def _store_persistently(self, batch: list[Push]) -> list[Lot]:
         """Try again for a while when PostgreSQL goes away: segments of a lost attempt are recognised by their ids."""
         deadline = time.monotonic() + _RETRY_SECONDS
@@ -185,7 +237,7 @@ class Pusher:
                     for part in push.parts:
                         if part.partition is not None:
                             part.partition.known_to = None
-                if time.monotonic() > deadline:
+                if self._presence.away or time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(0.05)
 
