@@ -183,6 +183,8 @@ class Replayer:
         self._unsure = False
 
     async def _progress(self, file_ids: set[uuid.UUID]) -> dict[uuid.UUID, int]:
+        if not file_ids:
+            return {}
         rows = await self._database.fetch("spool_progress", list(file_ids))
         # The driver's UUIDs are equal to Python's but slower to compare.
         return {uuid.UUID(int=row["file_id"].int): row["position"] for row in rows}

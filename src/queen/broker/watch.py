@@ -19,6 +19,7 @@ from queen.storage.database import AWAY_ERRORS, Connection, Database
 log = logging.getLogger(__name__)
 
 _LOST: tuple[type[BaseException], ...] = (DatabaseAway, *AWAY_ERRORS)
+APPLICATION_NAME = "queen watch"
 _BEAT_SECONDS = 0.4
 _SEARCH_SECONDS = 0.2
 
@@ -104,7 +105,7 @@ class Watch:
     async def _ask(self) -> bool:
         try:
             if self._connection is None:
-                self._connection = await self._database.connect()
+                self._connection = await self._database.connect(application_name=APPLICATION_NAME)
             self._learn(await self._connection.fetch(self._database.statements["system_modes"]))
         except _LOST:
             self._drop()
