@@ -135,6 +135,10 @@ class Replayer:
             await self._begin()
         if board.engaged and board.due:
             await self._drain()
+        elif self._spool.reader.has_files:
+            # Replayed while it was still being written to: it can go when its worker has finished it.
+            await asyncio.to_thread(self._spool.reader.clear_if_drained)
+            await self._remove_finished()
         if board.trouble and not board.records:
             board.set_trouble(False)
         if time.monotonic() - self._failed_at > _FAILED_RETRY_SECONDS:

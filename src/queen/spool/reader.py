@@ -121,6 +121,10 @@ class SpoolReader:
         """The files that are there."""
         return {uuid.UUID(tail.name) for tail in self._all_tails()}
 
+    @property
+    def has_files(self) -> bool:
+        return any(self._tails.values())
+
     def close(self) -> None:
         for tail in self._all_tails():
             tail.close()
