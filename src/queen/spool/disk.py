@@ -11,6 +11,7 @@ damaged/           bytes that are not whole records
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import uuid
@@ -22,11 +23,16 @@ import msgspec
 from queen.spool.frames import FRAME_BYTES, HEADER_BYTES, file_header, find_frame, frame, parse_header, read_frame
 from queen.spool.record import Record, decode_record, encode_record
 
+log = logging.getLogger(__name__)
+
 FAILED = "failed"
 DAMAGED = "damaged"
 FINISHED = ".buf"
 UNFINISHED = ".buf.tmp"
-_FILE_NAME = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.buf(\.tmp)?", re.ASCII)
+_ID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_DIRECTORY_NAME = re.compile(_ID, re.ASCII)
+_FILE_NAME = re.compile(_ID + r"\.buf(\.tmp)?", re.ASCII)
+_LOCK = "lock"
 
 
 def sync_directory(path: Path) -> None:
@@ -68,7 +74,7 @@ def write_all(file: int, content: bytes) -> None:
 
 def directories(root: Path) -> list[Path]:
     """The sub-directories that processes write or wrote to, oldest first."""
-    return sorted(path for path in root.iterdir() if path.is_dir() and path.name not in (FAILED, DAMAGED))
+    return sorted(path for path in root.iterdir() if _DIRECTORY_NAME.fullmatch(path.name) and path.is_dir())
 
 
 def spool_files(directory: Path) -> list[Path]:
@@ -76,10 +82,27 @@ def spool_files(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if _FILE_NAME.fullmatch(path.name))
 
 
+def claim_directory(directory: Path) -> int:
+    """Make a sub-directory this process's own for as long as it lives; returns the lock, to be closed at the end."""
+    make_directory(directory)
+    file = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+def remove_directory(directory: Path) -> None:
+    """Remove what a process left that is gone, with everything it wrote. Whatever else lies there stays."""
+    (directory / _LOCK).unlink(missing_ok=True)
+    try:
+        directory.rmdir()
+    except OSError as error:
+        log.warning("%s is not used any more but cannot be removed: %s", directory, error)
+
+
 def is_written_to(directory: Path) -> bool:
     """Whether the process that made a sub-directory lives."""
     try:
-        file = os.open(directory / "lock", os.O_RDWR)
+        file = os.open(directory / _LOCK, os.O_RDWR)
     except FileNotFoundError:
         return False
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from queen.spool.disk import (
     is_written_to,
     make_directory,
     readable,
+    remove_directory,
     spool_files,
     sync_directory,
     write_durably,
@@ -111,7 +111,8 @@ class SpoolReader:
     def clear_if_drained(self) -> bool:
         """Whether everything was taken; the board is told."""
         with self._board.locked():
-            self._look()
+            # Now, because whoever makes a sub-directory or a file does so while it holds the lock.
+            self._look(remove_empty=True)
             if any(tail.head() is not None for tail in self._all_tails()):
                 return False
             self._board.clear(empty=not any(self._tails.values()))
@@ -147,8 +148,8 @@ class SpoolReader:
                     break
         return chosen
 
-    def _look(self) -> None:
-        """Find new files, and learn which are finished."""
+    def _look(self, *, remove_empty: bool = False) -> None:
+        """Find new files, and learn which are finished; `remove_empty`: directories whose process is gone."""
         for directory in directories(self._root):
             alive = is_written_to(directory)
             paths = spool_files(directory)
@@ -161,9 +162,8 @@ class SpoolReader:
                 tails.append(tail)
             for gone in known.values():
                 gone.close()
-            if not paths and not alive:
-                # Its process is gone and so is all it wrote.
-                shutil.rmtree(directory, ignore_errors=True)
+            if remove_empty and not paths and not alive:
+                remove_directory(directory)
                 del self._tails[directory]
 
     def replayed_to(self, file_id: uuid.UUID) -> int:

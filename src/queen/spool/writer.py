@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import uuid
@@ -14,7 +13,7 @@ import msgspec
 
 from queen.errors import Overloaded
 from queen.spool.board import Board
-from queen.spool.disk import FINISHED, UNFINISHED, make_directory, sync_directory, write_all
+from queen.spool.disk import FINISHED, UNFINISHED, claim_directory, sync_directory, write_all
 from queen.spool.frames import FRAME_BYTES, HEADER_BYTES, file_header, frame
 from queen.spool.record import Record, encode_record
 from queen.wire.ids import IdSource
@@ -118,9 +117,7 @@ class SpoolWriter:
     def _open(self) -> _OpenFile:
         if self._directory is None:
             directory = self._root / self._ids.uuid()
-            make_directory(directory)
-            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._lock = claim_directory(directory)
             self._directory = directory
         self._file = _OpenFile(self._directory, uuid.UUID(self._ids.uuid()))
         return self._file
