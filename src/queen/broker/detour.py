@@ -79,17 +79,20 @@ class Detour:
 
     async def take(self, batch: Sequence[Push], *, trouble: bool = False) -> Callable[[], None]:
         """Spool a batch; returns what answers it. Raises `SpoolRefused` when the spool cannot take it."""
-        if trouble and not self._board.trouble:
-            self._board.set_trouble(True)
         now = time.time()
         segments = list(self._segments(batch, now))
         held = [push.hold for push in batch if push.hold is not None]
         everybody_waits = len(held) == len(batch)
-        await self._spool.writer.append(
-            [record for records, _ in segments for record in records],
-            due_at=now + min(hold.seconds for hold in held) if everybody_waits else 0.0,
-            flush_at=min((hold.messages for hold in held), default=1) if everybody_waits else 1,
-        )
+        try:
+            await self._spool.writer.append(
+                [record for records, _ in segments for record in records],
+                due_at=now + min(hold.seconds for hold in held) if everybody_waits else 0.0,
+                flush_at=min((hold.messages for hold in held), default=1) if everybody_waits else 1,
+            )
+        finally:
+            # Not before: as long as nothing waits for PostgreSQL, nothing shows that it still takes no pushes.
+            if trouble and not self._board.trouble:
+                self._board.set_trouble(True)
         blocks = {record.block for records, _ in segments for record in records}
         lines: dict[Part, list[bytes]] = {}
         for records, parts in segments:
