@@ -230,6 +230,7 @@ class _New:
         self._encrypt = queue.encryption_enabled
         self._chunks: list[Chunk] = []
         self._part: Part | None = None
+        self._first = 0
         self._clear()
 
     def begin(self, part: Part) -> None:
@@ -263,7 +264,7 @@ class _New:
         self._clear()
 
     def _clear(self) -> None:
-        self._first: int = 0
+        self._first = 0
         self._items: list[PushItem] = []
         self._lengths: list[int] = []
         self._hashes: list[int] = []

@@ -20,7 +20,7 @@ import msgspec
 from queen.broker.catalog import Catalog
 from queen.broker.lots import Fate, Lot
 from queen.broker.modes import Modes
-from queen.broker.parts import Part
+from queen.broker.parts import Part, Target
 from queen.broker.push import Pusher, QueueMoved
 from queen.broker.push_results import refusal
 from queen.errors import DatabaseAway, Overloaded, QueenError
@@ -222,7 +222,12 @@ class Replayer:
 
     async def _retry_failed(self) -> None:
         """What was refused may be welcome by now."""
+        refused: set[Target] = set()
         for failed in await asyncio.to_thread(lambda: list(self._spool.failed.read())):
+            target = failed.record.queue, failed.record.partition
+            if target in refused:
+                # Not before what was refused earlier.
+                continue
             if failed.file_id not in await self._progress({failed.file_id}):
                 try:
                     await self._store(_Batch([failed.record], {failed.file_id: 1}), again=failed)
@@ -230,6 +235,7 @@ class Replayer:
                     raise
                 except (QueenError, asyncpg.PostgresError, EnvelopeError, MalformedSegment) as error:
                     log.debug("%s is still refused: %s", failed.path, error)
+                    refused.add(target)
                     continue
             await asyncio.to_thread(self._spool.failed.remove, failed)
             await self._database.fetch("spool_forget", [failed.file_id])
