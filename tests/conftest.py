@@ -19,6 +19,7 @@ from queen.server import Worker
 from queen.settings import Settings
 from queen.storage.migrate import migrate
 from tests.api import Api
+from tests.faults.proxy import Proxy, proxied
 
 # A busy machine is no fault of the code; how long things may take is for the benchmarks to say.
 settings.register_profile("default", deadline=None)
@@ -65,6 +66,13 @@ async def connection(dsn: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Recor
     connection = await asyncpg.connect(dsn)
     yield connection
     await connection.close()
+
+
+@pytest.fixture
+async def proxy(dsn: str) -> AsyncIterator[Proxy]:
+    """Stands between a server and the test's database, for those who want to come between them."""
+    async with proxied(dsn) as proxy:
+        yield proxy
 
 
 @pytest.fixture

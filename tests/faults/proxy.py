@@ -99,6 +99,17 @@ class Proxy:
             pair.cut()
 
 
+@asynccontextmanager
+async def proxied(dsn: str) -> AsyncIterator[Proxy]:
+    """A proxy in front of a database while the block runs."""
+    proxy = Proxy(dsn)
+    await proxy.start()
+    try:
+        yield proxy
+    finally:
+        await proxy.stop()
+
+
 class _Pair:
     """A connection of a client and the one made for it to PostgreSQL."""
 

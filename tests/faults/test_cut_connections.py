@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -27,14 +27,6 @@ from tests.faults.load import (
 from tests.faults.proxy import Proxy
 
 BIG = "y" * 3000
-
-
-@pytest.fixture
-async def proxy(dsn: str) -> AsyncIterator[Proxy]:
-    proxy = Proxy(dsn)
-    await proxy.start()
-    yield proxy
-    await proxy.stop()
 
 
 @pytest.fixture

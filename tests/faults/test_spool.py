@@ -8,8 +8,8 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -91,16 +91,6 @@ def host(dsn: str, data_dir: Path) -> Iterator[Host]:
         one.stop()
 
 
-@asynccontextmanager
-async def proxied(dsn: str) -> AsyncIterator[Proxy]:
-    proxy = Proxy(dsn)
-    await proxy.start()
-    try:
-        yield proxy
-    finally:
-        await proxy.stop()
-
-
 async def switch_maintenance(url: str, enabled: bool) -> None:
     client = Client(url)
     await client.persist("POST", "/api/v1/system/maintenance", {"enabled": enabled})
@@ -147,54 +137,52 @@ async def count_stored(connection: Connection, producers: list[Producer]) -> int
 
 
 async def test_workers_killed_while_they_spool_lose_nothing_that_was_answered(
-    dsn: str, connection: Connection, tmp_path: Path
+    proxy: Proxy, connection: Connection, tmp_path: Path
 ) -> None:
     chance = random.Random(7)
-    async with proxied(dsn) as proxy:
-        with host(proxy.dsn, tmp_path / "host") as server:
-            server.start()
-            await server.ready()
-            producers = [Producer(server.url, f"client{number}", "orders") for number in range(4)]
-            async with pushing(producers):
-                await answered(producers, requests=10)
-                for _ in range(3):
-                    async with proxy.away():
-                        await answered(producers, requests=10)
-                        server.kill_a_worker(chance)
-                        await answered(producers, requests=10)
-                    await answered(producers, requests=5)
-            await check_stored(connection, producers)
-            await check_delivered(server.url, producers)
+    with host(proxy.dsn, tmp_path / "host") as server:
+        server.start()
+        await server.ready()
+        producers = [Producer(server.url, f"client{number}", "orders") for number in range(4)]
+        async with pushing(producers):
+            await answered(producers, requests=10)
+            for _ in range(3):
+                async with proxy.away():
+                    await answered(producers, requests=10)
+                    server.kill_a_worker(chance)
+                    await answered(producers, requests=10)
+                await answered(producers, requests=5)
+        await check_stored(connection, producers)
+        await check_delivered(server.url, producers)
     assert sum(producer.buffered for producer in producers) > 0
 
 
 async def test_a_server_starts_without_its_database_if_it_has_known_it(
-    dsn: str, connection: Connection, tmp_path: Path
+    proxy: Proxy, connection: Connection, tmp_path: Path
 ) -> None:
-    async with proxied(dsn) as proxy:
-        with host(proxy.dsn, tmp_path / "host") as server:
+    with host(proxy.dsn, tmp_path / "host") as server:
+        server.start()
+        await server.ready()
+        producer = Producer(server.url, "client", "orders")
+        await producer.push_once()
+        async with proxy.away():
+            await producer.push_once()
+            server.kill()
             server.start()
             await server.ready()
-            producer = Producer(server.url, "client", "orders")
-            await producer.push_once()
-            async with proxy.away():
+            for _ in range(5):
                 await producer.push_once()
-                server.kill()
-                server.start()
-                await server.ready()
-                for _ in range(5):
-                    await producer.push_once()
-                api = Api(server.url)
-                assert (await api.call("GET", "/health")).status == 503
-                assert (await api.call("GET", "/api/v1/pop/queue/orders")).status == 503
-                buffers = (await api.call("GET", "/api/v1/status/buffers")).body
-                assert buffers["pending"] == 6 * 6
-                assert buffers["dbHealthy"] is False
-                await api.close()
-            assert producer.buffered == 6
-            await check_stored(connection, [producer])
-            await check_delivered(server.url, [producer])
-            await producer.close()
+            api = Api(server.url)
+            assert (await api.call("GET", "/health")).status == 503
+            assert (await api.call("GET", "/api/v1/pop/queue/orders")).status == 503
+            buffers = (await api.call("GET", "/api/v1/status/buffers")).body
+            assert buffers["pending"] == 6 * 6
+            assert buffers["dbHealthy"] is False
+            await api.close()
+        assert producer.buffered == 6
+        await check_stored(connection, [producer])
+        await check_delivered(server.url, [producer])
+        await producer.close()
 
 
 def is_drained(worker: Worker) -> bool:
@@ -202,34 +190,33 @@ def is_drained(worker: Worker) -> bool:
 
 
 async def test_two_hosts_that_replay_at_once_store_everything_once(
-    start_server: StartServer, dsn: str, connection: Connection, tmp_path: Path
+    start_server: StartServer, proxy: Proxy, connection: Connection, tmp_path: Path
 ) -> None:
-    async with proxied(dsn) as proxy:
-        hosts = []
-        for number in range(2):
-            hosts.append(
-                await start_server(
-                    database_urls=(proxy.dsn,),
-                    queen_data_dir=tmp_path / f"host{number}",
-                    file_buffer_max_batch=3,
-                )
+    hosts = []
+    for number in range(2):
+        hosts.append(
+            await start_server(
+                database_urls=(proxy.dsn,),
+                queen_data_dir=tmp_path / f"host{number}",
+                file_buffer_max_batch=3,
             )
-        # Each client has a host of its own; all of them push to the shared partition too.
-        producers = [Producer(hosts[number % 2].url, f"client{number}", "orders") for number in range(4)]
-        same = [{"queue": "twice", "partition": "same", "transactionId": f"t{number}"} for number in range(20)]
-        async with pushing(producers):
-            for _ in range(2):
-                await answered(producers, requests=5)
-                async with proxy.away():
-                    await answered(producers, requests=40)
-                    for api in hosts:
-                        answer = await api.call("POST", "/api/v1/push", {"items": same})
-                        assert answer.status == 201
-                await answered(producers, requests=10)
-        await check_stored(connection, producers)
-        await check_delivered(hosts[0].url, producers)
-        assert len(await stored_when_replayed(connection, "twice", "same", 20)) == 20
-        assert all(producer.buffered > 0 and not producer.failures for producer in producers)
-        for api in hosts:
-            assert api.worker is not None
-            await until(partial(is_drained, api.worker))
+        )
+    # Each client has a host of its own; all of them push to the shared partition too.
+    producers = [Producer(hosts[number % 2].url, f"client{number}", "orders") for number in range(4)]
+    same = [{"queue": "twice", "partition": "same", "transactionId": f"t{number}"} for number in range(20)]
+    async with pushing(producers):
+        for _ in range(2):
+            await answered(producers, requests=5)
+            async with proxy.away():
+                await answered(producers, requests=40)
+                for api in hosts:
+                    answer = await api.call("POST", "/api/v1/push", {"items": same})
+                    assert answer.status == 201
+            await answered(producers, requests=10)
+    await check_stored(connection, producers)
+    await check_delivered(hosts[0].url, producers)
+    assert len(await stored_when_replayed(connection, "twice", "same", 20)) == 20
+    assert all(producer.buffered > 0 and not producer.failures for producer in producers)
+    for api in hosts:
+        assert api.worker is not None
+        await until(partial(is_drained, api.worker))

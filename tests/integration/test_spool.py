@@ -6,7 +6,6 @@ import asyncio
 import random
 import resource
 import time
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,6 @@ from tests.conftest import StartServer
 from tests.database import Connection, stored_messages
 from tests.faults.load import until
 from tests.faults.proxy import Proxy
-
-
-@pytest.fixture
-async def proxy(dsn: str) -> AsyncIterator[Proxy]:
-    proxy = Proxy(dsn)
-    await proxy.start()
-    yield proxy
-    await proxy.stop()
 
 
 @pytest.fixture
@@ -310,6 +301,23 @@ async def test_duplicates_inside_the_window_are_recognised_however_they_came(api
     assert [message.payload for message in stored] == [b'"direct"', b'"new"', b'"newer"', b'"newest"']
     assert stored[-1].id == buffered[1]["message_id"], "ids stay with their messages when others drop out"
     assert (await api.push("q", "late", ids=["d"]))[0]["status"] == "duplicate"
+
+
+async def test_the_dedup_window_counts_from_when_a_message_was_accepted(
+    start_server: StartServer, connection: Connection
+) -> None:
+    api = await start_server()
+    await api.configure("q", dedupWindowSeconds=1)
+    await api.push("q", "first", ids=["a"])
+    await switch(api, True)
+    assert (await api.push("q", "again", "other", ids=["a", "b"]))[0]["status"] == "buffered"
+    await asyncio.sleep(1.5)
+    # Another process replays: it knows nothing of the partition but what PostgreSQL holds.
+    await worker_of(api).stop()
+    api = await start_server()
+    await switch(api, False)
+    await drained(api)
+    assert [message.payload for message in await stored_messages(connection, "q")] == [b'"first"', b'"other"']
 
 
 async def test_what_a_full_queue_refuses_is_set_aside_and_stored_when_there_is_room(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import subprocess
@@ -264,6 +265,18 @@ def test_a_full_disk_refuses_and_loses_nothing_that_was_answered(small_disk: Pat
         await spool.close()
 
     asyncio.run(write())
+
+
+def test_a_disk_that_is_full_from_the_start_refuses_and_says_so(small_disk: Path, tmp_path: Path) -> None:
+    with (small_disk / "filler").open("wb") as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1024))
+            file.flush()
+    spool = Spool.open(small_disk, tmp_path / "spare", records_per_file=9, most_bytes=1 << 20)
+    assert not spool.stats().healthy
+    with pytest.raises(SpoolRefused, match="No space left"):
+        asyncio.run(append(spool, record(1)))
+    asyncio.run(spool.close())
 
 
 def test_a_read_only_disk_refuses_and_says_so(small_disk: Path, tmp_path: Path) -> None:

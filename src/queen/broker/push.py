@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
@@ -90,21 +90,8 @@ class Pusher:
         self._appender = appender
         self._ids = ids
         self._drain_bus = drain_bus
-        self.fusion: Fusion[Push] = Fusion(
-            self._run,
-            _fail,
-            weigh=lambda push: push.nbytes + 512,
-            limit=_LARGEST_BATCH_BYTES,
-            most=_MOST_WAITING_BYTES,
-            turn=turn,
-        )
-        self.buffering: Fusion[Push] = Fusion(
-            self._buffer,
-            _fail,
-            weigh=lambda push: push.nbytes + 512,
-            limit=_LARGEST_BATCH_BYTES,
-            most=_MOST_WAITING_BYTES,
-        )
+        self.fusion = _fusion(self._run, turn)
+        self.buffering = _fusion(self._buffer, None)
 
     def push(
         self,
@@ -278,6 +265,17 @@ class Pusher:
                 lot = lots[partition.id] = Lot(partition, queue)
             lot.add(part)
         return [lots[id] for id in sorted(lots)]
+
+
+def _fusion(run: Callable[[list[Push]], Awaitable[Callable[[], None] | None]], turn: Turn | None) -> Fusion[Push]:
+    return Fusion(
+        run,
+        _fail,
+        weigh=lambda push: push.nbytes + 512,
+        limit=_LARGEST_BATCH_BYTES,
+        most=_MOST_WAITING_BYTES,
+        turn=turn,
+    )
 
 
 def _note_tried(lots: Sequence[Lot]) -> None:

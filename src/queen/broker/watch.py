@@ -68,12 +68,13 @@ class Watch:
 
     async def _run(self) -> None:
         while True:
-            self._nudged.clear()
             try:
                 async with asyncio.timeout(_SEARCH_SECONDS if self._database.presence.away else _BEAT_SECONDS):
                     await self._nudged.wait()
             except TimeoutError:
                 pass
+            # Before the look: whoever nudges during it may have changed what was read already.
+            self._nudged.clear()
             try:
                 await self._look()
             except Exception:

@@ -36,9 +36,12 @@ class Board:
         self._lock = os.open(root / "board.lock", os.O_RDWR | os.O_CREAT, 0o600)
         self._users = os.open(root / "users.lock", os.O_RDWR | os.O_CREAT, 0o600)
         file = os.open(root / "board", os.O_RDWR | os.O_CREAT, 0o600)
-        os.ftruncate(file, _SIZE)
-        self._map = mmap.mmap(file, _SIZE)
-        os.close(file)
+        try:
+            # Not just as long as that: where the disk has no room for a page, writing to it would kill the process.
+            os.posix_fallocate(file, 0, _SIZE)
+            self._map = mmap.mmap(file, _SIZE)
+        finally:
+            os.close(file)
 
     def join(self, leftovers: Callable[[], Iterable[tuple[Record, int]]]) -> None:
         """Begin to use the board; if nobody else does, anew, with the records (and their sizes) that were left."""
