@@ -59,7 +59,7 @@ class Worker:
         self.broker = Broker(settings, settings.database_dsns[0], worker_id, runtime_dir)
         self.consume = ConsumeRoutes(self.broker)
         router = Router(around=_around(settings, tracing))
-        self._health = HealthRoutes(self.broker)
+        self._health = HealthRoutes(self.broker, lambda: self.broker.spool.writer.healthy)
         for routes in (
             self._health,
             OpenApiRoutes(router.routes),

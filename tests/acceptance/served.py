@@ -46,7 +46,9 @@ def served(
     command += ["--data-dir", str(directory / "data"), "--workers", "2"]
     server = Served(f"http://{host}:{port}", directory / "log")
     with server.log.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environ_without_settings() | settings)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=environ_without_settings() | settings
+        )
     server = dataclasses.replace(server, pid=process.pid)
     try:
         _wait_until_healthy(process, server)

@@ -28,6 +28,8 @@ OnHeld: TypeAlias = Callable[[Sequence[tuple[int, int, int, float]]], None]
 """Told (queue, partition, group, seconds) of every lease that began."""
 
 _IDLE_LANE_SECONDS = 600.0
+_PARKED_SECONDS = 0.5
+"""A pop that has waited for longer outlives an outage; a younger one is answered 503."""
 
 T = TypeVar("T")
 
@@ -115,6 +117,9 @@ class Popper:
         loop = asyncio.get_running_loop()
         if self.paused:
             pop.resolve(None)
+            return
+        if self._database.presence.away:
+            pop.fail(self._database.presence.absence())
             return
         options = pop.options
         if options.wait:
@@ -353,8 +358,8 @@ class Popper:
                 claim.lane.claimed(claim.partition_id)
                 claim.lane.ready.setdefault(claim.partition_id, UNKNOWN)
                 for pop in claim.pops:
-                    if isinstance(error, DatabaseAway) and pop.options.wait:
-                        # It came to wait, and goes on waiting.
+                    if isinstance(error, DatabaseAway) and pop.is_parked(_PARKED_SECONDS):
+                        # It has been waiting, and goes on waiting.
                         self._again(claim, pop)
                     else:
                         pop.fail(error)

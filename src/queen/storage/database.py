@@ -51,7 +51,10 @@ class Presence:
     def check(self) -> None:
         """Raises `DatabaseAway` at once rather than after trying in vain."""
         if self.away:
-            raise DatabaseAway("PostgreSQL is not reachable: it is away, and is being looked for")
+            raise self.absence()
+
+    def absence(self) -> DatabaseAway:
+        return DatabaseAway("PostgreSQL is not reachable: it is away, and is being looked for")
 
 
 class Fetcher(Protocol):

@@ -14,9 +14,9 @@ LONGEST_NAME = 255
 DEFAULT_PARTITION = "Default"
 NULL = msgspec.Raw(b"null")
 _DEFAULT_BUFFER_MS = 1000
-_LONGEST_BUFFER_MS = 3_600_000
+LONGEST_BUFFER_MS = 3_600_000
 _DEFAULT_BUFFER_MAX = 100
-_MOST_BUFFERED = 1_000_000
+MOST_BUFFERED = 1_000_000
 
 
 class PushItem(msgspec.Struct):
@@ -47,8 +47,8 @@ class PushBody(msgspec.Struct):
         """What the request says about buffering; None when it says nothing. Raises `BadRequest` for nonsense."""
         if _is_unset(self.buffer_ms) and _is_unset(self.buffer_max):
             return None
-        milliseconds = _whole(self.buffer_ms, "bufferMs", _DEFAULT_BUFFER_MS, _LONGEST_BUFFER_MS)
-        return Hold(milliseconds / 1000, _whole(self.buffer_max, "bufferMax", _DEFAULT_BUFFER_MAX, _MOST_BUFFERED))
+        milliseconds = _whole(self.buffer_ms, "bufferMs", _DEFAULT_BUFFER_MS, LONGEST_BUFFER_MS)
+        return Hold(milliseconds / 1000, _whole(self.buffer_max, "bufferMax", _DEFAULT_BUFFER_MAX, MOST_BUFFERED))
 
 
 _push_body = msgspec.json.Decoder(PushBody)

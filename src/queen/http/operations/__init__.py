@@ -16,13 +16,26 @@ from queen.http.operations import (
     documentation,
     groups,
     health,
+    maintenance,
     messages,
     messaging,
     queues,
     traces,
 )
 
-_TABLES: Final = (messaging, consume, queues, groups, messages, dead_letters, traces, cluster, health, documentation)
+_TABLES: Final = (
+    messaging,
+    consume,
+    queues,
+    groups,
+    messages,
+    dead_letters,
+    traces,
+    maintenance,
+    cluster,
+    health,
+    documentation,
+)
 
 TAGS: Final[Mapping[str, str]] = {
     "Messaging": "Storing messages, taking them, and saying what became of them.",
