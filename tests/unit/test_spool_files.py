@@ -268,10 +268,11 @@ def test_a_full_disk_refuses_and_loses_nothing_that_was_answered(small_disk: Pat
 
 
 def test_a_disk_that_is_full_from_the_start_refuses_and_says_so(small_disk: Path, tmp_path: Path) -> None:
-    with (small_disk / "filler").open("wb") as file, contextlib.suppress(OSError):
+    filler = os.open(small_disk / "filler", os.O_WRONLY | os.O_CREAT)
+    with contextlib.suppress(OSError):
         while True:
-            file.write(bytes(1024))
-            file.flush()
+            os.write(filler, bytes(1024))
+    os.close(filler)
     spool = Spool.open(small_disk, tmp_path / "spare", records_per_file=9, most_bytes=1 << 20)
     assert not spool.stats().healthy
     with pytest.raises(SpoolRefused, match="No space left"):
