@@ -184,8 +184,10 @@ class Database:
         self._links: list[Link] = []
         self.statements = load_statements()
 
-    def link(self) -> Link:
-        link = Link(self._connect_hot, self.statements, self._patience, self.presence)
+    def link(self, *, probing: bool = False) -> Link:
+        """A connection for a lane; a `probing` one is tried even while PostgreSQL is known to be away."""
+        presence = Presence() if probing else self.presence
+        link = Link(self._connect_hot, self.statements, self._patience, presence)
         self._links.append(link)
         return link
 
