@@ -63,5 +63,5 @@ soak: setup ## Long campaigns: the tests marked soak, then pushing and popping f
 	$(BIN)/python bench/run.py --only mixed --repeat 1 --mixed-seconds $(SOAK_SECONDS) $(ARGS)
 
 clean: ## Remove caches and what was built; data and .venv stay.
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis .import_linter_cache
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,14 @@ import uvloop
 
 from queen import __version__
 from queen.broker.broker import Broker
+from queen.broker.groups import Groups
+from queen.broker.watching.history import History
+from queen.broker.watching.recorder import Recorder, ShellView
+from queen.broker.watching.scrape import Scraper
+from queen.broker.watching.status import Status
 from queen.http.protocol import Shell
 from queen.http.router import Around, Handler, Route, Router
+from queen.http.routes.analytics import AnalyticsRoutes
 from queen.http.routes.cluster import ClusterRoutes
 from queen.http.routes.consume import ConsumeRoutes
 from queen.http.routes.dead_letters import DeadLetterRoutes
@@ -25,11 +32,16 @@ from queen.http.routes.health import HealthRoutes
 from queen.http.routes.maintenance import MaintenanceRoutes
 from queen.http.routes.messages import MessageRoutes
 from queen.http.routes.messaging import MessagingRoutes
+from queen.http.routes.metrics import MetricsRoutes
 from queen.http.routes.openapi import OpenApiRoutes
 from queen.http.routes.queues import QueueRoutes
+from queen.http.routes.status import StatusRoutes
 from queen.http.routes.traces import TraceRoutes
+from queen.http.shared import SharedAnswers
 from queen.http.slow_log import SlowLog
 from queen.http.watching import watched
+from queen.metrics.board import Board
+from queen.metrics.meter import Meter
 from queen.settings import Settings
 from queen.telemetry import start_tracing, stop_tracing
 
@@ -56,39 +68,63 @@ class Worker:
     ) -> None:
         """`port` (0: any free one) is for several workers in one process; else it is the setting."""
         self.settings = settings
-        self.broker = Broker(settings, settings.database_dsns[0], worker_id, runtime_dir)
+        self.broker = Broker(settings, settings.database_dsns[0], worker_id, runtime_dir, Meter())
         self.consume = ConsumeRoutes(self.broker)
         router = Router(around=_around(settings, tracing))
         self._health = HealthRoutes(self.broker, lambda: self.broker.spool.writer.healthy)
+        self.shell = Shell(router, max_body_bytes=settings.max_body_bytes)
+        shared = SharedAnswers(settings.stats_cache_ms / 1000)
+        self.recorder = Recorder(
+            self.broker,
+            Board(runtime_dir, worker_id, settings.num_workers),
+            socket.gethostname(),
+            ShellView(self.shell.statuses, self.shell.in_flight),
+        )
         for routes in (
             self._health,
             OpenApiRoutes(router.routes),
             MessagingRoutes(self.broker),
-            QueueRoutes(self.broker),
-            GroupRoutes(self.broker),
+            QueueRoutes(self.broker, shared),
+            GroupRoutes(self.broker, shared),
             MessageRoutes(self.broker),
             DeadLetterRoutes(self.broker),
             TraceRoutes(self.broker),
             self.consume,
             ClusterRoutes(self.broker),
             MaintenanceRoutes(self.broker),
+            *self._watching_routes(shared),
         ):
             routes.add_to(router)
-        self.shell = Shell(router, max_body_bytes=settings.max_body_bytes)
         self.port = settings.port if port is None else port
 
     async def start(self) -> None:
         await self.broker.start()
+        self.recorder.start()
         server = await self.shell.serve(self.settings.host, self.port, reuse_port=True)
         self.port = server.sockets[0].getsockname()[1]
         self.shell.shutting_down.append(self.broker.popper.release_parked)
+        self.recorder.port = self.port
 
     async def stop(self) -> None:
         self._health.stopping = True
         # Whoever sends requests here is to hear of it while they are still answered.
         await asyncio.sleep(self.settings.shutdown_delay_ms / 1000)
         await asyncio.gather(self.consume.shutdown(), self.shell.shutdown(_GRACE_SECONDS))
+        await self.recorder.stop()
         await self.broker.stop()
+
+    def _watching_routes(self, shared: SharedAnswers) -> tuple[StatusRoutes, AnalyticsRoutes, MetricsRoutes]:
+        """The views of how it goes. Families of the spool or of peers are further sources of `MetricsRoutes`."""
+        broker, recorder = self.broker, self.recorder
+        history = History(broker.database, recorder)
+        status = Status(broker.database, history)
+        groups = Groups(broker.database, broker.catalog, broker.tell)
+        scraper = Scraper(broker.database, groups, history, recorder, self.settings.metrics_max_queues)
+        return (
+            StatusRoutes(broker, status, shared),
+            AnalyticsRoutes(broker, status, history, shared),
+            MetricsRoutes(recorder, scraper, shared, sources=()),
+        )
 
 
 def _around(settings: Settings, tracing: Tracing | None) -> Around | None:

@@ -294,6 +294,29 @@ class Settings:
         Declared(INTERVAL_MS, "How often a worker looks for changes of queues and groups it was not told of.", "ms"),
     ] = 1000
 
+    metrics_sample_interval_ms: Annotated[
+        int, Declared(INTERVAL_MS, "How often each worker takes a look at itself, and lets the others know.", "ms")
+    ] = 1000
+    metrics_aggregate_interval_s: Annotated[
+        int, Declared(whole(1, 3600), "How often each worker writes what it has counted to PostgreSQL.", "s")
+    ] = 60
+    metrics_retention_days: Annotated[int, Declared(whole(1, 36500), "How long what was counted is kept.", "days")] = 90
+    metrics_max_queues: Annotated[
+        int,
+        Declared(
+            whole(0, 10**6), "Queues that `/metrics/prometheus` has numbers of: those with the most pending messages."
+        ),
+    ] = 200
+    stats_cache_ms: Annotated[
+        int,
+        Declared(
+            DURATION_MS,
+            "How long an answer about status that took over 20 ms to find is given again to others who ask (longer "
+            "where finding it took more than a tenth of that); 0 means never.",
+            "ms",
+        ),
+    ] = 1000
+
     queen_encryption_key: Annotated[
         tuple[str, ...],
         Declared(

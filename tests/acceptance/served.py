@@ -47,7 +47,10 @@ def served(
     server = Served(f"http://{host}:{port}", directory / "log")
     with server.log.open("wb") as log:
         process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=environ_without_settings() | settings
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environ_without_settings() | {"STATS_CACHE_MS": "0"} | settings,
         )
     server = dataclasses.replace(server, pid=process.pid)
     try:

@@ -78,6 +78,8 @@ _TRACE = '"transactionId": "MESSAGE", "partitionId": "PARTITION"'
 _POP_NUMBERS = ("batch", "partitions", "timeout")
 _PAGE = ("limit", "offset")
 _BAD_TIMES = {f"{key}={text}": key for key in ("from", "to") for text in _TIMES}
+_BAD_RANGES = _BAD_TIMES | {"from=2026-02-01&to=2026-01-01": "must be before", "from=9999-12-31": "must be before"}
+_BAD_WORKERS = {f"workerId={text}": "workerId" for text in _ABSURD if text}
 _DEAD_LETTER_FAULTS = {
     "{}": "queue is required",
     '{"queue": null}': "queue is required",
@@ -321,6 +323,25 @@ _SURFACES: dict[str, Surface] = {
     "GET /api/v1/traces/{partition}/{transaction}": Surface(
         unknown={"partition": 200, "transaction": 200}, unnamable=200, numbers=_PAGE
     ),
+    "GET /metrics": Surface(),
+    "GET /metrics/prometheus": Surface(),
+    "GET /api/v1/status": Surface(names=("queue", "namespace", "task"), refused_query=_BAD_RANGES),
+    "GET /api/v1/status/queues": Surface(numbers=_PAGE, names=("namespace", "task")),
+    "GET /api/v1/status/queues/{queue}": Surface(unknown={"queue": 404}),
+    "GET /api/v1/status/queues/{queue}/messages": Surface(unknown={"queue": 404}, numbers=_PAGE),
+    "GET /api/v1/status/analytics": Surface(
+        names=("queue", "namespace", "task"),
+        refused_query=_BAD_RANGES
+        | {f"interval={text}": "interval" for text in _ABSURD if text}
+        | {"interval=minute&from=0001-01-01T00:00:00Z": "more than 10000"},
+    ),
+    "GET /api/v1/analytics/system-metrics": Surface(names=("hostname",), refused_query=_BAD_RANGES | _BAD_WORKERS),
+    "GET /api/v1/analytics/worker-metrics": Surface(names=("hostname",), refused_query=_BAD_RANGES | _BAD_WORKERS),
+    "GET /api/v1/analytics/queue-lag": Surface(names=("queue",), refused_query=_BAD_RANGES),
+    "GET /api/v1/analytics/queue-ops": Surface(names=("queue",), refused_query=_BAD_RANGES),
+    "GET /api/v1/analytics/queue-parked-replicas": Surface(names=("queue",), refused_query=_BAD_RANGES),
+    "GET /api/v1/analytics/retention": Surface(names=("queue",), refused_query=_BAD_RANGES),
+    "GET /api/v1/analytics/postgres-stats": Surface(),
 }
 _ROUTES = list(_SURFACES)
 _WITH_BODY = [route for route, surface in _SURFACES.items() if surface.reads_body]
@@ -396,7 +417,10 @@ class Site:
 
     async def contents(self) -> dict[str, str]:
         """Every table, in a form that differs when a row does."""
-        tables = await self.connection.fetch("SELECT tablename AS name FROM pg_tables WHERE schemaname = 'queen'")
+        # What workers count goes on whatever is asked of them.
+        tables = await self.connection.fetch(
+            "SELECT tablename AS name FROM pg_tables WHERE schemaname = 'queen' AND tablename NOT LIKE 'metric%'"
+        )
         return {
             table["name"]: await self.connection.fetchval(
                 f"SELECT count(*) || ' ' || coalesce(md5(string_agg(t::text, '|' ORDER BY t::text)), '')"

@@ -22,7 +22,7 @@ Campaign = Callable[..., Awaitable[None]]
 
 
 @pytest.fixture
-async def campaign(start_server: StartServer) -> Campaign:
+async def campaign(start_server: StartServer, tmp_path: Path) -> Campaign:
     """Runs schemathesis with these arguments against a server that holds a few messages; fails when it complains."""
     api = await start_server(default_timeout=20)
     await _prepare(api)
@@ -38,7 +38,8 @@ async def campaign(start_server: StartServer) -> Campaign:
             "--request-timeout=20",
             "--warnings=off",
             *arguments,
-            cwd=TESTS.parent,
+            # It leaves files of its own where it runs.
+            cwd=tmp_path,
             env=os.environ | {"SCHEMATHESIS_HOOKS": "tests.contract_hooks", "PYTHONPATH": str(TESTS.parent)},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

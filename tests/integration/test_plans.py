@@ -169,6 +169,30 @@ async def test_a_hot_statement_takes_milliseconds(hot: Connection, name: str) ->
     assert best < 0.02
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("overview", ()),
+        ("queue_standings", ("", "", "")),
+        ("queue_standings", ("queue-1", "", "")),
+        ("group_lags", ([], [], [])),
+        ("dead_letter_counts", ()),
+        ("queue_list", ("", "", 100, 0)),
+    ],
+)
+async def test_what_dashboards_ask_for_is_read_without_a_look_at_segments(
+    full: str, name: str, arguments: tuple[Any, ...]
+) -> None:
+    database = Database(full)
+    async with database.connection() as connection:
+        rows = await connection.fetch(f"EXPLAIN {database.statements[name]}", *arguments)
+        assert not any("segments" in row[0] for row in rows), rows
+        begun = time.perf_counter()
+        assert await connection.fetch(database.statements[name], *arguments) or name == "dead_letter_counts"
+        assert time.perf_counter() - begun < 2.0
+    await database.close()
+
+
 async def test_the_statements_that_change_rows_found_them(hot: Connection) -> None:
     """What is guarded above is the work itself and not a statement that finds nothing to do."""
     for name in ("push", "push_one", "claim", "claim_fresh", "ack", "save_cursors", "renew"):

@@ -584,12 +584,9 @@ async def test_the_overview_of_an_empty_server_is_all_zeros(api: Api) -> None:
     }
 
 
-async def test_the_overview_counts_everything(api: Api, connection: Connection) -> None:
+async def test_the_overview_counts_everything(api: Api) -> None:
     await api.configure("shop.pack", namespace="shop", task="pack", retryLimit=0)
-    await api.push("shop.pack", *range(10))
-    await connection.execute("UPDATE queen.segments SET created_at = created_at - interval '100 seconds'")
-    await api.push("shop.pack", *range(20))
-    await connection.execute("UPDATE queen.segments SET created_at = created_at - interval '250 seconds'")
+    await api.push("shop.pack", *range(30))
     await api.push("shop.send", 1, 2, 3)
     await api.ack(await api.pop("shop.pack"), "failed")
     await api.pop("shop.pack", batch=4, autoAck=True)
@@ -602,13 +599,12 @@ async def test_the_overview_counts_everything(api: Api, connection: Connection) 
         "pending": 25,
         "processing": 5,
         "completed": 7,
-        "failed": 0,
+        "failed": 1,
         "deadLetter": 1,
     }
     assert body["lag"]["offset"] == {"avg": 25, "median": 25, "min": 25, "max": 25}
-    assert 349 < body["lag"]["time"]["max"] < 380
-    assert body["throughput"]["ingestedPerSecond"] == round(23 / 300, 3)
-    assert body["throughput"]["processedPerSecond"] == pytest.approx(8 / 300, abs=0.001)
+    assert body["throughput"]["ingestedPerSecond"] == round(33 / 300, 3)
+    assert body["throughput"]["processedPerSecond"] == round(8 / 300, 3)
     await clear(api, "shop.pack")
     body = (await api.call("GET", "/api/v1/resources/overview")).body
     assert (body["messages"]["total"], body["messages"]["pending"]) == (33, 0)
@@ -660,7 +656,7 @@ async def test_each_route_asks_for_the_access_it_needs(api: Api) -> None:
             assert level is Access.ADMIN, pattern
         else:
             assert level is Access.READ_WRITE, pattern
-    assert len(access) == 18
+    assert len(access) == 17
 
 
 async def test_ten_thousand_partitions_are_counted_in_less_than_a_tenth_of_a_second(

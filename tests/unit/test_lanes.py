@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from queen.broker.lanes import UNKNOWN, Holds, Lane
 from queen.broker.pop import Pop, PopOptions
+from queen.metrics.meter import Meter
 
 
 def lane() -> Lane:
@@ -16,9 +17,8 @@ def lane() -> Lane:
 
 
 async def parked_pop(partition: str | None = None) -> Pop:
-    return Pop(
-        ("orders",), partition, "group", PopOptions(), lambda body: body, asyncio.get_running_loop().create_future()
-    )
+    answer = asyncio.get_running_loop().create_future()
+    return Pop(("orders",), partition, "group", PopOptions(), lambda body: body, answer, Meter())
 
 
 def test_partitions_are_ready_in_the_order_in_which_they_were_fed() -> None:

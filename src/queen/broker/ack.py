@@ -19,6 +19,7 @@ from queen.broker.locate import leased_offsets, locate
 from queen.broker.seen import transaction_hash
 from queen.broker.whole_acks import AckRequest, OnFreed, WholeAcks, complete_leases
 from queen.errors import DatabaseAway, Overloaded, QueenError
+from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Link
 from queen.wire.ack import AckItem
 from queen.wire.envelope import Envelope
@@ -52,18 +53,23 @@ class Acker:
         leases: LeaseBook,
         envelope: Envelope,
         on_freed: OnFreed,
+        meter: Meter,
     ) -> None:
         self._link: Link = database.link()
         self._catalog = catalog
         self._leases = leases
         self._envelope = envelope
         self._on_freed = on_freed
-        self._whole = WholeAcks(catalog, leases, on_freed)
-        self.fusion: Fusion[AckRequest] = Fusion(self._run, _fail, weigh=lambda request: len(request.items), limit=5000)
+        self._meter = meter
+        self._whole = WholeAcks(catalog, leases, on_freed, meter)
+        self.fusion: Fusion[AckRequest] = Fusion(
+            self._run, _fail, weigh=lambda request: len(request.items), limit=5000, sizes=meter.ack_batches
+        )
 
     def ack(self, items: list[AckItem], group: str, render: Callable[[bytes], T], *, batch: bool) -> asyncio.Future[T]:
         """Apply the items; the future gives what `render` makes of the JSON array of their results."""
-        request = AckRequest(items, group, batch, render, asyncio.get_running_loop().create_future())
+        request = AckRequest(items, group, batch, render, asyncio.get_running_loop().create_future(), clock())
+        self._meter.total.ack_requests += 1
         self.fusion.submit(request)
         return request.answer
 
@@ -97,8 +103,24 @@ class Acker:
         slow = await self._apply_whole(by_cursor, partitions)
         if slow:
             await self._apply_carefully(slow, partitions, batch)
+        now = clock()
         for request, own in zip(batch, pending, strict=True):
+            self._count(own, partitions)
+            self._meter.ack_latency.observe(now - request.began)
             request.resolve(_render(own, partitions))
+
+    def _count(self, pending: list[_Pending], partitions: dict[int, Partition]) -> None:
+        """Let the meter know what became of the items of a request, by queue."""
+        by_queue: dict[str | None, list[_Pending]] = {}
+        for one in pending:
+            partition = partitions.get(one.partition_id)
+            by_queue.setdefault(partition.queue_name if partition else None, []).append(one)
+        for queue, several in by_queue.items():
+            completed = sum(
+                1 for one in several if one.outcome and one.outcome.success and one.status is AckStatus.COMPLETED
+            )
+            dead = sum(1 for one in several if one.outcome and one.outcome.dlq)
+            self._meter.acked(queue, completed, len(several) - completed, dead)
 
     async def _identify(self, request: AckRequest) -> list[_Pending]:
         """Read partition, lease and status of each item; what cannot be is answered here."""

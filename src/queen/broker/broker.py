@@ -54,6 +54,7 @@ from queen.broker.turn import Turn
 from queen.broker.watch import Watch
 from queen.cluster.local_bus import LocalBus
 from queen.cluster.peers import Peers, is_relayed
+from queen.metrics.meter import Meter
 from queen.settings import Settings
 from queen.spool.spool import Spool
 from queen.storage.database import Database
@@ -67,9 +68,10 @@ _MOST_HASHES = 4000
 class Broker:
     """Everything a worker does with queues. Parts are public: routes call the one they need."""
 
-    def __init__(self, settings: Settings, dsn: str, worker_id: int, runtime_dir: Path) -> None:
+    def __init__(self, settings: Settings, dsn: str, worker_id: int, runtime_dir: Path, meter: Meter) -> None:
         self.settings = settings
         self.worker_id = worker_id
+        self.meter = meter
         self.database = Database(
             dsn,
             pool_size=settings.db_pool_size,
@@ -82,7 +84,7 @@ class Broker:
         self.envelope = Envelope([bytes.fromhex(key) for key in settings.queen_encryption_key])
         self.ids = IdSource()
         self.cache = SegmentCache(settings.segment_cache_mb << 20)
-        self.catalog = Catalog(self.database, on_created=self._queue_created)
+        self.catalog = Catalog(self.database, on_created=self._queue_created, on_partitions=meter.partitions_made)
         self.dedup = Dedup(self.envelope, settings.dedup_memory_mb << 20)
         self.leases = LeaseBook()
         self.bus = LocalBus(runtime_dir, worker_id, settings.num_workers, self._receive)
@@ -112,7 +114,7 @@ class Broker:
         )
         detour = Detour(self.spool, self.modes, self.database.presence, preparer, self.envelope)
         self.pusher = Pusher(
-            self.database, self.catalog, preparer, appender, self.ids, self.turn, self.bus.drain, detour
+            self.database, self.catalog, preparer, appender, self.ids, self.turn, self.bus.drain, detour, meter
         )
         self.replayer = Replayer(
             self.spool,
@@ -124,7 +126,7 @@ class Broker:
             interval=settings.file_buffer_flush_ms / 1000,
             most_records=settings.file_buffer_max_batch,
         )
-        self.claimer = Claimer(self.database, self.catalog, self.cache, self.leases, self.envelope, self.ids)
+        self.claimer = Claimer(self.database, self.catalog, self.cache, self.leases, self.envelope, self.ids, meter)
         self.popper = Popper(
             self.database,
             self.catalog,
@@ -132,6 +134,7 @@ class Broker:
             self.bus.drain,
             self._subscribed,
             self._held,
+            meter,
             safety_poll=settings.pop_safety_poll_ms / 1000,
             default_subscription=settings.default_subscription_mode,
         )
@@ -145,11 +148,11 @@ class Broker:
             forget_everything=self._forget_everything,
             interval=settings.queen_sync_reconcile_ms / 1000,
         )
-        self.acker = Acker(self.database, self.catalog, self.leases, self.envelope, self._freed)
+        self.acker = Acker(self.database, self.catalog, self.leases, self.envelope, self._freed, meter)
         self.renewer = Renewer(self.database)
         self.releaser = Releaser(self.database, self.leases, self._freed)
         self.transactions = Transactions(
-            self.database, self.catalog, self.pusher, self.leases, self.envelope, self.ids, self._freed
+            self.database, self.catalog, self.pusher, self.leases, self.envelope, self.ids, self._freed, meter
         )
         redriver = Redriver(
             self.database,
@@ -201,6 +204,8 @@ class Broker:
     def tell(self, events: Sequence[Event]) -> None:
         """Let this and every other worker know."""
         for event in events:
+            if event[0] == EventKind.PARTITION_GONE:
+                self._count_gone(event[1])
             self._take_in(event)
         self._send(events)
 
@@ -223,8 +228,14 @@ class Broker:
             # Whoever ends maintenance may well have mended what was in the way.
             self.replayer.retry_failed()
 
+    def _count_gone(self, queue_id: int) -> None:
+        queue = self.catalog.cached_queue_by_id(queue_id)
+        if queue is not None:
+            self.meter.partitions_removed(queue.name, 1)
+
     def _stored(self, stored: Sequence[tuple[Partition, int, int]], hashes: list[int]) -> None:
         for partition, _, count in stored:
+            self.meter.stored(partition.queue_name, count)
             self.popper.fed(partition.queue_id, partition.id, count)
         if self.peers.active:
             self.peers.tell([pushed(partition.queue_id, partition.id, count) for partition, _, count in stored])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -77,10 +78,15 @@ class Catalog:
     """Looks names up in memory first, then in PostgreSQL."""
 
     def __init__(
-        self, database: Database, shard: int = 0, on_created: Callable[[Sequence[str]], None] = lambda names: None
+        self,
+        database: Database,
+        shard: int = 0,
+        on_created: Callable[[Sequence[str]], None] = lambda names: None,
+        on_partitions: Callable[[str, int], None] = lambda queue, count: None,
     ) -> None:
         self._database = database
         self._on_created = on_created
+        self._on_partitions = on_partitions
         self.shard = shard
         self._queues: dict[str, Queue] = {}
         self._queues_by_id: dict[int, Queue] = {}
@@ -105,6 +111,9 @@ class Catalog:
 
     def cached_partition_in(self, queue: Queue, name: str) -> Partition | None:
         return self._partitions.get((queue.id, name))
+
+    def cached_queue_by_id(self, id: int) -> Queue | None:
+        return self._queues_by_id.get(id)
 
     def cached_partition_by_id(self, id: int) -> Partition | None:
         return self._partitions_by_id.get(id)
@@ -147,12 +156,15 @@ class Catalog:
         if absent:
             ids, partition_names = [queue.id for queue, _ in absent], [name for _, name in absent]
             try:
-                await self._database.fetch("create_partitions", ids, partition_names)
+                made = await self._database.fetch("create_partitions", ids, partition_names)
             except asyncpg.ForeignKeyViolationError:
                 # One of the queues has just been deleted by somebody else: all of them are to be looked up again.
                 for queue, _ in absent:
                     self.forget_queue(queue.name)
                 return
+            names_by_id = {queue.id: queue.name for queue, _ in absent}
+            for queue_id, count in Counter(row["queue_id"] for row in made).items():
+                self._on_partitions(names_by_id[queue_id], count)
             await self._load_partitions(absent)
 
     async def partition(self, queue: Queue, name: str) -> Partition | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,6 +15,7 @@ from queen.broker.lanes import Lane
 from queen.broker.leases import Lease, LeaseBook
 from queen.broker.segments import SegmentCache, read_segment
 from queen.errors import Conflict, QueenError
+from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Record
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import IdSource
@@ -66,6 +69,7 @@ class Claimer:
         leases: LeaseBook,
         envelope: Envelope,
         ids: IdSource,
+        meter: Meter,
     ) -> None:
         self._link = database.link()
         self._catalog = catalog
@@ -73,9 +77,9 @@ class Claimer:
         self._leases = leases
         self._envelope = envelope
         self._ids = ids
+        self._meter = meter
         self._cache_version = 0
         self.batches = 0
-        self.claims = 0
 
     def lease_id(self, partition_id: int, *, several: bool) -> str:
         return self._ids.lease(partition_id, several=several)
@@ -83,7 +87,13 @@ class Claimer:
     async def run(self, claims: list[Claim]) -> None:
         """Lease, read, and answer. Afterwards each claim says what is left and for how long it is held."""
         self.batches += 1
-        self.claims += len(claims)
+        self._meter.pop_batches.observe(len(claims))
+        now = clock()
+        for claim in claims:
+            for pop in claim.pops:
+                if pop.options.wait:
+                    # How long it waited for a message to be there says nothing of how fast it is served.
+                    pop.began = now
         # Cursors are always locked in this order, so two workers cannot wait for each other.
         claims.sort(key=lambda claim: (claim.partition_id, claim.lane.group_id))
         self._cache_version = self._cache.version
@@ -324,6 +334,7 @@ class Claimer:
         """The answer of a pop, or None when every message in its spans was deleted."""
         group = _encode(pop.group)
         out: list[bytes] = []
+        now = time.time()
         for claim, start, end in shares:
             partition = partitions.get(claim.partition_id)
             name = _encode(partition.name if partition else "")
@@ -334,11 +345,13 @@ class Claimer:
                 claim.lease_id.encode(),
                 group,
             )
+            delivered: list[tuple[int, datetime]] = []
             for segment in claim.segments:
                 first = max(0, start - segment.base_offset)
                 last = min(segment.count, end - segment.base_offset)
                 if last > first:
-                    segment.render(first, last, tail, out)
+                    delivered.append((segment.render(first, last, tail, out), segment.created_at))
+            self._meter.popped(claim.lane.queue_name, delivered, now, auto_ack=claim.auto_ack)
         if not out:
             return None
         claim = shares[0][0]

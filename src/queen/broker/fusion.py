@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Generic, TypeVar
 
 from queen.errors import Overloaded
+from queen.metrics.histogram import BATCH_SIZES, Histogram
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ class Fusion(Generic[T]):
     There is no timer: an idle lane starts at once, a busy one gathers. `weigh` says how much of a batch an item takes,
     `limit` how much a batch may hold, `most` how much may wait for its batch. With a `turn`, each batch is taken and
     run inside it, and what `run` returns is called when it is over. `run` answers its items itself; should it raise,
-    `fail(item, error)` is called for each.
+    `fail(item, error)` is called for each. `sizes` is told how many items batches have.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Fusion(Generic[T]):
         limit: int = 1000,
         most: int = 100_000,
         turn: AbstractAsyncContextManager[None] | None = None,
+        sizes: Histogram | None = None,
     ) -> None:
         self._run = run
         self._fail = fail
@@ -44,6 +46,7 @@ class Fusion(Generic[T]):
         self._waiting: deque[T] = deque()
         self._weight = 0
         self._task: asyncio.Task[None] | None = None
+        self._sizes = sizes if sizes is not None else Histogram.of(BATCH_SIZES)
         self.batches = 0
         self.items = 0
 
@@ -80,6 +83,7 @@ class Fusion(Generic[T]):
     async def _run_safely(self, batch: list[T]) -> Callable[[], None] | None:
         self.batches += 1
         self.items += len(batch)
+        self._sizes.observe(len(batch))
         try:
             return await self._run(batch)
         except Exception as error:

@@ -49,6 +49,11 @@ class Groups:
         rows = await self._database.fetch("group_list", groups, *await self._starts(groups))
         return [_summary(row) for row in rows]
 
+    async def lags(self) -> Sequence[Record]:
+        """How many messages (`behind`) each group has before it on each queue, exactly."""
+        groups = [row["id"] for row in await self._database.fetch("all_groups")]
+        return await self._database.fetch("group_lags", *await self._starts(groups))
+
     async def lagging(self, min_seconds: int, limit: int, offset: int) -> list[dict[str, Any]]:
         """The partitions on which a group is more than so many seconds behind, the furthest first."""
         groups = [row["id"] for row in await self._database.fetch("all_groups")]

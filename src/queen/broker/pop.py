@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from queen.metrics.meter import Meter, clock
+
 if TYPE_CHECKING:
     from queen.broker.lanes import Lane
 
@@ -34,10 +36,12 @@ class Pop:
 
     __slots__ = (
         "answer",
+        "began",
         "busy",
         "expired",
         "group",
         "lanes",
+        "meter",
         "options",
         "partition_name",
         "queue_names",
@@ -53,6 +57,7 @@ class Pop:
         options: PopOptions,
         render: Callable[[bytes | None], Any],
         answer: asyncio.Future[Any],
+        meter: Meter,
     ) -> None:
         self.queue_names = queue_names
         self.partition_name = partition_name
@@ -60,6 +65,8 @@ class Pop:
         self.options = options
         self.render = render
         self.answer = answer
+        self.meter = meter
+        self.began = clock()
         self.timer: asyncio.TimerHandle | None = None
         # Set while a claim is under way for it, so that no other lane claims for it too.
         self.busy = False
@@ -85,8 +92,13 @@ class Pop:
 
     def resolve(self, body: bytes | None) -> None:
         self._leave()
-        if not self.answer.done():
-            self.answer.set_result(self.render(body))
+        if self.answer.done():
+            return
+        if body is None:
+            self.meter.pop_found_nothing(self.queue_names)
+        else:
+            self.meter.pop_latency.observe(clock() - self.began)
+        self.answer.set_result(self.render(body))
 
     def fail(self, error: Exception) -> None:
         self._leave()

@@ -7,7 +7,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import asyncpg
 
@@ -20,6 +20,7 @@ from queen.broker.pop import Pop, PopOptions
 from queen.broker.scans import SCAN_PAGE, scan_lane
 from queen.broker.subscribing import Subscriptions
 from queen.errors import DatabaseAway, QueenError
+from queen.metrics.meter import Meter
 from queen.storage.database import Database
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class Popper:
         drain_bus: Callable[[], None],
         on_subscribed: Callable[[str, int], None],
         on_held: OnHeld,
+        meter: Meter,
         *,
         safety_poll: float,
         default_subscription: str = "",
@@ -54,6 +56,7 @@ class Popper:
         self._claimer = claimer
         self._drain_bus = drain_bus
         self._on_held = on_held
+        self._meter = meter
         self._matcher = Matcher(claimer.lease_id)
         self._subscriptions = Subscriptions(database, on_subscribed, default_subscription)
         self._safety_poll = safety_poll
@@ -96,6 +99,19 @@ class Popper:
     def parked(self) -> int:
         return sum(lane.parked for lane in self._lanes.values()) + sum(map(len, self._homeless.values()))
 
+    def parked_by_queue(self) -> dict[str, int]:
+        """How many pops wait for each queue, as long as their clients do."""
+        found: dict[str, int] = {}
+        for lane in self._lanes.values():
+            waiting = sum(1 for pop in lane.all_parked() if pop.options.wait and not pop.done)
+            if waiting:
+                found[lane.queue_name] = found.get(lane.queue_name, 0) + waiting
+        for name, pops in self._homeless.items():
+            waiting = sum(1 for pop in pops if not pop.done)
+            if waiting:
+                found[name] = found.get(name, 0) + waiting
+        return found
+
     def pop(
         self,
         queue_names: tuple[str, ...],
@@ -108,30 +124,38 @@ class Popper:
 
         The future gives what `render` makes of the JSON that answers it, or of None when there is nothing.
         """
-        pop = Pop(queue_names, partition_name, group, options, render, asyncio.get_running_loop().create_future())
-        self.submit(pop)
-        return pop.answer
+        answer: asyncio.Future[T] = self.begin(queue_names, partition_name, group, options, render).answer
+        return answer
 
-    def submit(self, pop: Pop) -> None:
-        """Have a pop served whose maker wants to be able to expire it."""
+    def begin(
+        self,
+        queue_names: tuple[str, ...],
+        partition_name: str | None,
+        group: str,
+        options: PopOptions,
+        render: Callable[[bytes | None], Any],
+    ) -> Pop:
+        """The same for those who want to be able to expire the pop themselves."""
         loop = asyncio.get_running_loop()
+        pop = Pop(queue_names, partition_name, group, options, render, loop.create_future(), self._meter)
+        self._meter.pop_requested(queue_names)
         if self.paused:
             pop.resolve(None)
-            return
+            return pop
         if self._database.presence.away:
             pop.fail(self._database.presence.absence())
-            return
-        options = pop.options
+            return pop
         if options.wait:
             pop.timer = loop.call_later(options.timeout, pop.expire)
-        lane = self._lanes.get((pop.queue_names[0], pop.group)) if len(pop.queue_names) == 1 else None
-        if lane is not None and pop.partition_name is None and lane.scanned_at is not None and "" in lane.subscribed:
+        lane = self._lanes.get((queue_names[0], group)) if len(queue_names) == 1 else None
+        if lane is not None and partition_name is None and lane.scanned_at is not None and "" in lane.subscribed:
             lane.used_at = loop.time()
             lane.admit(pop)
             lane.waiting.append(pop)
             self._kick(lane)
         else:
             self._spawn(self._enter(pop))
+        return pop
 
     def handle(self, event: Event) -> None:
         """Take in what this or another worker did."""

@@ -20,6 +20,7 @@ from queen.broker.parts import Part, Preparer, split_by_target
 from queen.broker.push_results import join_results, refusal, render_results, stored_ids
 from queen.broker.turn import Turn
 from queen.errors import DatabaseAway, Overloaded, QueenError
+from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Fetcher, Link
 from queen.wire.ids import IdSource
 from queen.wire.push import Hold, PushItem
@@ -40,6 +41,7 @@ class Push:
     subject: str | None
     render: Callable[[bytes], Any]
     answer: asyncio.Future[Any]
+    began: float
     parts: list[Part] = field(default_factory=list)
     blocks: frozenset[bytes] = frozenset()
     hold: Hold | None = None
@@ -81,6 +83,7 @@ class Pusher:
         turn: Turn,
         drain_bus: Callable[[], None],
         detour: Detour,
+        meter: Meter,
     ) -> None:
         self._link: Link = database.link()
         self._presence = database.presence
@@ -90,8 +93,9 @@ class Pusher:
         self._appender = appender
         self._ids = ids
         self._drain_bus = drain_bus
-        self.fusion = _fusion(self._run, turn)
-        self.buffering = _fusion(self._buffer, None)
+        self.fusion = _fusion(self._run, turn, meter)
+        self.buffering = _fusion(self._buffer, None, meter)
+        self._meter = meter
 
     def push(
         self,
@@ -106,8 +110,9 @@ class Pusher:
         With a `hold` they go to the spool, and from there to PostgreSQL when that says.
         """
         self._name_nameless(items)
-        push = Push(len(items), nbytes, subject, render, asyncio.get_running_loop().create_future())
+        push = Push(len(items), nbytes, subject, render, asyncio.get_running_loop().create_future(), clock())
         push.parts = split_by_target(push, items)
+        self._meter.push_requested([part.target[0] for part in push.parts])
         # While the batch before is being stored, this one is made ready.
         for part in push.parts:
             self._prepare(part)
@@ -202,7 +207,7 @@ class Pusher:
                 if answer is not None:
                     answer()
             return None
-        return lambda: _answer(batch, lots)
+        return lambda: _answer(batch, lots, self._meter)
 
     async def _buffer(self, batch: list[Push]) -> Callable[[], None] | None:
         """Spool pushes that asked for it."""
@@ -267,7 +272,9 @@ class Pusher:
         return [lots[id] for id in sorted(lots)]
 
 
-def _fusion(run: Callable[[list[Push]], Awaitable[Callable[[], None] | None]], turn: Turn | None) -> Fusion[Push]:
+def _fusion(
+    run: Callable[[list[Push]], Awaitable[Callable[[], None] | None]], turn: Turn | None, meter: Meter
+) -> Fusion[Push]:
     return Fusion(
         run,
         _fail,
@@ -275,6 +282,7 @@ def _fusion(run: Callable[[list[Push]], Awaitable[Callable[[], None] | None]], t
         limit=_LARGEST_BATCH_BYTES,
         most=_MOST_WAITING_BYTES,
         turn=turn,
+        sizes=meter.push_batches,
     )
 
 
@@ -286,10 +294,12 @@ def _note_tried(lots: Sequence[Lot]) -> None:
             part.sender.blocks |= tried
 
 
-def _answer(batch: list[Push], lots: list[Lot]) -> None:
+def _answer(batch: list[Push], lots: list[Lot], meter: Meter) -> None:
     """Give each request the results of its items, in the order it sent them."""
     results = render_results(lots)
+    now = clock()
     for push in batch:
+        meter.push_latency.observe(now - push.began)
         if not push.answer.done():
             push.answer.set_result(push.render(join_results(push.parts, results, push.count)))
         # A push and its parts know each other: let go of what they hold without waiting for the collector.

@@ -11,6 +11,7 @@ from queen.broker.catalog import Catalog, Queue
 from queen.broker.events import Event, EventKind, named, partition_changed
 from queen.broker.queue_options import OptionValue
 from queen.errors import NotFound
+from queen.metrics.meter import Meter
 from queen.storage.database import Database
 from queen.wire.ids import partition_uuid
 from queen.wire.push import DEFAULT_PARTITION
@@ -35,18 +36,20 @@ class Configured:
 class Queues:
     """Changes queues as a whole, and has every worker know of it."""
 
-    def __init__(self, database: Database, catalog: Catalog, tell: Tell) -> None:
+    def __init__(self, database: Database, catalog: Catalog, tell: Tell, meter: Meter) -> None:
         self._database = database
         self._catalog = catalog
         self._tell = tell
+        self._meter = meter
 
     async def configure(self, name: str, namespace: str, task: str, options: Sequence[OptionValue]) -> Configured:
         """Make a queue, or replace everything that is set of it; `options` as `read_options` gives them."""
         async with self._database.transaction() as transaction:
             (record,) = await transaction.fetch("configure_queue", name, namespace, task, *options)
             queue = Queue.from_record(record)
-            await transaction.fetch("create_partitions", [queue.id], [DEFAULT_PARTITION])
+            made = await transaction.fetch("create_partitions", [queue.id], [DEFAULT_PARTITION])
             (partition,) = await transaction.fetch("partitions_by_names", [queue.id], [DEFAULT_PARTITION])
+        self._meter.partitions_made(name, len(made))
         # What is told to oneself does not make the catalog read again, because who makes a queue knows it already.
         self._catalog.refresh_queue(name)
         self._tell([named(EventKind.QUEUE_CHANGED, name)])
@@ -66,6 +69,7 @@ class Queues:
         # Also when it is not there: somebody may still believe it is.
         self._tell([named(EventKind.QUEUE_GONE, name)])
         if held:
+            self._meter.partitions_removed(name, len(dropped))
             await self._sweep([row["partition_id"] for row in dropped])
         return bool(held)
 

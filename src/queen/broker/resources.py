@@ -10,14 +10,11 @@ from __future__ import annotations
 from typing import Any, Final, Literal
 
 from queen.broker.gently import gently
-from queen.broker.timeline import Moment, offsets_after
 from queen.errors import NotFound
 from queen.storage.database import Database, Record
 from queen.wire.ids import partition_uuid
 from queen.wire.times import iso_millis
 
-_RECENT_SECONDS: Final = 300.0
-_MOST_RECENT: Final = 10_000
 _COUNTERS: Final = ("total", "pending", "processing", "completed", "failed", "deadLetter")
 
 
@@ -29,9 +26,12 @@ class Resources:
         self._shard = shard
 
     async def queues(
-        self, namespace: str, task: str, limit: int | None = None, offset: int = 0
+        self, namespace: str, task: str, limit: int | None = None, offset: int = 0, *, with_processing: bool = False
     ) -> list[dict[str, Any]]:
-        """Queues, newest first, of a namespace and task unless these are empty. `pending` leaves out `processing`."""
+        """Queues, newest first, of a namespace and task unless these are empty.
+
+        `pending` leaves out what is being processed, unless `with_processing`.
+        """
         rows = await self._database.fetch("queue_list", namespace, task, limit, offset)
         return [
             {
@@ -43,7 +43,7 @@ class Resources:
                 "partitions": row["partitions"],
                 "messages": {
                     "total": row["total"],
-                    "pending": max(0, row["pending"] - row["processing"]),
+                    "pending": max(0, row["pending"] - (0 if with_processing else row["processing"])),
                     "processing": row["processing"],
                 },
             }
@@ -56,9 +56,7 @@ class Resources:
 
     async def queue(self, name: str) -> dict[str, Any]:
         """One queue with its partitions, by name. Here `pending` includes what is being processed."""
-        queue = await self._queue(name)
-        page = await self._database.fetch("queue_partition_page", queue["id"], None, 0)
-        rows = await self._database.fetch("partition_list", [row["id"] for row in page])
+        queue, rows = await self._queue_and_partitions(name)
         partitions = await gently(self._partition, rows)
         return {
             "id": str(queue["public_id"]),
@@ -94,56 +92,59 @@ class Resources:
             for row in await self._database.fetch("label_list", kind)
         ]
 
-    async def overview(self) -> dict[str, Any]:
-        """Everything at once, from what the tables can tell.
-
-        - messages: `total` is all that was ever pushed to the queues there are. `completed` is what the groups consumed
-          in all (each group counts), without what became a dead letter; `failed` are the failed deliveries of batches
-          that are being retried.
-        - lag: over the partitions that have something pending, how long the first pending message waits, and how many
-          there are.
-        - throughput: `ingestedPerSecond` is the messages stored in the last five minutes. No table has the times of
-          consumption, so `processedPerSecond` is an estimate: of the groups that consumed in the last five minutes, the
-          average rate since they began.
-        """
-        (row,) = await self._database.fetch("overview")
-        return {
-            "queues": row["queues"],
-            "partitions": row["partitions"],
-            "namespaces": row["namespaces"],
-            "tasks": row["tasks"],
-            "messages": {
-                "total": row["pushed"],
-                "pending": row["pending"],
-                "processing": row["processing"],
-                "completed": max(0, row["consumed"] - row["dead_letters"]),
-                "failed": row["failed"],
-                "deadLetter": row["dead_letters"],
-            },
-            "lag": {
-                unit: {what: round(row[f"{what}_{column}"], 3) for what in ("avg", "median", "min", "max")}
-                for unit, column in (("time", "seconds"), ("offset", "behind"))
-            },
-            "throughput": {
-                "ingestedPerSecond": round(await self._pushed_lately() / _RECENT_SECONDS, 3),
-                "processedPerSecond": round(row["consumed_per_second"], 3),
-            },
-            "timestamp": iso_millis(row["at"]),
-            "statsAge": 0,
-        }
-
     async def counts(self) -> dict[str, int]:
         """How many `queues`, `partitions`, `namespaces` and `tasks` there are."""
         (row,) = await self._database.fetch("count_everything")
         return dict(row)
 
-    async def _pushed_lately(self) -> float:
-        """Messages stored lately; of very many partitions that got some, a part speaks for all."""
-        rows = await self._database.fetch("recent_partitions", _RECENT_SECONDS, _MOST_RECENT)
-        moments = [Moment(row["id"], 0, row["next_offset"], row["at"]) for row in rows]
-        offsets = await offsets_after(self._database, moments)
-        messages = sum(moment.high - offset for moment, offset in zip(moments, offsets, strict=True))
-        return float(messages * rows[0]["found"] / len(rows)) if rows else 0.0
+    async def check_exists(self, name: str) -> None:
+        """Raises `NotFound` when there is no queue of that name."""
+        await self._queue(name)
+
+    async def queue_status(self, name: str) -> dict[str, Any]:
+        """One queue as it is watched: its configuration, and how far its partitions have come."""
+        queue, rows = await self._queue_and_partitions(name)
+        partitions = await gently(self._partition_status, rows)
+        totals = {counter: sum(partition["stats"][counter] for partition in partitions) for counter in _COUNTERS}
+        return {
+            "queue": {
+                "id": str(queue["public_id"]),
+                "name": queue["name"],
+                "namespace": queue["namespace"],
+                "task": queue["task"],
+                "priority": queue["priority"],
+                "createdAt": iso_millis(queue["created_at"]),
+                "config": {
+                    "leaseTime": queue["lease_time"],
+                    "retryLimit": queue["retry_limit"],
+                    "retryDelay": queue["retry_delay"],
+                    "ttl": queue["ttl"],
+                    "maxQueueSize": queue["max_size"],
+                    "deadLetterQueue": queue["dead_letter_queue"],
+                },
+            },
+            "partitions": partitions,
+            "totals": {"messages": totals, **totals},
+        }
+
+    async def _queue_and_partitions(self, name: str) -> tuple[Record, list[Record]]:
+        queue = await self._queue(name)
+        page = await self._database.fetch("queue_partition_page", queue["id"], None, 0)
+        return queue, await self._database.fetch("partition_list", [row["id"] for row in page])
+
+    def _partition_status(self, row: Record) -> dict[str, Any]:
+        partition = self._partition(row)
+        return {
+            "id": partition["id"],
+            "name": partition["name"],
+            "createdAt": partition["createdAt"],
+            "messages": partition["stats"],
+            "stats": partition["stats"],
+            "cursor": {"totalConsumed": row["total_consumed"], "batchesConsumed": row["total_batches"]},
+            "lastActivity": iso_millis(row["last_activity"]),
+            "oldestMessage": partition["oldestMessage"],
+            "newestMessage": partition["newestMessage"],
+        }
 
     async def _queue(self, name: str) -> Record:
         for record in await self._database.fetch("queue_by_name", name):

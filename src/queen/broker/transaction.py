@@ -15,6 +15,7 @@ from queen.broker.locate import leased_offsets, locate
 from queen.broker.push import NotStored, Pusher, QueueMoved, StoredPush
 from queen.broker.seen import transaction_hash
 from queen.broker.whole_acks import OnFreed
+from queen.metrics.meter import Meter
 from queen.storage.database import Database, Transaction
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource, is_uuid, parse_partition_uuid
@@ -39,6 +40,7 @@ class Transactions:
         envelope: Envelope,
         ids: IdSource,
         on_freed: OnFreed,
+        meter: Meter,
     ) -> None:
         self._database = database
         self._catalog = catalog
@@ -47,6 +49,7 @@ class Transactions:
         self._envelope = envelope
         self._ids = ids
         self._on_freed = on_freed
+        self._meter = meter
 
     async def run(self, operations: Sequence[Operation], subject: str | None = None) -> dict[str, Any]:
         """Carry out all operations, or none; the answer says which, and why not."""
@@ -84,6 +87,7 @@ class Transactions:
             decisions, outcomes, available = await self._ack(transaction, acks, places, partitions, queues)
             stored = await self._pusher.store_in(transaction, items, subject)
         self._settle(decisions, available, partitions, stored)
+        self._count(decisions, partitions, stored)
         return _results(operations, outcomes, stored)
 
     async def _places(self, acks: Sequence[AckOperation]) -> list[CursorKey]:
@@ -178,6 +182,18 @@ class Transactions:
                 if decision.released
             ]
         )
+
+    def _count(
+        self, decisions: dict[CursorKey, Decision], partitions: dict[int, Partition], stored: StoredPush
+    ) -> None:
+        """Let the meter know; messages that were pushed are counted where they are stored."""
+        touched = {partition.queue_name for _, partition in stored.messages}
+        for key, decision in decisions.items():
+            queue = partitions[key[0]].queue_name
+            dead = len(decision.dead)
+            self._meter.acked(queue, len(decision.outcomes) - dead, dead, dead, requests=0)
+            touched.add(queue)
+        self._meter.transacted(touched)
 
 
 def _results(operations: Sequence[Operation], dead: Sequence[bool], stored: StoredPush) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import msgspec
 from queen.broker.catalog import Catalog, Partition
 from queen.broker.cursors import CursorKey
 from queen.broker.leases import LeaseBook
+from queen.metrics.meter import Meter, clock
 from queen.storage.database import Fetcher
 from queen.wire.ack import AckItem
 from queen.wire.ids import parse_partition_uuid
@@ -31,6 +32,7 @@ class AckRequest:
     batch: bool
     render: Callable[[bytes], Any]
     answer: asyncio.Future[Any]
+    began: float
 
     def resolve(self, body: bytes) -> None:
         if not self.answer.done():
@@ -65,10 +67,11 @@ async def complete_leases(fetcher: Fetcher, acks: Sequence[tuple[CursorKey, str,
 class WholeAcks:
     """Serves the common requests without looking at every item more than it must."""
 
-    def __init__(self, catalog: Catalog, leases: LeaseBook, on_freed: OnFreed) -> None:
+    def __init__(self, catalog: Catalog, leases: LeaseBook, on_freed: OnFreed, meter: Meter) -> None:
         self._catalog = catalog
         self._leases = leases
         self._on_freed = on_freed
+        self._meter = meter
 
     async def serve(self, fetcher: Fetcher, batch: Sequence[AckRequest]) -> list[AckRequest]:
         """Apply and answer what it can; returns the requests that need a closer look."""
@@ -78,6 +81,7 @@ class WholeAcks:
         keys = sorted(found)
         done = await complete_leases(fetcher, [(key, found[key].lease_id, found[key].upto) for key in keys])
         freed = []
+        meter, now = self._meter, clock()
         for position, key in enumerate(keys):
             whole = found[key]
             outcome = done.get(position)
@@ -89,6 +93,8 @@ class WholeAcks:
                 self._leases.finish(whole.lease_id, key[0])
                 freed.append((whole.partition.queue_id, *key, available))
             for request in whole.requests:
+                meter.acked(whole.partition.queue_name, len(request.items))
+                meter.ack_latency.observe(now - request.began)
                 request.resolve(_render(request.items, whole.partition, released))
         self._on_freed(freed)
         return rest

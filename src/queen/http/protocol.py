@@ -62,6 +62,8 @@ class Shell:
         self.shutting_down: list[Callable[[], object]] = []
         self.closing = False
         self.now = 0.0
+        self.statuses: dict[int, int] = {}
+        """How many requests were answered, by status."""
         self._servers: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
@@ -104,6 +106,10 @@ class Shell:
     async def until_empty(self) -> None:
         """Wait until there is no connection."""
         await self._empty.wait()
+
+    def in_flight(self) -> int:
+        """How many requests are being served just now."""
+        return sum(1 for connection in self.connections if connection.busy)
 
     def remember(self, connection: HttpProtocol) -> None:
         """Called by a connection that begins."""
@@ -206,6 +212,11 @@ class HttpProtocol(asyncio.Protocol):
             protocol.data_received(bytes(leftover))
         if self._read_paused:
             self._pause_reading(False)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being served."""
+        return self._request is not None
 
     def close_if_idle(self) -> None:
         if self._request is None and self._reader.is_drained() and not self._reader.receiving and not self._lingering:
@@ -330,9 +341,10 @@ class HttpProtocol(asyncio.Protocol):
         self._answer(request, result)
 
     def _answer(self, request: Request, response: Response) -> None:
-        shell, reader = self._shell, self._reader
+        shell, reader, status = self._shell, self._reader, response.status
         self._request = None
         self._since = shell.now
+        shell.statuses[status] = shell.statuses.get(status, 0) + 1
         last = (reader.deaf or self._eof or shell.closing) and reader.is_drained() and reader.refusal is None
         self._write(response, CLOSE if last else self._connection_line, request.method == "HEAD")
         if last:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import asyncpg
 from asyncpg import prepared_stmt
@@ -72,12 +72,14 @@ class Link:
         statements: Mapping[str, str],
         patience: float,
         presence: Presence,
+        on_error: Callable[[], None],
     ) -> None:
         """`patience` is for a server that says nothing at all: longer than it may take to run a statement."""
         self._connect = connect
         self._statements = statements
         self._patience = patience
         self._presence = presence
+        self._on_error = on_error
         self._connection: Connection | None = None
         self._prepared: dict[str, prepared_stmt.PreparedStatement[Record]] = {}
 
@@ -95,6 +97,7 @@ class Link:
             self.drop()
             raise
         except (*AWAY_ERRORS, *BUSY_ERRORS) as error:
+            self._on_error()
             translated = _translate(error)
             if isinstance(translated, DatabaseAway):
                 self.drop()
@@ -140,12 +143,29 @@ class Link:
         self._prepared.clear()
         self._connection = await self._connect()
 
+    @property
+    def connected(self) -> bool:
+        return self._connection is not None and not self._connection.is_closed()
+
     def drop(self) -> None:
         """Give the connection up, and with it whatever runs on it."""
         connection, self._connection = self._connection, None
         self._prepared.clear()
         if connection is not None:
             connection.terminate()
+
+
+class PoolUsage(NamedTuple):
+    """Connections of a pool: how many there may be, are open and are idle; and those that lanes keep for themselves."""
+
+    largest: int
+    size: int
+    idle: int
+    links: int
+
+    @property
+    def active(self) -> int:
+        return self.size - self.idle
 
 
 class Database:
@@ -183,11 +203,20 @@ class Database:
         self._pool: asyncpg.Pool[Record] | None = None
         self._links: list[Link] = []
         self.statements = load_statements()
+        self.errors = 0
+        """How often PostgreSQL was away, or too busy to do what it was asked."""
+
+    @property
+    def usage(self) -> PoolUsage:
+        """How many connections there are, and how many of the pool are in use."""
+        links = sum(1 for link in self._links if link.connected)
+        size, idle = (self._pool.get_size(), self._pool.get_idle_size()) if self._pool is not None else (0, 0)
+        return PoolUsage(self._pool_size, size, idle, links)
 
     def link(self, *, probing: bool = False) -> Link:
         """A connection for a lane; a `probing` one is tried even while PostgreSQL is known to be away."""
         presence = Presence() if probing else self.presence
-        link = Link(self._connect_hot, self.statements, self._patience, presence)
+        link = Link(self._connect_hot, self.statements, self._patience, presence, self._note_error)
         self._links.append(link)
         return link
 
@@ -206,6 +235,7 @@ class Database:
             async with self._pool.acquire(timeout=self._connect_timeout + 5) as connection:
                 yield connection
         except (*AWAY_ERRORS, *BUSY_ERRORS) as error:
+            self._note_error()
             raise _translate(error) from error
 
     @asynccontextmanager
@@ -242,6 +272,9 @@ class Database:
         if self._pool is not None:
             self._pool.terminate()
             self._pool = None
+
+    def _note_error(self) -> None:
+        self.errors += 1
 
     async def _open_pool(self) -> asyncpg.Pool[Record]:
         return await asyncpg.create_pool(

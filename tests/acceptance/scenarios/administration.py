@@ -210,7 +210,7 @@ async def the_server_is_healthy(scene: Scene) -> None:
     assert (health["status"], health["database"]) == ("healthy", "connected"), health
 
 
-@scenario(not_served="GET /api/v1/status")
+@scenario()
 async def the_status_shows_throughput_and_queues(scene: Scene) -> None:
     async with scene.queue() as queue:
         await scene.queen.queue(queue).push([{"data": {"n": n}} for n in range(3)])
@@ -227,13 +227,13 @@ async def the_status_shows_throughput_and_queues(scene: Scene) -> None:
         assert sum(point["messages"] for point in analytics["dataPoints"]) == 3, analytics
 
 
-@scenario(not_served="GET /metrics")
+@scenario()
 async def metrics_are_served(scene: Scene) -> None:
     metrics = await scene.queen.admin.metrics()
     assert set(metrics) >= {"uptime", "requests", "messages", "database", "memory", "cpu"}, metrics
 
 
-@scenario(not_served="GET /api/v1/analytics/*")
+@scenario()
 async def metrics_of_system_workers_and_postgres_are_served(scene: Scene) -> None:
     system = await scene.queen.admin.get_system_metrics()
     assert set(system) >= {"timeRange", "replicas", "replicaCount", "bucketMinutes"}, system

@@ -1,4 +1,4 @@
-"""Cleaning up: what deleted queues left behind, partitions nobody uses, and old records of removals."""
+"""Cleaning up: what deleted queues left behind, partitions nobody uses, and old records."""
 
 from __future__ import annotations
 
@@ -98,3 +98,17 @@ class OldRows:
 
     async def run(self, session: Session) -> bool:
         return len(await session.fetch(self._statement, self._age, self._batch)) == self._batch
+
+
+class OldMetrics:
+    """Removes what workers counted minute by minute, after `days`; what they counted in all stays, summed up."""
+
+    def __init__(self, batch: int, days: int) -> None:
+        self._batch = batch
+        self._days = days
+
+    async def run(self, session: Session) -> bool:
+        more = False
+        for statement in ("remove_old_minutes", "remove_old_queue_minutes", "fold_old_lives"):
+            more |= len(await session.fetch(statement, self._days, self._batch)) == self._batch
+        return more

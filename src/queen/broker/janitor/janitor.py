@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 
 from queen.broker.changes import KEPT_SECONDS
-from queen.broker.janitor.cleanup import DroppedPartitions, OldRows, Rounds, Tell
+from queen.broker.janitor.cleanup import DroppedPartitions, OldMetrics, OldRows, Rounds, Tell
 from queen.broker.janitor.election import Election, Session
 from queen.broker.janitor.eviction import Eviction
 from queen.broker.janitor.job import Job
@@ -37,6 +37,7 @@ def cleaning_jobs(settings: Settings, tell: Tell) -> list[Job]:
         Job("rounds", retention_seconds, Rounds(batch, settings.partition_cleanup_days, tell).run),
         Job("old history", retention_seconds, OldRows("remove_old_history", _HISTORY_DAYS, batch).run),
         Job("old changes", _CHANGES_INTERVAL, OldRows("remove_old_changes", KEPT_SECONDS, batch).run),
+        Job("old metrics", retention_seconds, OldMetrics(batch, settings.metrics_retention_days).run),
         # After the job that drops partitions, so that one round of all jobs leaves nothing behind.
         Job("dropped partitions", _DROPPED_INTERVAL, DroppedPartitions(batch).run, prompt=True),
     ]

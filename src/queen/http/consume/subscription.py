@@ -115,11 +115,9 @@ class Subscription:
             pop.answer.cancel()
 
     def _submit(self, options: PopOptions) -> None:
-        answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        pop = Pop((self.queue,), self.partition, self.group, options, _as_it_is, answer)
+        pop = self._popper.begin((self.queue,), self.partition, self.group, options, _as_it_is)
         self._pops.add(pop)
-        answer.add_done_callback(partial(self._answered, pop))
-        self._popper.submit(pop)
+        pop.answer.add_done_callback(partial(self._answered, pop))
 
     def _answered(self, pop: Pop, answer: asyncio.Future[bytes | None]) -> None:
         self._pops.discard(pop)

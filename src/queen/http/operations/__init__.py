@@ -10,6 +10,7 @@ from typing import Final
 
 from queen.http.openapi.operation import Operation
 from queen.http.operations import (
+    analytics,
     cluster,
     consume,
     dead_letters,
@@ -19,7 +20,9 @@ from queen.http.operations import (
     maintenance,
     messages,
     messaging,
+    metrics,
     queues,
+    status,
     traces,
 )
 
@@ -32,6 +35,9 @@ _TABLES: Final = (
     dead_letters,
     traces,
     maintenance,
+    status,
+    analytics,
+    metrics,
     cluster,
     health,
     documentation,

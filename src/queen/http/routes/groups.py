@@ -11,6 +11,7 @@ from queen.http.message import Request, Response, json_response
 from queen.http.names import path_name
 from queen.http.paging import MOST_ON_A_PAGE, read_page, time_of
 from queen.http.router import Access, Router
+from queen.http.shared import SharedAnswers
 from queen.wire.ack import decode_object
 from queen.wire.times import iso_millis
 
@@ -22,13 +23,14 @@ _MIN_LAG_SECONDS = 3600
 class GroupRoutes:
     """The routes of consumer groups."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, shared: SharedAnswers | None = None) -> None:
+        self._shared = shared or SharedAnswers(0)
         self._groups = Groups(broker.database, broker.catalog, broker.tell)
 
     def add_to(self, router: Router) -> None:
-        read, write, admin = Access.READ_ONLY, Access.READ_WRITE, Access.ADMIN
-        router.add("GET", "/api/v1/consumer-groups", self.groups, read)
-        router.add("GET", "/api/v1/consumer-groups/lagging", self.lagging, read)
+        read, write, admin, shared = Access.READ_ONLY, Access.READ_WRITE, Access.ADMIN, self._shared.of
+        router.add("GET", "/api/v1/consumer-groups", shared(self.groups), read)
+        router.add("GET", "/api/v1/consumer-groups/lagging", shared(self.lagging), read)
         router.add("GET", _GROUP, self.group, read)
         router.add("DELETE", _GROUP, self.delete, admin)
         router.add("DELETE", _QUEUE, self.delete_for_queue, admin)

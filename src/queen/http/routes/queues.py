@@ -13,6 +13,7 @@ from queen.http.message import Request, Response, json_response
 from queen.http.names import path_name, query_name
 from queen.http.paging import MOST_ON_A_PAGE, read_page
 from queen.http.router import Access, Router
+from queen.http.shared import SharedAnswers
 from queen.wire.ack import decode_object
 from queen.wire.push import check_name
 
@@ -20,21 +21,21 @@ from queen.wire.push import check_name
 class QueueRoutes:
     """The routes that change queues as a whole, and those that show what there is."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._queues = Queues(broker.database, broker.catalog, broker.tell)
+    def __init__(self, broker: Broker, shared: SharedAnswers | None = None) -> None:
+        self._shared = shared or SharedAnswers(0)
+        self._queues = Queues(broker.database, broker.catalog, broker.tell, broker.meter)
         self._resources = Resources(broker.database, broker.catalog.shard)
 
     def add_to(self, router: Router) -> None:
-        read, write, admin = Access.READ_ONLY, Access.READ_WRITE, Access.ADMIN
+        read, write, admin, shared = Access.READ_ONLY, Access.READ_WRITE, Access.ADMIN, self._shared.of
         router.add("POST", "/api/v1/configure", self.configure, write)
         router.add("DELETE", "/api/v1/resources/queues/{queue}", self.delete, admin)
         router.add("DELETE", "/api/v1/queues/{queue}/clear", self.clear, admin)
-        router.add("GET", "/api/v1/resources/queues", self.queues, read)
+        router.add("GET", "/api/v1/resources/queues", shared(self.queues), read)
         router.add("GET", "/api/v1/resources/queues/{queue}", self.queue, read)
         router.add("GET", "/api/v1/resources/partitions", self.partitions, read)
-        router.add("GET", "/api/v1/resources/namespaces", self.namespaces, read)
-        router.add("GET", "/api/v1/resources/tasks", self.tasks, read)
-        router.add("GET", "/api/v1/resources/overview", self.overview, read)
+        router.add("GET", "/api/v1/resources/namespaces", shared(self.namespaces), read)
+        router.add("GET", "/api/v1/resources/tasks", shared(self.tasks), read)
         router.add("POST", "/api/v1/stats/refresh", self.refresh, admin)
 
     async def configure(self, request: Request) -> Response:
@@ -101,9 +102,6 @@ class QueueRoutes:
 
     async def tasks(self, request: Request) -> Response:
         return json_response(200, {"tasks": await self._resources.labels("task")})
-
-    async def overview(self, request: Request) -> Response:
-        return json_response(200, await self._resources.overview())
 
     async def refresh(self, request: Request) -> Response:
         """Numbers are always read live, so all that is left to do is to say of how many things they are."""

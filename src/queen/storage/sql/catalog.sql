@@ -23,7 +23,7 @@ ON CONFLICT (name) DO NOTHING;
 INSERT INTO queen.partitions (queue_id, name)
 SELECT i.queue_id, i.name FROM unnest($1::integer[], $2::text[]) AS i (queue_id, name)
 ORDER BY i.queue_id, i.name
-ON CONFLICT (queue_id, name) DO NOTHING;
+ON CONFLICT (queue_id, name) DO NOTHING RETURNING queue_id;
 
 -- name: partitions_by_names
 -- Partitions by (queue, name), with the offset their next message gets.

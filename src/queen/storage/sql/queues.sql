@@ -168,6 +168,8 @@ SELECT id FROM queen.partitions WHERE queue_id = $1 ORDER BY name LIMIT $2 OFFSE
 SELECT p.id, p.name, q.name AS queue_name, p.created_at, p.next_offset - p.floor_offset AS total,
     coalesce(n.pending, p.next_offset - p.floor_offset) AS pending, coalesce(n.processing, 0) AS processing,
     coalesce(n.completed, 0) AS completed, d.dead_letter,
+    coalesce(n.total_consumed, 0) AS total_consumed, coalesce(n.total_batches, 0) AS total_batches,
+    greatest(p.last_at, n.last_consumed_at) AS last_activity,
     CASE WHEN p.next_offset > p.floor_offset THEN coalesce(
         (SELECT f.created_at FROM (
             SELECT s.base_offset + s.count AS ends, s.created_at FROM queen.segments s
@@ -186,6 +188,8 @@ CROSS JOIN LATERAL (
 ) d
 CROSS JOIN LATERAL (
     SELECT max(p.next_offset - greatest(c.committed, p.floor_offset)) AS pending,
+        max(c.total_consumed) AS total_consumed, max(c.total_batches) AS total_batches,
+        max(c.last_consumed_at) AS last_consumed_at,
         greatest(0, max(least(c.lease_end, p.next_offset) - greatest(c.committed, p.floor_offset))
             FILTER (WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp())) AS processing,
         greatest(0, max(greatest(c.committed, p.floor_offset) - p.floor_offset - CASE WHEN d.dead_letter > 0 THEN (
@@ -201,58 +205,6 @@ ORDER BY i.slot;
 SELECT count(*) AS queues, count(DISTINCT nullif(namespace, '')) AS namespaces,
     count(DISTINCT nullif(task, '')) AS tasks, (SELECT count(*) FROM queen.partitions) AS partitions
 FROM queen.queues;
-
--- name: overview
--- Everything at once: counts, messages, and how far behind the slowest group of each partition is. Lags are taken over
--- the partitions that have something pending.
-WITH held AS MATERIALIZED (
-    SELECT p.id, p.next_offset,
-        coalesce(min(greatest(c.committed, p.floor_offset)), p.floor_offset) AS position,
-        greatest(0, max(least(c.lease_end, p.next_offset) - greatest(c.committed, p.floor_offset))
-            FILTER (WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp())) AS processing,
-        sum(c.total_consumed) AS consumed, sum(c.attempts) AS attempts,
-        sum(c.total_consumed / greatest(300, extract(epoch FROM statement_timestamp() - c.created_at)))
-            FILTER (WHERE c.last_consumed_at > statement_timestamp() - interval '300 seconds') AS consumed_per_second
-    FROM queen.partitions p LEFT JOIN queen.cursors c ON c.partition_id = p.id
-    GROUP BY p.id
-), lagging AS (
-    SELECT h.next_offset - h.position AS behind,
-        greatest(0, extract(epoch FROM statement_timestamp() - s.created_at))::float8 AS seconds
-    FROM held h
-    LEFT JOIN LATERAL (
-        SELECT g.created_at FROM queen.segments g
-        WHERE g.partition_id = h.id AND g.base_offset <= h.position ORDER BY g.base_offset DESC LIMIT 1
-    ) s ON true
-    WHERE h.next_offset > h.position
-), lag AS (
-    SELECT coalesce(avg(seconds), 0)::float8 AS avg_seconds, coalesce(min(seconds), 0) AS min_seconds,
-        coalesce(max(seconds), 0) AS max_seconds,
-        coalesce(percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds), 0) AS median_seconds,
-        coalesce(avg(behind), 0)::float8 AS avg_behind, coalesce(min(behind), 0) AS min_behind,
-        coalesce(max(behind), 0) AS max_behind,
-        coalesce(percentile_cont(0.5) WITHIN GROUP (ORDER BY behind), 0) AS median_behind
-    FROM lagging
-), messages AS (
-    SELECT count(*) AS partitions, coalesce(sum(next_offset), 0)::bigint AS pushed,
-        coalesce(sum(next_offset - position), 0)::bigint AS pending,
-        coalesce(sum(processing), 0)::bigint AS processing, coalesce(sum(consumed), 0)::bigint AS consumed,
-        coalesce(sum(attempts), 0)::bigint AS failed,
-        coalesce(sum(consumed_per_second), 0)::float8 AS consumed_per_second
-    FROM held
-), named AS (
-    SELECT count(*) AS queues, count(DISTINCT nullif(namespace, '')) AS namespaces,
-        count(DISTINCT nullif(task, '')) AS tasks
-    FROM queen.queues
-), dead AS (
-    SELECT count(*) AS dead_letters FROM queen.dead_letters WHERE queue_id IN (SELECT id FROM queen.queues)
-)
-SELECT *, statement_timestamp() AS at FROM named, messages, dead, lag;
-
--- name: recent_partitions
--- Partitions that got messages in the last seconds, so many at most, how many there are, and when those seconds began.
-SELECT id, next_offset, cut.at, count(*) OVER () AS found
-FROM queen.partitions, (SELECT statement_timestamp() - make_interval(secs => $1::float8) AS at) cut
-WHERE last_at > cut.at LIMIT $2;
 
 -- name: offsets_after
 -- From times to offsets, by bisection: in each partition, from a low offset on, the first whose message was stored

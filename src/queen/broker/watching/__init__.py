@@ -1,0 +1,1 @@
+"""How it goes: what was counted and how it was, now and in the past."""

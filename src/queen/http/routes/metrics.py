@@ -1,0 +1,79 @@
+"""Metrics of this host: a little JSON, and everything for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from queen.broker.watching.recorder import Recorder
+from queen.broker.watching.scrape import Scraper
+from queen.http.exposition import Source, expose
+from queen.http.message import Request, Response, json_response
+from queen.http.router import Access, Router
+from queen.http.shared import SharedAnswers
+
+_TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
+_UNCACHED: Final = ((b"Cache-Control", b"no-cache"),)
+
+
+class MetricsRoutes:
+    """Whichever worker answers, it speaks for all workers of its host."""
+
+    def __init__(
+        self, recorder: Recorder, scraper: Scraper, shared: SharedAnswers, sources: tuple[Source, ...] = ()
+    ) -> None:
+        """`sources` give further families for Prometheus."""
+        self._recorder = recorder
+        self._scraper = scraper
+        self._shared = shared
+        self._sources = sources
+
+    def add_to(self, router: Router) -> None:
+        router.add("GET", "/metrics", self._shared.of(self.metrics), Access.PUBLIC)
+        router.add("GET", "/metrics/prometheus", self._shared.of(self.prometheus), Access.PUBLIC)
+
+    async def metrics(self, request: Request) -> Response:
+        reports = await self._recorder.pinned_reports()
+        now = time.time()
+
+        def last(name: str) -> float:
+            return sum(report.last(name) for report in reports)
+
+        return json_response(
+            200,
+            {
+                "uptime": round(max(now - report.started_at for report in reports), 3),
+                "requests": {
+                    "total": sum(report.total.http_responses for report in reports),
+                    "rate": round(sum(report.rates[0] for report in reports), 3),
+                },
+                "messages": {
+                    "total": sum(report.total.push_messages + report.total.pop_messages for report in reports),
+                    "rate": round(sum(report.rates[1] for report in reports), 3),
+                },
+                "database": {
+                    "poolSize": int(last("pool_size")),
+                    "idleConnections": int(last("pool_idle")),
+                    "waitingRequests": int(last("job_queue")),
+                },
+                "memory": {
+                    "rss": int(last("rss_bytes")),
+                    # There is no heap of JavaScript here.
+                    "heapTotal": 0,
+                    "heapUsed": 0,
+                    "external": 0,
+                    "arrayBuffers": 0,
+                },
+                "cpu": {
+                    "user": round(1e6 * sum(report.cpu_seconds[0] for report in reports)),
+                    "system": round(1e6 * sum(report.cpu_seconds[1] for report in reports)),
+                },
+            },
+        )
+
+    async def prometheus(self, request: Request) -> Response:
+        scrape = await self._scraper.scrape()
+        # In a thread, so that requests are served in between.
+        body = await asyncio.to_thread(expose, scrape, self._sources)
+        return Response(200, body, _TEXT, _UNCACHED)

@@ -1,0 +1,128 @@
+"""The counters of one worker. Plain numbers, fed once per request or per fused batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Final
+
+from queen.metrics.histogram import BATCH_SIZES, LATENCY_SECONDS, Histogram
+from queen.metrics.report import Report
+from queen.metrics.tally import Tally, WorkerTally
+
+clock: Final = time.perf_counter
+"""The clock that latencies are measured with."""
+
+_MOST_QUEUES: Final = 10_000
+_FEWEST_KEPT: Final = 2000
+
+
+class Meter:
+    """Counts what a worker does, in all and for each queue."""
+
+    def __init__(self) -> None:
+        self.total = WorkerTally()
+        self.queues: dict[str, Tally] = {}
+        self.push_latency = Histogram.of(LATENCY_SECONDS)
+        self.pop_latency = Histogram.of(LATENCY_SECONDS)
+        self.ack_latency = Histogram.of(LATENCY_SECONDS)
+        self.push_batches = Histogram.of(BATCH_SIZES)
+        self.pop_batches = Histogram.of(BATCH_SIZES)
+        self.ack_batches = Histogram.of(BATCH_SIZES)
+
+    def histograms(self) -> Iterator[tuple[str, Histogram]]:
+        for name in ("push_latency", "pop_latency", "ack_latency", "push_batches", "pop_batches", "ack_batches"):
+            yield name, getattr(self, name)
+
+    def queue(self, name: str) -> Tally:
+        """The counters of a queue. Beyond a number of queues that no worker should meet, all share one."""
+        tally = self.queues.get(name)
+        if tally is None:
+            if len(self.queues) >= _MOST_QUEUES:
+                name = ""
+            tally = self.queues.setdefault(name, Tally())
+        return tally
+
+    def push_requested(self, queues: Sequence[str]) -> None:
+        """A push request names these queues (one of them perhaps several times)."""
+        self.total.push_requests += 1
+        if len(queues) == 1:
+            self.queue(queues[0]).push_requests += 1
+            return
+        for name in set(queues):
+            self.queue(name).push_requests += 1
+
+    def stored(self, queue: str, messages: int) -> None:
+        self.total.push_messages += messages
+        self.queue(queue).push_messages += messages
+
+    def pop_requested(self, queues: Iterable[str]) -> None:
+        self.total.pop_requests += 1
+        for name in queues:
+            self.queue(name).pop_requests += 1
+
+    def pop_found_nothing(self, queues: Iterable[str]) -> None:
+        self.total.pop_empty += 1
+        for name in queues:
+            self.queue(name).pop_empty += 1
+
+    def popped(self, queue: str, parts: Sequence[tuple[int, datetime]], now: float, *, auto_ack: bool) -> None:
+        """Messages were delivered: for each segment they came from, how many and when it was stored."""
+        total, own = self.total, self.queue(queue)
+        messages = 0
+        for count, stored_at in parts:
+            messages += count
+            lag_ms = max(0.0, (now - stored_at.timestamp()) * 1000)
+            total.lagged(count, lag_ms)
+            own.lagged(count, lag_ms)
+        total.pop_messages += messages
+        own.pop_messages += messages
+        if auto_ack:
+            total.auto_acked += messages
+            own.auto_acked += messages
+
+    def acked(self, queue: str | None, success: int, failed: int = 0, dead: int = 0, requests: int = 1) -> None:
+        """Messages of a queue (None: of one that nobody knows) were acknowledged, by so many requests."""
+        total = self.total
+        total.ack_success += success
+        total.ack_failed += failed
+        total.dead_letters += dead
+        if queue is None:
+            return
+        own = self.queue(queue)
+        own.ack_requests += requests
+        own.ack_success += success
+        own.ack_failed += failed
+        own.dead_letters += dead
+
+    def transacted(self, queues: Iterable[str]) -> None:
+        """A transaction was carried out that touched these queues."""
+        self.total.transactions += 1
+        for name in set(queues):
+            self.queue(name).transactions += 1
+
+    def partitions_made(self, queue: str, count: int) -> None:
+        self.total.partitions_created += count
+        self.queue(queue).partitions_created += count
+
+    def partitions_removed(self, queue: str, count: int) -> None:
+        self.total.partitions_deleted += count
+        self.queue(queue).partitions_deleted += count
+
+    def resume(self, report: Report) -> None:
+        """Go on from where the worker that ran in this one's place has stopped."""
+        self.total.add(report.total)
+        for name, tally in report.queues.items():
+            self.queue(name).add(tally)
+        for name, histogram in self.histograms():
+            before = report.histograms.get(name)
+            if before is not None and before.bounds == histogram.bounds:
+                histogram.add(before)
+
+    def forget_idle(self, idle: Iterable[str]) -> None:
+        """Let go of queues that nobody uses, when there are many."""
+        for name in idle:
+            if len(self.queues) <= _FEWEST_KEPT:
+                return
+            self.queues.pop(name, None)

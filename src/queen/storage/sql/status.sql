@@ -1,0 +1,172 @@
+-- What queues hold and how far groups are, for those who watch. No segment is opened, and nothing is estimated.
+
+-- name: overview
+-- Everything at once: counts, messages, and how far behind the slowest group of each partition is. Lags are taken over
+-- the partitions that have something pending.
+WITH held AS MATERIALIZED (
+    SELECT p.next_offset, coalesce(min(greatest(c.committed, p.floor_offset)), p.floor_offset) AS position,
+        greatest(0, max(least(c.lease_end, p.next_offset) - greatest(c.committed, p.floor_offset))
+            FILTER (WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp())) AS processing,
+        sum(c.total_consumed) AS consumed
+    FROM queen.partitions p LEFT JOIN queen.cursors c ON c.partition_id = p.id
+    GROUP BY p.id
+), lag AS (
+    SELECT coalesce(avg(behind), 0)::float8 AS avg_behind, coalesce(min(behind), 0) AS min_behind,
+        coalesce(max(behind), 0) AS max_behind,
+        coalesce(percentile_cont(0.5) WITHIN GROUP (ORDER BY behind), 0) AS median_behind
+    FROM (SELECT next_offset - position AS behind FROM held WHERE next_offset > position) lagging
+), messages AS (
+    SELECT count(*) AS partitions, coalesce(sum(next_offset), 0)::bigint AS pushed,
+        coalesce(sum(next_offset - position), 0)::bigint AS pending,
+        coalesce(sum(processing), 0)::bigint AS processing, coalesce(sum(consumed), 0)::bigint AS consumed
+    FROM held
+), named AS (
+    SELECT count(*) AS queues, count(DISTINCT nullif(namespace, '')) AS namespaces,
+        count(DISTINCT nullif(task, '')) AS tasks
+    FROM queen.queues
+), dead AS (
+    SELECT count(*) AS dead_letters FROM queen.dead_letters WHERE queue_id IN (SELECT id FROM queen.queues)
+)
+SELECT *, statement_timestamp() AS at FROM named, messages, dead, lag;
+
+-- name: queue_ids
+-- The queues of a name, namespace and task; empty: any.
+SELECT id FROM queen.queues
+WHERE ($1::text = '' OR name = $1) AND ($2::text = '' OR namespace = $2) AND ($3::text = '' OR task = $3);
+
+-- name: queue_standings
+-- What each queue (of a name, namespace and task; empty: any) holds. Of several groups, the one furthest behind counts.
+WITH chosen AS (
+    SELECT id, public_id, name, namespace, task FROM queen.queues
+    WHERE ($1::text = '' OR name = $1) AND ($2::text = '' OR namespace = $2) AND ($3::text = '' OR task = $3)
+), held AS (
+    SELECT p.queue_id, p.next_offset, p.floor_offset,
+        coalesce(min(greatest(c.committed, p.floor_offset)), p.floor_offset) AS position,
+        greatest(0, max(least(c.lease_end, p.next_offset) - greatest(c.committed, p.floor_offset))
+            FILTER (WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp())) AS processing,
+        sum(c.total_consumed) AS consumed,
+        count(*) FILTER (WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp()) AS leases,
+        sum(c.lease_end - c.lease_start)
+            FILTER (WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp()) AS leased,
+        sum(c.committed - c.lease_start)
+            FILTER (WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp()) AS acked
+    FROM queen.partitions p LEFT JOIN queen.cursors c ON c.partition_id = p.id
+    WHERE ($1 = '' AND $2 = '' AND $3 = '') OR p.queue_id IN (SELECT id FROM chosen)
+    GROUP BY p.id
+), summed AS (
+    SELECT queue_id, count(*) AS partitions, sum(next_offset)::bigint AS pushed,
+        sum(next_offset - floor_offset)::bigint AS stored, sum(next_offset - position)::bigint AS pending,
+        sum(processing)::bigint AS processing, sum(consumed)::bigint AS consumed, sum(leases)::bigint AS leases,
+        count(*) FILTER (WHERE leases > 0) AS leased_partitions, sum(leased)::bigint AS leased,
+        sum(acked)::bigint AS acked
+    FROM held GROUP BY queue_id
+)
+SELECT q.id, q.public_id, q.name, q.namespace, q.task, coalesce(s.partitions, 0) AS partitions,
+    coalesce(s.pushed, 0) AS pushed, coalesce(s.stored, 0) AS stored, coalesce(s.pending, 0) AS pending,
+    coalesce(s.processing, 0) AS processing, coalesce(s.consumed, 0) AS consumed, coalesce(s.leases, 0) AS leases,
+    coalesce(s.leased_partitions, 0) AS leased_partitions, coalesce(s.leased, 0) AS leased,
+    coalesce(s.acked, 0) AS acked
+FROM chosen q LEFT JOIN summed s ON s.queue_id = q.id ORDER BY q.name;
+
+-- name: group_lags
+-- How many messages each group has before it on each queue. $1-$3 say where groups are to start on partitions that
+-- their subscriptions cover but where they have no cursor yet, as far as there is news for them.
+SELECT g.name AS group_name, q.name AS queue_name, l.behind
+FROM (
+    SELECT group_id, queue_id, sum(behind)::bigint AS behind
+    FROM (
+        SELECT c.group_id, p.queue_id, p.next_offset - greatest(c.committed, p.floor_offset) AS behind
+        FROM queen.cursors c JOIN queen.partitions p ON p.id = c.partition_id
+        UNION ALL
+        SELECT n.group_id, p.queue_id, p.next_offset - greatest(n.start, p.floor_offset)
+        FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS n (group_id, partition_id, start)
+        JOIN queen.partitions p ON p.id = n.partition_id
+    ) k GROUP BY group_id, queue_id
+) l
+JOIN queen.groups g ON g.id = l.group_id
+JOIN queen.queues q ON q.id = l.queue_id;
+
+-- name: dead_letter_counts
+-- How many dead letters each queue has, and of how many partitions.
+SELECT q.name, d.messages, d.partitions
+FROM (
+    SELECT queue_id, count(*) AS messages, count(DISTINCT partition_id) AS partitions
+    FROM queen.dead_letters GROUP BY queue_id
+) d JOIN queen.queues q ON q.id = d.queue_id;
+
+-- name: top_errors
+-- The errors that the newest dead letters (of queues of these ids) died of most often.
+SELECT error_message AS error, count(*) AS found
+FROM (
+    SELECT error_message FROM queen.dead_letters WHERE queue_id = ANY($1::integer[])
+    ORDER BY failed_at DESC, id DESC LIMIT 1000
+) d GROUP BY error_message ORDER BY found DESC, error LIMIT 10;
+
+-- name: stored_by_time
+-- How many of the messages still stored in queues (of these ids) were stored in each span of $4 seconds, from $2 until
+-- before $3. Each partition is walked from one span that has messages to the next; where a span ends is found by
+-- bisection, unless it has one segment alone or the newest message of the partition.
+SELECT w.bucket, sum(w.messages)::bigint AS messages
+FROM queen.partitions p
+CROSS JOIN LATERAL (
+    WITH RECURSIVE walk (bucket, messages, upto) AS (
+        SELECT NULL::timestamptz, 0::bigint, CASE WHEN (
+            SELECT g.created_at >= $2 FROM queen.segments g
+            WHERE g.partition_id = p.id AND g.base_offset <= p.floor_offset ORDER BY g.base_offset DESC LIMIT 1
+        ) THEN p.floor_offset ELSE (
+            WITH RECURSIVE bisection (low, high) AS (
+                SELECT p.floor_offset, p.next_offset
+                UNION ALL
+                SELECT
+                    CASE WHEN s.ends > b.low AND s.created_at >= $2 THEN b.low
+                        ELSE greatest(s.ends, m.middle + 1) END,
+                    CASE WHEN s.ends > b.low AND s.created_at >= $2 THEN greatest(s.base_offset, b.low)
+                        ELSE b.high END
+                FROM bisection b
+                CROSS JOIN LATERAL (SELECT (b.low + b.high - 1) / 2 AS middle) m
+                LEFT JOIN LATERAL (
+                    SELECT g.base_offset, g.base_offset + g.count AS ends, g.created_at FROM queen.segments g
+                    WHERE g.partition_id = p.id AND g.base_offset <= m.middle ORDER BY g.base_offset DESC LIMIT 1
+                ) s ON true
+                WHERE b.low < b.high
+            )
+            SELECT low FROM bisection WHERE low >= high
+        ) END
+        UNION ALL
+        SELECT f.bucket, f.upto - w.upto, f.upto
+        FROM walk w
+        CROSS JOIN LATERAL (
+            SELECT date_bin(make_interval(secs => $4), g.created_at, 'epoch') AS bucket, g.created_at,
+                g.base_offset + g.count AS ends
+            FROM queen.segments g
+            WHERE g.partition_id = p.id AND g.base_offset <= w.upto ORDER BY g.base_offset DESC LIMIT 1
+        ) s
+        CROSS JOIN LATERAL (SELECT least(s.bucket + make_interval(secs => $4), $3) AS ends) e
+        CROSS JOIN LATERAL (SELECT s.bucket, CASE WHEN p.last_at < e.ends THEN p.next_offset WHEN (
+            SELECT g.created_at >= e.ends FROM queen.segments g
+            WHERE g.partition_id = p.id AND g.base_offset >= s.ends ORDER BY g.base_offset LIMIT 1
+        ) THEN s.ends ELSE (
+            WITH RECURSIVE bisection (low, high) AS (
+                SELECT w.upto, p.next_offset
+                UNION ALL
+                SELECT
+                    CASE WHEN s.ends > b.low AND s.created_at >= e.ends THEN b.low
+                        ELSE greatest(s.ends, m.middle + 1) END,
+                    CASE WHEN s.ends > b.low AND s.created_at >= e.ends THEN greatest(s.base_offset, b.low)
+                        ELSE b.high END
+                FROM bisection b
+                CROSS JOIN LATERAL (SELECT (b.low + b.high - 1) / 2 AS middle) m
+                LEFT JOIN LATERAL (
+                    SELECT g.base_offset, g.base_offset + g.count AS ends, g.created_at FROM queen.segments g
+                    WHERE g.partition_id = p.id AND g.base_offset <= m.middle ORDER BY g.base_offset DESC LIMIT 1
+                ) s ON true
+                WHERE b.low < b.high
+            )
+            SELECT low FROM bisection WHERE low >= high
+        ) END AS upto) f
+        WHERE w.upto < p.next_offset AND s.created_at < $3
+    )
+    SELECT bucket, messages FROM walk WHERE bucket IS NOT NULL
+) w
+WHERE p.queue_id = ANY($1::integer[]) AND p.last_at >= $2 AND p.next_offset > p.floor_offset
+GROUP BY w.bucket ORDER BY w.bucket;
