@@ -19,6 +19,7 @@ from queen.server import Worker
 from queen.settings import Settings
 from queen.storage.migrate import migrate
 from tests.api import Api
+from tests.faults.proxy import Proxy, proxied
 
 # A busy machine is no fault of the code; how long things may take is for the benchmarks to say.
 settings.register_profile("default", deadline=None)
@@ -68,6 +69,13 @@ async def connection(dsn: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Recor
 
 
 @pytest.fixture
+async def proxy(dsn: str) -> AsyncIterator[Proxy]:
+    """Stands between a server and the test's database, for those who want to come between them."""
+    async with proxied(dsn) as proxy:
+        yield proxy
+
+
+@pytest.fixture
 async def start_server(dsn: str, tmp_path: Path) -> AsyncIterator[StartServer]:
     """Starts servers on the test's database; settings are given by field name. Stopped with the test.
 
@@ -76,7 +84,12 @@ async def start_server(dsn: str, tmp_path: Path) -> AsyncIterator[StartServer]:
     async with AsyncExitStack() as stack:
 
         async def start(worker_id: int = 0, **overrides: object) -> Api:
-            values: dict[str, object] = {"num_workers": 1, "host": "127.0.0.1", "database_urls": (dsn,)}
+            values: dict[str, object] = {
+                "num_workers": 1,
+                "host": "127.0.0.1",
+                "database_urls": (dsn,),
+                "queen_data_dir": tmp_path / "data",
+            }
             # What a test asks for is what it has just done, however long the answer takes.
             values["stats_cache_ms"] = 0
             settings = Settings.from_env({}, **(values | overrides))

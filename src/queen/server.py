@@ -21,6 +21,7 @@ from queen.broker.watching.history import History
 from queen.broker.watching.recorder import Recorder, ShellView
 from queen.broker.watching.scrape import Scraper
 from queen.broker.watching.status import Status
+from queen.http.host_families import HostFamilies
 from queen.http.protocol import Shell
 from queen.http.router import Around, Handler, Route, Router
 from queen.http.routes.analytics import AnalyticsRoutes
@@ -29,6 +30,7 @@ from queen.http.routes.consume import ConsumeRoutes
 from queen.http.routes.dead_letters import DeadLetterRoutes
 from queen.http.routes.groups import GroupRoutes
 from queen.http.routes.health import HealthRoutes
+from queen.http.routes.maintenance import MaintenanceRoutes
 from queen.http.routes.messages import MessageRoutes
 from queen.http.routes.messaging import MessagingRoutes
 from queen.http.routes.metrics import MetricsRoutes
@@ -71,7 +73,7 @@ class Worker:
         self.broker = Broker(settings, settings.database_dsns[0], worker_id, runtime_dir, Meter())
         self.consume = ConsumeRoutes(self.broker)
         router = Router(around=_around(settings, tracing))
-        self._health = HealthRoutes(self.broker)
+        self._health = HealthRoutes(self.broker, lambda: self.broker.spool.writer.healthy)
         self.shell = Shell(router, max_body_bytes=settings.max_body_bytes)
         shared = SharedAnswers(settings.stats_cache_ms / 1000)
         self.recorder = Recorder(
@@ -91,6 +93,7 @@ class Worker:
             TraceRoutes(self.broker),
             self.consume,
             ClusterRoutes(self.broker),
+            MaintenanceRoutes(self.broker),
             *self._watching_routes(shared),
             StreamRoutes(self.broker),
         ):
@@ -114,8 +117,9 @@ class Worker:
         await self.broker.stop()
 
     def _watching_routes(self, shared: SharedAnswers) -> tuple[StatusRoutes, AnalyticsRoutes, MetricsRoutes]:
-        """The views of how it goes. Families of the spool or of peers are further sources of `MetricsRoutes`."""
+        """The views of how it goes."""
         broker, recorder = self.broker, self.recorder
+        families = HostFamilies(broker)
         history = History(broker.database, recorder)
         status = Status(broker.database, history)
         groups = Groups(broker.database, broker.catalog, broker.tell)
@@ -123,7 +127,7 @@ class Worker:
         return (
             StatusRoutes(broker, status, shared),
             AnalyticsRoutes(broker, status, history, shared),
-            MetricsRoutes(recorder, scraper, shared, sources=()),
+            MetricsRoutes(recorder, scraper, shared, sources=(families.spool, families.peers)),
         )
 
 

@@ -126,6 +126,15 @@ class Settings:
     db_connection_timeout: Annotated[
         int, Declared(INTERVAL_MS, "How long opening a connection to PostgreSQL may take.", "ms")
     ] = 2000
+    db_away_ms: Annotated[
+        int,
+        Declared(
+            INTERVAL_MS,
+            "A PostgreSQL that answers nothing at all for this long is taken to be away: pushes go to the spool, "
+            "other requests are answered 503.",
+            "ms",
+        ),
+    ] = 1500
     db_statement_timeout: Annotated[
         int, Declared(DURATION_MS, "How long one statement may run; 0 means no limit.", "ms")
     ] = 30000
@@ -207,6 +216,28 @@ class Settings:
     segment_cache_mb: Annotated[
         int, Declared(whole(0, 2**20), "Memory each worker may use to keep recent messages at hand.", "MB")
     ] = 16
+
+    file_buffer_dir: Annotated[
+        str,
+        Declared(
+            TEXT,
+            "Directory of the spool, which takes pushes while PostgreSQL cannot; on a disk that keeps what is fsynced.",
+            default_text="`spool` in `QUEEN_DATA_DIR`",
+        ),
+    ] = ""
+    file_buffer_flush_ms: Annotated[
+        int, Declared(INTERVAL_MS, "How often it is looked whether the spool can be replayed.", "ms")
+    ] = 100
+    file_buffer_max_batch: Annotated[
+        int, Declared(whole(1, 10000), "Records of the spool that one transaction of replay stores at most.")
+    ] = 100
+    file_buffer_events_per_file: Annotated[
+        int, Declared(whole(1, 10**6), "Records after which a spool file is finished and another begun.")
+    ] = 10000
+    file_buffer_max_mb: Annotated[
+        int,
+        Declared(whole(1, 2**20), "What the spool of a host may hold; beyond it pushes are answered 503.", "MB"),
+    ] = 4096
 
     retention_interval: Annotated[int, Declared(INTERVAL_MS, "Time between runs of retention.", "ms")] = 300000
     retention_batch_size: Annotated[
@@ -346,6 +377,15 @@ class Settings:
     def embedded(self) -> bool:
         """Whether no database is configured, so that the embedded PostgreSQL is used."""
         return not self.pg_host and not self.database_urls
+
+    @property
+    def spool_dir(self) -> Path:
+        """Where pushes go while PostgreSQL cannot take them."""
+        return (
+            Path(self.file_buffer_dir).expanduser().absolute()
+            if self.file_buffer_dir
+            else self.queen_data_dir / "spool"
+        )
 
     @property
     def database_dsns(self) -> tuple[str, ...]:

@@ -41,13 +41,16 @@ def served(
     directory: Path, *, host: str = "127.0.0.1", prefix: Sequence[str] = (), **settings: str
 ) -> Iterator[Served]:
     """A server with these settings and no others; it keeps everything in `directory`. `prefix` runs the command."""
-    port = _free_port()
+    port = free_port()
     command = [*prefix, str(Path(sys.executable).with_name("queen")), "serve", "--port", str(port), "--host", host]
     command += ["--data-dir", str(directory / "data"), "--workers", "2"]
     server = Served(f"http://{host}:{port}", directory / "log")
     with server.log.open("wb") as log:
         process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=_environ() | {"STATS_CACHE_MS": "0"} | settings
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environ_without_settings() | {"STATS_CACHE_MS": "0"} | settings,
         )
     server = dataclasses.replace(server, pid=process.pid)
     try:
@@ -62,13 +65,13 @@ def served(
             raise
 
 
-def _environ() -> dict[str, str]:
+def environ_without_settings() -> dict[str, str]:
     """The environment without settings: a developer's own must not reach the server of a test."""
     variables = {item.variable for item in describe_settings()}
     return {name: value for name, value in os.environ.items() if name.removesuffix("_FILE") not in variables}
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.conftest import StartServer
 from tests.database import Connection, make_queue, stored_messages
 from tests.faults.proxy import Proxy
-
-
-@pytest.fixture
-async def proxy(dsn: str) -> AsyncIterator[Proxy]:
-    proxy = Proxy(dsn)
-    await proxy.start()
-    yield proxy
-    await proxy.stop()
 
 
 @pytest.mark.parametrize("count", [1, 3, 80])

@@ -57,7 +57,7 @@ async def test_probes_answer_soon_while_postgres_is_silent(start_server: StartSe
     assert ready == {
         "ready": False,
         "reasons": ["PostgreSQL did not answer within 1.5 s"],
-        "pushes": "refused",
+        "pushes": "buffered",
         "worker_id": 0,
     }
     assert (health["status"], health["database"]) == ("unhealthy", "disconnected")

@@ -297,3 +297,33 @@ def _workers(url: str) -> set[int]:
         for connection in psutil.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,) and connection.pid is not None
     }
+
+
+async def test_the_spool_and_maintenance_are_seen(api: Api) -> None:
+    found = await scrape(api.url)
+    assert found.value("queen_file_buffer_pending") == 0
+    assert found.value("queen_file_buffer_db_healthy") == 1
+    assert found.value("queen_maintenance_mode_enabled") == 0
+    assert found.value("queen_shared_state_enabled") == 1
+    assert not found.values("queen_servers")
+    await api.call("POST", "/api/v1/system/maintenance", {"enabled": True})
+    await api.push("shop", 1, 2, 3)
+    found = await scrape(api.url)
+    assert found.value("queen_maintenance_mode_enabled") == 1
+    assert found.value("queen_file_buffer_pending") == 3
+    assert found.value("queen_spool_messages_total") == 3
+    assert found.value("queen_spool_bytes") > 0
+    await api.call("POST", "/api/v1/system/maintenance", {"enabled": False})
+
+    async def replayed() -> bool:
+        found = await scrape(api.url)
+        return found.value("queen_file_buffer_pending") == 0 and found.value("queen_spool_replayed_messages_total") == 3
+
+    await until(replayed)
+
+
+async def test_other_hosts_are_seen(start_server: StartServer) -> None:
+    api = await start_server(queen_peers=("http://127.0.0.1:9",))
+    found = await scrape(api.url)
+    assert found.value("queen_servers", state="alive") == 0
+    assert found.values("queen_transport_messages_total")

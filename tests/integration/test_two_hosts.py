@@ -21,7 +21,7 @@ Pair = tuple[Api, Api]
 async def hosts(start_server: StartServer, tmp_path: Path) -> Pair:
     first = await start_server(pop_safety_poll_ms=200)
     _empty(tmp_path)
-    return first, await start_server(pop_safety_poll_ms=200)
+    return first, await start_server(pop_safety_poll_ms=200, queen_data_dir=tmp_path / "other")
 
 
 async def test_pushes_to_many_partitions_at_both_leave_no_gap_and_no_duplicate(
@@ -96,4 +96,5 @@ async def test_a_parked_pop_finds_what_the_other_stored_by_its_slow_poll(hosts: 
 def _empty(directory: Path) -> None:
     """What the workers of one host share lies in a directory; the second host has none of it."""
     for shared in directory.iterdir():
-        shared.unlink()
+        if not shared.is_dir():
+            shared.unlink()

@@ -39,12 +39,12 @@ from queen.wire.push import check_name, decode_push
     ids=repr,
 )
 def test_a_payload_is_kept_byte_for_byte(payload: bytes) -> None:
-    (item,) = decode_push(b'{"items":[{"queue":"q","payload":' + payload + b"}]}")
+    (item,) = decode_push(b'{"items":[{"queue":"q","payload":' + payload + b"}]}").items
     assert bytes(item.payload) == payload
 
 
 def test_what_is_left_out_has_its_default() -> None:
-    (item,) = decode_push(b'{"items":[{"queue":"q"}],"bufferMs":"whatever","more":1}')
+    (item,) = decode_push(b'{"items":[{"queue":"q"}],"bufferMs":"whatever","more":1}').items
     assert (item.queue, item.partition, item.transaction_id, item.trace_id) == ("q", "Default", "", "")
     assert bytes(item.payload) == b"null"
 
@@ -93,7 +93,7 @@ def test_names_may_have_255_characters_and_no_more(field: str) -> None:
     def body(length: int) -> bytes:
         return msgspec.json.encode({"items": [{"queue": "q"} | {field: "é" * length}]})
 
-    assert len(decode_push(body(255))) == 1
+    assert len(decode_push(body(255)).items) == 1
     with pytest.raises(BadRequest, match=f"at most 255 characters.*items\\[0\\].{field}"):
         decode_push(body(256))
 

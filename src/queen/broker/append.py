@@ -48,9 +48,15 @@ class Appender:
 
     async def meet(self, fetcher: Fetcher, lots: Sequence[Lot]) -> None:
         """Learn the ids of partitions that this worker has not pushed to before."""
+        for lot in lots:
+            if lot.waited and lot.partition.known_since > time.time() - self._assembler.window(lot):
+                # It was met after these messages were accepted: what they may duplicate goes further back.
+                lot.partition.known_to = None
         strangers = [lot.partition for lot in lots if lot.partition.known_to is None]
         if strangers:
-            windows = {lot.queue.id: self._assembler.window(lot.queue) for lot in lots}
+            windows: dict[int, float] = {}
+            for lot in lots:
+                windows[lot.queue.id] = max(windows.get(lot.queue.id, 0.0), self._assembler.window(lot))
             await self._dedup.meet(fetcher, strangers, windows)
 
     async def append_locked(self, fetcher: Fetcher, lots: Sequence[Lot]) -> list[datetime] | None:

@@ -17,6 +17,7 @@ from queen.broker.claims import Claimer
 from queen.broker.database_probe import DatabaseProbe
 from queen.broker.dead_letters import DeadLetters
 from queen.broker.dedup import Dedup
+from queen.broker.detour import Detour
 from queen.broker.events import (
     HOST_ONLY,
     Datagram,
@@ -37,12 +38,14 @@ from queen.broker.lots import Assembler
 from queen.broker.message_browser import MessageBrowser
 from queen.broker.message_finder import MessageFinder
 from queen.broker.messages import Messages
+from queen.broker.modes import Mode, Modes
 from queen.broker.parts import Preparer
 from queen.broker.popper import Popper
 from queen.broker.push import Pusher
 from queen.broker.redrive import Redriver
 from queen.broker.release import Releaser
 from queen.broker.renew import Renewer
+from queen.broker.replay import Replayer
 from queen.broker.segments import SegmentCache
 from queen.broker.selections import Selections
 from queen.broker.stream_cycles import StreamCycles
@@ -50,10 +53,12 @@ from queen.broker.streams import StreamQueries
 from queen.broker.traces import Traces
 from queen.broker.transaction import Transactions
 from queen.broker.turn import Turn
+from queen.broker.watch import Watch
 from queen.cluster.local_bus import LocalBus
 from queen.cluster.peers import Peers, is_relayed
 from queen.metrics.meter import Meter
 from queen.settings import Settings
+from queen.spool.spool import Spool
 from queen.storage.database import Database
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource
@@ -95,8 +100,33 @@ class Broker:
             wanted=lambda: self._send([turn(EventKind.TURN_WANTED)]),
             passed_on=lambda: self._send([turn(EventKind.TURN_DONE)]),
         )
+        self.spool = Spool.open(
+            settings.spool_dir,
+            runtime_dir / "spool",
+            records_per_file=settings.file_buffer_events_per_file,
+            most_bytes=settings.file_buffer_max_mb << 20,
+        )
+        self.modes = Modes()
+        self.watch = Watch(
+            self.database,
+            self.modes,
+            patience=settings.db_away_ms / 1000,
+            on_lost=lambda: self.spool.board.set_trouble(True),
+            on_modes=self._modes_changed,
+        )
+        detour = Detour(self.spool, self.modes, self.database.presence, preparer, self.envelope)
         self.pusher = Pusher(
-            self.database, self.catalog, preparer, appender, self.ids, self.turn, self.bus.drain, meter
+            self.database, self.catalog, preparer, appender, self.ids, self.turn, self.bus.drain, detour, meter
+        )
+        self.replayer = Replayer(
+            self.spool,
+            self.database,
+            self.catalog,
+            self.pusher,
+            self.envelope,
+            self.modes,
+            interval=settings.file_buffer_flush_ms / 1000,
+            most_records=settings.file_buffer_max_batch,
         )
         self.claimer = Claimer(self.database, self.catalog, self.cache, self.leases, self.envelope, self.ids, meter)
         self.popper = Popper(
@@ -147,6 +177,8 @@ class Broker:
 
     async def start(self) -> None:
         self.bus.start()
+        await self.watch.start()
+        self.replayer.start()
         self.popper.start()
         self.changes.start()
         self.peers.start()
@@ -157,9 +189,19 @@ class Broker:
         await self.janitor.stop()
         await self.changes.stop()
         await self.popper.stop()
-        for fusion in (self.pusher.fusion, self.acker.fusion, self.renewer.fusion, self.releaser.fusion):
+        fusions = (
+            self.pusher.fusion,
+            self.pusher.buffering,
+            self.acker.fusion,
+            self.renewer.fusion,
+            self.releaser.fusion,
+        )
+        for fusion in fusions:
             await fusion.join()
         await self.peers.stop()
+        await self.replayer.stop()
+        await self.watch.stop()
+        await self.spool.close()
         self.bus.close()
         self.turn.close()
         await self.database_probe.stop()
@@ -180,6 +222,17 @@ class Broker:
             return
         partition = await self.catalog.partition(queue, partition_name) if partition_name else None
         self.tell([look(queue.id) if partition is None else pushed(queue.id, partition.id, 1)])
+
+    async def switch(self, mode: Mode, enabled: bool) -> None:
+        """Switch a maintenance mode on or off, for every worker of every host."""
+        await self.watch.switch(mode, enabled)
+        self._send([turn(EventKind.MODES_CHANGED)])
+
+    def _modes_changed(self) -> None:
+        self.popper.pause(self.modes.pop_maintenance)
+        if not self.modes.push_maintenance:
+            # Whoever ends maintenance may well have mended what was in the way.
+            self.replayer.retry_failed()
 
     def _count_gone(self, queue_id: int) -> None:
         queue = self.catalog.cached_queue_by_id(queue_id)
@@ -296,6 +349,8 @@ class Broker:
         elif kind == EventKind.PARTITION_GONE:
             self.cache.forget(event[2])
             self.catalog.forget_partition_id(event[2])
+        elif kind == EventKind.MODES_CHANGED:
+            self.watch.nudge()
         elif kind == EventKind.TURN_WANTED:
             self.turn.peer_wants()
         elif kind == EventKind.TURN_DONE:

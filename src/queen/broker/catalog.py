@@ -56,9 +56,12 @@ class Queue:
 
 
 class Partition:
-    """A partition this worker has met. `known_to` is how far it knows the transaction ids; None: not at all."""
+    """A partition this worker has met. `known_to` is how far it knows the transaction ids; None: not at all.
 
-    __slots__ = ("id", "known_to", "name", "queue_id", "queue_name", "started_empty_at", "uuid")
+    `known_since` is the time from which on it knows them.
+    """
+
+    __slots__ = ("id", "known_since", "known_to", "name", "queue_id", "queue_name", "started_empty_at", "uuid")
 
     def __init__(self, shard: int, id: int, queue_id: int, queue_name: str, name: str) -> None:
         self.id = id
@@ -67,6 +70,7 @@ class Partition:
         self.name = name
         self.uuid = partition_uuid(shard, id)
         self.known_to: int | None = None
+        self.known_since = 0.0
         self.started_empty_at: float | None = None
 
 

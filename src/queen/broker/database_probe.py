@@ -35,7 +35,7 @@ class DatabaseProbe:
         self, database: Database, *, fresh_for: float = _FRESH_SECONDS, patience: float = _PATIENCE_SECONDS
     ) -> None:
         # A connection of its own: to wait for one of the pool says nothing about the database.
-        self._link = database.link()
+        self._link = database.link(probing=True)
         self._needed = frozenset(migration.version for migration in load_migrations())
         self._fresh_for = fresh_for
         self._patience = patience

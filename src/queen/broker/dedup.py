@@ -67,8 +67,9 @@ class Dedup:
         for partition in strangers:
             end = ends.get(partition.id, 0)
             if end == 0:
-                partition.started_empty_at = time.time()
+                partition.started_empty_at, partition.known_since = time.time(), 0.0
             else:
+                partition.known_since = time.time() - window[partition.queue_id]
                 await self._load(fetcher, partition, end, window[partition.queue_id])
             partition.known_to = end
 

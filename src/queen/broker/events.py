@@ -32,6 +32,8 @@ class EventKind(StrEnum):
     """(group name, number of the change): its cursors were moved or removed"""
     LOOK = "l"
     """(queue id): somebody says that something may be there"""
+    MODES_CHANGED = "m"
+    """a maintenance mode was switched on or off"""
 
 
 HOST_ONLY = frozenset({EventKind.HELD.value, EventKind.TURN_WANTED.value, EventKind.TURN_DONE.value})

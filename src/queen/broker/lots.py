@@ -40,6 +40,8 @@ class Lot:
     """Items that were sent."""
     base: int = 0
     room: int | None = None
+    waited: float = 0.0
+    """Seconds that the oldest message of its batch has been in the spool."""
     chunks: list[Chunk] = field(default_factory=list)
     count: int = 0
     """Messages that are to be stored."""
@@ -78,10 +80,11 @@ class Assembler:
         self._preparer = preparer
         self._dedup_window = float(dedup_window)
 
-    def window(self, queue: Queue) -> float:
-        """Seconds inside which a transaction id is accepted once."""
-        own = queue.dedup_window_seconds
-        return self._dedup_window if own is None else float(own)
+    def window(self, lot: Lot) -> float:
+        """Seconds inside which a transaction id is accepted once, counted from when the messages were accepted."""
+        own = lot.queue.dedup_window_seconds
+        window = self._dedup_window if own is None else float(own)
+        return window + lot.waited if window > 0 else window
 
     async def assemble(self, fetcher: Fetcher, lots: Sequence[Lot]) -> None:
         """Fill `chunks` and `fates` of each lot, for the partitions as this worker knows them."""
@@ -97,12 +100,13 @@ class Assembler:
         for lot, suspects in zip(lots, self._suspects(lots, hashes, maybe), strict=True):
             earlier: dict[str, Earlier] = {}
             if suspects:
-                earlier = await self._dedup.find(fetcher, lot.partition, suspects, self.window(lot.queue))
+                earlier = await self._dedup.find(fetcher, lot.partition, suspects, self.window(lot))
             tried = {block for part in lot.parts for block in part.sender.blocks}
-            if tried and self.window(lot.queue) < _UNKNOWN_SECONDS:
+            reach = lot.waited + _UNKNOWN_SECONDS
+            if tried and self.window(lot) < reach:
                 # The window does not tell what an attempt of unknown outcome stored, but it must not be stored twice.
                 ids = {item.transaction_id for item in lot.items()}
-                earlier |= await self._dedup.find_in(fetcher, lot.partition, tried, ids, _UNKNOWN_SECONDS)
+                earlier |= await self._dedup.find_in(fetcher, lot.partition, tried, ids, reach)
             repeated = suspects is not None and self._repeats(lot)
             if earlier or repeated or (lot.room is not None and lot.room < lot.size):
                 self._take_new(lot, earlier, deduplicate=suspects is not None)
@@ -115,7 +119,7 @@ class Assembler:
             return False
         if any(part.sender.blocks for lot in lots for part in lot.parts):
             return False
-        windows = [self.window(queue) for queue in {lot.queue.id: lot.queue for lot in lots}.values()]
+        windows = [self.window(lot) for lot in {lot.queue.id: lot for lot in lots}.values()]
         return min(windows) > 0 and self._dedup.vouches_for_all(max(windows))
 
     def _suspects(self, lots: Sequence[Lot], hashes: list[int], maybe: list[int]) -> list[dict[int, str] | None]:
@@ -124,7 +128,7 @@ class Assembler:
         start = 0
         for lot in lots:
             end = start + lot.size
-            window = self.window(lot.queue)
+            window = self.window(lot)
             if window <= 0:
                 result.append(None)
             elif not self._dedup.vouches_for(lot.partition, window):
@@ -166,17 +170,25 @@ class Assembler:
         lot.fill(chunks, None)
 
     def _join(self, parts: list[Part], queue: Queue) -> list[Chunk]:
+        one, encrypt = parts[0], queue.encryption_enabled
+        if one.joint is not None and one.joint[0] == len(parts):
+            return one.joint[1]
         if len(parts) == 1:
-            one = parts[0]
             subjects = [one.sender.subject] * len(one.items)
-            return self._preparer.pack(one.items, one.lengths, one.hashes, one.transactions, subjects, queue)
+            chunks = self._preparer.pack(one.items, one.lengths, one.hashes, one.transactions, subjects, encrypt)
+        else:
+            chunks = self._join_several(parts, encrypt)
+        one.joint = (len(parts), chunks)
+        return chunks
+
+    def _join_several(self, parts: list[Part], encrypt: bool) -> list[Chunk]:
         return self._preparer.pack(
             [item for part in parts for item in part.items],
             [length for part in parts for length in part.lengths],
             [value for part in parts for value in part.hashes],
             [transaction for part in parts for transaction in part.transactions],
             [part.sender.subject for part in parts for _ in part.items],
-            queue,
+            encrypt,
         )
 
     def _take_new(self, lot: Lot, earlier: dict[str, Earlier], *, deduplicate: bool) -> None:
@@ -185,30 +197,78 @@ class Assembler:
         fates: list[Fate] = []
         lot.winners = {}
         seen: set[str] = set()
-        items: list[PushItem] = []
-        lengths: list[int] = []
-        hashes: list[int] = []
-        transactions: list[bytes] = []
-        subjects: list[str | None] = []
+        stored = 0
+        new = _New(self._preparer, lot.queue)
         for part in lot.parts:
+            new.begin(part)
             columns = zip(part.items, part.lengths, part.hashes, part.transactions, strict=True)
-            for item, length, value, transaction in columns:
-                stored = earlier.get(item.transaction_id)
+            for index, (item, length, value, transaction) in enumerate(columns):
+                before = earlier.get(item.transaction_id)
                 if deduplicate and item.transaction_id in seen:
                     fate = Fate.DUPLICATE
-                elif stored is not None:
-                    lot.winners[item.transaction_id] = stored.message_id
+                elif before is not None:
+                    lot.winners[item.transaction_id] = before.message_id
                     seen.add(item.transaction_id)
-                    fate = Fate.STORED_BEFORE if stored.block in ours else Fate.DUPLICATE
-                elif lot.room is not None and len(items) >= lot.room:
+                    fate = Fate.STORED_BEFORE if before.block in ours else Fate.DUPLICATE
+                elif lot.room is not None and stored >= lot.room:
                     fate = Fate.REFUSED
                 else:
                     seen.add(item.transaction_id)
                     fate = Fate.STORED
-                    items.append(item)
-                    lengths.append(length)
-                    hashes.append(value)
-                    transactions.append(transaction)
-                    subjects.append(part.sender.subject)
+                    stored += 1
+                    new.add(index, item, length, value, transaction)
                 fates.append(fate)
-        lot.fill(self._preparer.pack(items, lengths, hashes, transactions, subjects, lot.queue), fates)
+        lot.fill(new.finish(), fates)
+
+
+class _New:
+    """The items of a lot that are stored, while they are being chosen.
+
+    Ids that were given before stay with their items: a gap among those begins another segment.
+    """
+
+    def __init__(self, preparer: Preparer, queue: Queue) -> None:
+        self._preparer = preparer
+        self._encrypt = queue.encryption_enabled
+        self._chunks: list[Chunk] = []
+        self._part: Part | None = None
+        self._first = 0
+        self._clear()
+
+    def begin(self, part: Part) -> None:
+        if part.block is not None or (self._part is not None and self._part.block is not None):
+            self._pack()
+        self._part = part
+
+    def add(self, index: int, item: PushItem, length: int, value: int, transaction: bytes) -> None:
+        part = self._part
+        assert part is not None
+        if part.block is not None and self._first + len(self._items) != index:
+            self._pack()
+            self._first = index
+        self._items.append(item)
+        self._lengths.append(length)
+        self._hashes.append(value)
+        self._transactions.append(transaction)
+        self._subjects.append(part.sender.subject if part.subjects is None else part.subjects[index])
+
+    def finish(self) -> list[Chunk]:
+        self._pack()
+        return self._chunks
+
+    def _pack(self) -> None:
+        """Make segments of what was added since the last time."""
+        if self._items:
+            block = None if self._part is None or self._part.block is None else self._part.block.behind(self._first)
+            self._chunks += self._preparer.pack(
+                self._items, self._lengths, self._hashes, self._transactions, self._subjects, self._encrypt, block
+            )
+        self._clear()
+
+    def _clear(self) -> None:
+        self._first = 0
+        self._items: list[PushItem] = []
+        self._lengths: list[int] = []
+        self._hashes: list[int] = []
+        self._transactions: list[bytes] = []
+        self._subjects: list[str | None] = []

@@ -56,7 +56,9 @@ class Part:
     """The items of one request for one partition, and where in the request they stand (None: all of it).
 
     `lengths` of payloads, `hashes` and `transactions` (ids as JSON) are made when the partition is known; `chunks` too
-    when the part is large enough to be segments of its own.
+    when the part is large enough to be segments of its own. `joint` is how many parts, from this on, were joined into
+    segments by an attempt to store them, and these: the next attempt uses the same, so that messages keep their ids.
+    What comes from the spool has its ids (`block`) and `subjects` already.
     """
 
     sender: Sender
@@ -68,6 +70,9 @@ class Part:
     hashes: Sequence[int] = ()
     transactions: Sequence[bytes] = ()
     chunks: list[Chunk] | None = None
+    joint: tuple[int, list[Chunk]] | None = None
+    block: IdBlock | None = None
+    subjects: list[str | None] | None = None
 
 
 def split_by_target(sender: Sender, items: list[PushItem]) -> list[Part]:
@@ -101,7 +106,7 @@ class Preparer:
                 f"queue {queue.name!r} is encrypted and the server has no QUEEN_ENCRYPTION_KEY; nothing was stored"
             )
         part.partition = partition
-        part.chunks = None
+        part.chunks = part.joint = None
         items, seed = part.items, partition.id
         if len(items) == 1:
             # Most requests of a busy server are these: worth a way without lists.
@@ -113,12 +118,26 @@ class Preparer:
         else:
             part.hashes = [_hash(item.transaction_id.encode(), seed) for item in items]
             part.transactions = [_encode(item.transaction_id) for item in items]
-            # memoryview, because a msgspec.Raw has a buffer but no len().
-            part.lengths = [memoryview(item.payload).nbytes for item in items]
+            part.lengths = _lengths(items)
             nbytes = sum(part.lengths)
-        if len(items) >= _OWN_SEGMENT_COUNT or nbytes >= _OWN_SEGMENT_BYTES:
-            subjects = [part.sender.subject] * len(items)
-            part.chunks = self.pack(items, part.lengths, part.hashes, part.transactions, subjects, queue)
+        if len(items) >= _OWN_SEGMENT_COUNT or nbytes >= _OWN_SEGMENT_BYTES or part.block is not None:
+            subjects = part.subjects or [part.sender.subject] * len(items)
+            encrypt = queue.encryption_enabled
+            part.chunks = self.pack(
+                items, part.lengths, part.hashes, part.transactions, subjects, encrypt, block=part.block
+            )
+
+    def pack_unplaced(self, parts: Sequence[Part]) -> list[Chunk]:
+        """Pack parts whose partition may not be known: without hashes, and encrypted if that is possible."""
+        items = [item for part in parts for item in part.items]
+        return self.pack(
+            items,
+            _lengths(items),
+            [0] * len(items),
+            [_encode(item.transaction_id) for item in items],
+            [part.sender.subject for part in parts for _ in part.items],
+            self._envelope.can_encrypt,
+        )
 
     def pack(
         self,
@@ -127,12 +146,13 @@ class Preparer:
         hashes: Sequence[int],
         transactions: Sequence[bytes],
         subjects: Sequence[str | None],
-        queue: Queue,
+        encrypt: bool,
+        block: IdBlock | None = None,
     ) -> list[Chunk]:
-        """Pack items into segments of bounded size."""
+        """Pack items into segments of bounded size; with a `block`, their ids are the first of it."""
         end = _segment_end(lengths, 0)
         if end == len(items):
-            return [self._pack_one(items, lengths, hashes, transactions, subjects, queue)] if items else []
+            return [self._pack_one(items, lengths, hashes, transactions, subjects, encrypt, block)] if items else []
         chunks = []
         start = 0
         while start < len(items):
@@ -144,7 +164,8 @@ class Preparer:
                     hashes[start:end],
                     transactions[start:end],
                     subjects[start:end],
-                    queue,
+                    encrypt,
+                    None if block is None else block.behind(start),
                 )
             )
             start = end
@@ -166,10 +187,12 @@ class Preparer:
         hashes: Sequence[int],
         transactions: Sequence[bytes],
         subjects: Sequence[str | None],
-        queue: Queue,
+        encrypt: bool,
+        block: IdBlock | None,
     ) -> Chunk:
         count = len(items)
-        block = self._ids.block(count)
+        if block is None:
+            block = self._ids.block(count)
         traces = [item.trace_id for item in items]
         plain = pack_segment(
             transactions,
@@ -179,7 +202,12 @@ class Preparer:
             lengths=lengths,
         )
         ids = block.pack() + array("Q", hashes).tobytes()
-        return Chunk(block, count, hashes, ids, plain, self._envelope.seal(plain, encrypt=queue.encryption_enabled))
+        return Chunk(block, count, hashes, ids, plain, self._envelope.seal(plain, encrypt=encrypt))
+
+
+def _lengths(items: Sequence[PushItem]) -> list[int]:
+    # memoryview, because a msgspec.Raw has a buffer but no len().
+    return [memoryview(item.payload).nbytes for item in items]
 
 
 def _segment_end(lengths: Sequence[int], start: int) -> int:

@@ -78,6 +78,12 @@ class Pop:
     def done(self) -> bool:
         return self.answer.done()
 
+    def is_parked(self, seconds: float) -> bool:
+        """Whether it has been waiting for longer than that."""
+        if self.timer is None:
+            return False
+        return asyncio.get_running_loop().time() - (self.timer.when() - self.options.timeout) > seconds
+
     def expire(self) -> None:
         """The time to wait is over."""
         self.expired = True

@@ -29,6 +29,8 @@ OnHeld: TypeAlias = Callable[[Sequence[tuple[int, int, int, float]]], None]
 """Told (queue, partition, group, seconds) of every lease that began."""
 
 _IDLE_LANE_SECONDS = 600.0
+_PARKED_SECONDS = 0.5
+"""A pop that has waited for longer outlives an outage; a younger one is answered 503."""
 
 T = TypeVar("T")
 
@@ -70,6 +72,12 @@ class Popper:
 
     def start(self) -> None:
         self._spawn(self._keep_safe())
+
+    def pause(self, paused: bool) -> None:
+        """While paused, pops are answered empty at once."""
+        self.paused = paused
+        if paused:
+            self.release_parked()
 
     def release_parked(self) -> None:
         """Answer every parked pop as empty."""
@@ -131,6 +139,12 @@ class Popper:
         loop = asyncio.get_running_loop()
         pop = Pop(queue_names, partition_name, group, options, render, loop.create_future(), self._meter)
         self._meter.pop_requested(queue_names)
+        if self.paused:
+            pop.resolve(None)
+            return pop
+        if self._database.presence.away:
+            pop.fail(self._database.presence.absence())
+            return pop
         if options.wait:
             pop.timer = loop.call_later(options.timeout, pop.expire)
         lane = self._lanes.get((queue_names[0], group)) if len(queue_names) == 1 else None
@@ -310,6 +324,9 @@ class Popper:
                 if not pop.done:
                     try:
                         await self._target(lane, pop, name)
+                    except DatabaseAway:
+                        # The next look may find it; until then it waits as before.
+                        lane.unresolved.setdefault(name, []).append(pop)
                     except (QueenError, asyncpg.PostgresError) as error:
                         pop.fail(error)
         self._kick(lane)
@@ -365,7 +382,11 @@ class Popper:
                 claim.lane.claimed(claim.partition_id)
                 claim.lane.ready.setdefault(claim.partition_id, UNKNOWN)
                 for pop in claim.pops:
-                    pop.fail(error)
+                    if isinstance(error, DatabaseAway) and pop.is_parked(_PARKED_SECONDS):
+                        # It has been waiting, and goes on waiting.
+                        self._again(claim, pop)
+                    else:
+                        pop.fail(error)
             if isinstance(error, DatabaseAway):
                 await asyncio.sleep(0.1)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ import asyncpg
 
 from queen.broker.append import Appender
 from queen.broker.catalog import Catalog, Partition, Queue
+from queen.broker.detour import Detour
 from queen.broker.fusion import Fusion
 from queen.broker.lots import Fate, Lot
 from queen.broker.parts import Part, Preparer, split_by_target
@@ -22,7 +23,7 @@ from queen.errors import DatabaseAway, Overloaded, QueenError
 from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Fetcher, Link
 from queen.wire.ids import IdSource
-from queen.wire.push import PushItem
+from queen.wire.push import Hold, PushItem
 
 _LARGEST_BATCH_BYTES = 4 << 20
 _MOST_WAITING_BYTES = 64 << 20
@@ -43,6 +44,7 @@ class Push:
     began: float
     parts: list[Part] = field(default_factory=list)
     blocks: frozenset[bytes] = frozenset()
+    hold: Hold | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,29 +93,33 @@ class Pusher:
         ids: IdSource,
         turn: Turn,
         drain_bus: Callable[[], None],
+        detour: Detour,
         meter: Meter,
     ) -> None:
         self._link: Link = database.link()
+        self._presence = database.presence
+        self._detour = detour
         self._catalog = catalog
         self._preparer = preparer
         self._appender = appender
         self._ids = ids
         self._drain_bus = drain_bus
+        self.fusion = _fusion(self._run, turn, meter)
+        self.buffering = _fusion(self._buffer, None, meter)
         self._meter = meter
-        self.fusion: Fusion[Push] = Fusion(
-            self._run,
-            _fail,
-            weigh=lambda push: push.nbytes + 512,
-            limit=_LARGEST_BATCH_BYTES,
-            most=_MOST_WAITING_BYTES,
-            turn=turn,
-            sizes=meter.push_batches,
-        )
 
     def push(
-        self, items: list[PushItem], nbytes: int, render: Callable[[bytes], T], subject: str | None = None
+        self,
+        items: list[PushItem],
+        nbytes: int,
+        render: Callable[[bytes], T],
+        subject: str | None = None,
+        hold: Hold | None = None,
     ) -> asyncio.Future[T]:
-        """Store the items (at least one); the future gives what `render` makes of the JSON array that answers them."""
+        """Store the items (at least one); the future gives what `render` makes of the JSON array that answers them.
+
+        With a `hold` they go to the spool, and from there to PostgreSQL when that says.
+        """
         self._name_nameless(items)
         push = Push(len(items), nbytes, subject, render, asyncio.get_running_loop().create_future(), clock())
         push.parts = split_by_target(push, items)
@@ -121,12 +127,15 @@ class Pusher:
         # While the batch before is being stored, this one is made ready.
         for part in push.parts:
             self._prepare(part)
-        self.fusion.submit(push)
+        push.hold = hold
+        (self.fusion if hold is None else self.buffering).submit(push)
         return push.answer
 
     async def prepare(self, items: Sequence[PushItem]) -> None:
         """Before a transaction that stores the items: make their queues and partitions."""
-        await self._catalog.ensure_partitions({(item.queue, item.partition) for item in items})
+        targets = {(item.queue, item.partition) for item in items}
+        await self._detour.let_pass(targets)
+        await self._catalog.ensure_partitions(targets)
 
     async def store_in(self, transaction: Fetcher, items: list[PushItem], subject: str | None) -> StoredPush:
         """Store the items inside a transaction; `settle` when it has committed. A duplicate refuses them all."""
@@ -149,20 +158,32 @@ class Pusher:
             return StoredPush([], [], [])
         self._name_nameless(items)
         parts = split_by_target(_TransactionSender(subject), items)
+        lots = self.lots_of(parts)
+        return StoredPush(parts, lots, await self.append_in(transaction, lots))
+
+    def lots_of(self, parts: Sequence[Part]) -> list[Lot]:
+        """What a transaction has for each partition. Raises `QueueMoved` if one of them was just forgotten."""
         lots = self._lots(parts)
         if lots is None:
             raise QueueMoved("a queue of the transaction is being changed again and again; try later")
+        return lots
+
+    async def append_in(self, transaction: Fetcher, lots: list[Lot]) -> list[datetime]:
+        """Append lots inside a transaction. Raises `QueueMoved` when a partition is gone."""
         await self._appender.meet(transaction, lots)
         times = await self._appender.append_locked(transaction, lots)
         if times is None:
-            for item in items:
-                self._catalog.forget_queue(item.queue)
+            for lot in lots:
+                self._catalog.forget_queue(lot.queue.name)
             raise QueueMoved("a queue of the transaction is being deleted again and again; try later")
-        return StoredPush(parts, lots, times)
+        return times
 
     def settle(self, stored: StoredPush) -> None:
         """The transaction that stored them has committed."""
-        self._appender.settle(stored.lots, stored.times)
+        self.settle_lots(stored.lots, stored.times)
+
+    def settle_lots(self, lots: list[Lot], times: list[datetime]) -> None:
+        self._appender.settle(lots, times)
 
     def _name_nameless(self, items: list[PushItem]) -> None:
         """Give an id to items that came without, before any attempt, so that a retry recognises them."""
@@ -186,7 +207,14 @@ class Pusher:
         Returns what answers the requests, to be called when the turn has been passed on.
         """
         try:
-            lots = await self._store_persistently(batch)
+            if self._detour.engaged and await self._detour.takes(
+                {part.target for push in batch for part in push.parts}
+            ):
+                return await self._detour.take(batch)
+            try:
+                lots = await self._store_persistently(batch)
+            except DatabaseAway:
+                return await self._detour.take(batch, trouble=True)
         except (asyncpg.PostgresError, QueenError) as error:
             if len(batch) == 1 or isinstance(error, DatabaseAway | Overloaded):
                 for push in batch:
@@ -199,6 +227,15 @@ class Pusher:
             return None
         return lambda: _answer(batch, lots, self._meter)
 
+    async def _buffer(self, batch: list[Push]) -> Callable[[], None] | None:
+        """Spool pushes that asked for it."""
+        try:
+            return await self._detour.take(batch)
+        except QueenError as error:
+            for push in batch:
+                _fail(push, error)
+            return None
+
     async def _store_persistently(self, batch: list[Push]) -> list[Lot]:
         """Try again for a while when PostgreSQL goes away: segments of a lost attempt are recognised by their ids."""
         deadline = time.monotonic() + _RETRY_SECONDS
@@ -210,7 +247,7 @@ class Pusher:
                     for part in push.parts:
                         if part.partition is not None:
                             part.partition.known_to = None
-                if time.monotonic() > deadline:
+                if self._presence.away or time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(0.05)
 
@@ -251,6 +288,20 @@ class Pusher:
                 lot = lots[partition.id] = Lot(partition, queue)
             lot.add(part)
         return [lots[id] for id in sorted(lots)]
+
+
+def _fusion(
+    run: Callable[[list[Push]], Awaitable[Callable[[], None] | None]], turn: Turn | None, meter: Meter
+) -> Fusion[Push]:
+    return Fusion(
+        run,
+        _fail,
+        weigh=lambda push: push.nbytes + 512,
+        limit=_LARGEST_BATCH_BYTES,
+        most=_MOST_WAITING_BYTES,
+        turn=turn,
+        sizes=meter.push_batches,
+    )
 
 
 def _note_tried(lots: Sequence[Lot]) -> None:

@@ -4,11 +4,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import asyncpg
+import msgspec
 
 from queen.errors import DatabaseAway, QueenError
+from queen.storage.migrate import load_migrations
 
 _log = logging.getLogger("queen.supervisor")
 
@@ -19,14 +22,48 @@ _PATIENCE_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
 
 
-async def prepare_database(dsn: str, migrate: Migrate, patience: float = _PATIENCE_SECONDS) -> None:
-    """Migrate the database, waiting a while for one that cannot be reached yet."""
+class SchemaMark:
+    """A note in the data directory that a database was migrated to the version of this server.
+
+    With it, the server may start while that database is away: pushes go to the spool until it is back.
+    """
+
+    def __init__(self, data_dir: Path, dsn: str) -> None:
+        self._path = data_dir / "migrated.json"
+        newest = max(migration.version for migration in load_migrations())
+        self._content = msgspec.json.encode({"database": describe_dsn(dsn), "version": newest})
+
+    def is_there(self) -> bool:
+        try:
+            return self._path.read_bytes() == self._content
+        except OSError:
+            return False
+
+    def leave(self) -> None:
+        if self.is_there():
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_bytes(self._content)
+        except OSError as error:
+            _log.warning("without %s the server cannot start while PostgreSQL is away: %s", self._path, error)
+
+
+async def prepare_database(
+    dsn: str, migrate: Migrate, patience: float = _PATIENCE_SECONDS, mark: SchemaMark | None = None
+) -> None:
+    """Migrate the database, waiting a while for one that cannot be reached yet and was not migrated before."""
     deadline = time.monotonic() + patience
     while True:
         try:
             await migrate(dsn)
+            if mark is not None:
+                mark.leave()
             return
         except DatabaseAway as error:
+            if mark is not None and mark.is_there():
+                _log.warning("PostgreSQL at %s is away; starting without it: %s", describe_dsn(dsn), error)
+                return
             if time.monotonic() >= deadline:
                 raise QueenError(
                     f"no PostgreSQL at {describe_dsn(dsn)} ({error}): start it, or correct --database-url, "

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from queen import __version__
-from queen.cli.database import Migrate, describe_dsn, prepare_database
+from queen.cli.database import Migrate, SchemaMark, describe_dsn, prepare_database
 from queen.cli.port_check import check_port
 from queen.cli.postgres_log import PostgresLog
 from queen.cli.stop import Stop, first_of
@@ -83,7 +83,8 @@ class Supervisor:
         )
 
     async def _serve_from(self, settings: Settings, dsn: str, postgres: EmbeddedPostgres | None = None) -> None:
-        await first_of(prepare_database(dsn, self._migrate), self._stop.asked.wait())
+        mark = SchemaMark(settings.queen_data_dir, dsn) if postgres is None else None
+        await first_of(prepare_database(dsn, self._migrate, mark=mark), self._stop.asked.wait())
         with tempfile.TemporaryDirectory(prefix="queen-") as runtime_dir:
             # Workers are told the database, whoever runs it.
             told = dataclasses.replace(settings, database_urls=(dsn, *settings.database_dsns[1:]))

@@ -25,15 +25,15 @@ _OPS: Final = ("push", "pop", "ack")
 _ALIVE_SECONDS: Final = 30.0
 
 
-def expose(scrape: Scrape, more: Sequence[Source] = ()) -> bytes:
-    """The text that answers a scrape: this host, the cluster, and what further sources have."""
+def expose(scrape: Scrape, more: Sequence[Metric] = ()) -> bytes:
+    """The text that answers a scrape: this host, the cluster, and further families."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(scrape, more))
     return generate_latest(registry)
 
 
 class _Families(Collector):
-    def __init__(self, scrape: Scrape, more: Sequence[Source]) -> None:
+    def __init__(self, scrape: Scrape, more: Sequence[Metric]) -> None:
         self._scrape = scrape
         self._more = more
 
@@ -50,8 +50,7 @@ class _Families(Collector):
             yield from _workers(cluster.workers)
             yield from _queues(cluster, reports)
             yield from _dead_letters(cluster)
-        for source in self._more:
-            yield from source()
+        yield from self._more
 
 
 def _process(reports: Sequence[Report], alive: Sequence[Report]) -> Iterator[Metric]:

@@ -29,11 +29,32 @@ AWAY_ERRORS: tuple[type[BaseException], ...] = (
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
-    asyncpg.TooManyConnectionsError,
     asyncpg.InternalClientError,
+    # No room on its disk, in its memory or among its connections; or it takes no writes at all.
+    asyncpg.InsufficientResourcesError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.PostgresIOError,
 )
 # PostgreSQL is there, but somebody holds what the statement needs; nothing of it was done.
 BUSY_ERRORS: tuple[type[BaseException], ...] = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError)
+
+
+class Presence:
+    """Whether PostgreSQL is known to be away, and how often it has answered."""
+
+    __slots__ = ("answers", "away")
+
+    def __init__(self) -> None:
+        self.away = False
+        self.answers = 0
+
+    def check(self) -> None:
+        """Raises `DatabaseAway` at once rather than after trying in vain."""
+        if self.away:
+            raise self.absence()
+
+    def absence(self) -> DatabaseAway:
+        return DatabaseAway("PostgreSQL is not reachable: it is away, and is being looked for")
 
 
 class Fetcher(Protocol):
@@ -50,12 +71,14 @@ class Link:
         connect: Callable[[], Awaitable[Connection]],
         statements: Mapping[str, str],
         patience: float,
+        presence: Presence,
         on_error: Callable[[], None],
     ) -> None:
         """`patience` is for a server that says nothing at all: longer than it may take to run a statement."""
         self._connect = connect
         self._statements = statements
         self._patience = patience
+        self._presence = presence
         self._on_error = on_error
         self._connection: Connection | None = None
         self._prepared: dict[str, prepared_stmt.PreparedStatement[Record]] = {}
@@ -66,16 +89,18 @@ class Link:
             statement = self._prepared.get(name)
             if statement is None or self._connection is None or self._connection.is_closed():
                 statement = await self._prepare(name)
-            return await statement.fetch(*args, timeout=self._patience)
+            rows = await statement.fetch(*args, timeout=self._patience)
+            self._presence.answers += 1
+            return rows
         except asyncio.CancelledError:
             # The statement may still be running on the connection: it cannot be used again.
-            self._drop()
+            self.drop()
             raise
         except (*AWAY_ERRORS, *BUSY_ERRORS) as error:
             self._on_error()
             translated = _translate(error)
             if isinstance(translated, DatabaseAway):
-                self._drop()
+                self.drop()
             raise translated from error
 
     @asynccontextmanager
@@ -90,11 +115,11 @@ class Link:
         except (*AWAY_ERRORS, *BUSY_ERRORS) as error:
             translated = _translate(error)
             if isinstance(translated, DatabaseAway):
-                self._drop()
+                self.drop()
             raise translated from error
         except asyncio.CancelledError:
             # A statement may still be running on the connection: it cannot be used again.
-            self._drop()
+            self.drop()
             raise
 
     async def close(self) -> None:
@@ -114,6 +139,7 @@ class Link:
         return statement
 
     async def _open(self) -> None:
+        self._presence.check()
         self._prepared.clear()
         self._connection = await self._connect()
 
@@ -121,7 +147,8 @@ class Link:
     def connected(self) -> bool:
         return self._connection is not None and not self._connection.is_closed()
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Give the connection up, and with it whatever runs on it."""
         connection, self._connection = self._connection, None
         self._prepared.clear()
         if connection is not None:
@@ -172,6 +199,7 @@ class Database:
             "enable_seqscan": "off",
             "enable_incremental_sort": "off",
         }
+        self.presence = Presence()
         self._pool: asyncpg.Pool[Record] | None = None
         self._links: list[Link] = []
         self.statements = load_statements()
@@ -185,8 +213,10 @@ class Database:
         size, idle = (self._pool.get_size(), self._pool.get_idle_size()) if self._pool is not None else (0, 0)
         return PoolUsage(self._pool_size, size, idle, links)
 
-    def link(self) -> Link:
-        link = Link(self._connect_hot, self.statements, self._patience, self._note_error)
+    def link(self, *, probing: bool = False) -> Link:
+        """A connection for a lane; a `probing` one is tried even while PostgreSQL is known to be away."""
+        presence = Presence() if probing else self.presence
+        link = Link(self._connect_hot, self.statements, self._patience, presence, self._note_error)
         self._links.append(link)
         return link
 
@@ -198,6 +228,7 @@ class Database:
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[PooledConnection]:
         """A pooled connection; raises `DatabaseAway` when PostgreSQL is not there."""
+        self.presence.check()
         try:
             if self._pool is None:
                 self._pool = await self._open_pool()
@@ -221,6 +252,19 @@ class Database:
             )
         except AWAY_ERRORS as error:
             raise DatabaseAway(f"PostgreSQL is not reachable: {error or type(error).__name__}") from error
+
+    def lose(self) -> None:
+        """PostgreSQL is away: whoever waits for an answer is told now, whoever asks is told at once."""
+        self.presence.away = True
+        for link in self._links:
+            link.drop()
+        if self._pool is not None:
+            self._pool.terminate()
+            self._pool = None
+
+    def find(self) -> None:
+        """PostgreSQL is there again."""
+        self.presence.away = False
 
     async def close(self) -> None:
         for link in self._links:

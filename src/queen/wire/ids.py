@@ -42,6 +42,10 @@ class IdBlock:
     def pack(self) -> bytes:
         return bytes.fromhex(self.prefix.replace(b"-", b"").decode()) + self.low.to_bytes(6, "big")
 
+    def behind(self, count: int) -> IdBlock:
+        """The block without its first `count` ids."""
+        return IdBlock(self.prefix, self.low + count) if count else self
+
     def text(self, index: int) -> str:
         """The id of the message at `index`, as the client sees it."""
         return f"{self.prefix.decode()}{self.low + index:012x}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -12,6 +13,10 @@ from queen.wire.ids import is_uuid
 LONGEST_NAME = 255
 DEFAULT_PARTITION = "Default"
 NULL = msgspec.Raw(b"null")
+_DEFAULT_BUFFER_MS = 1000
+LONGEST_BUFFER_MS = 3_600_000
+_DEFAULT_BUFFER_MAX = 100
+MOST_BUFFERED = 1_000_000
 
 
 class PushItem(msgspec.Struct):
@@ -24,27 +29,43 @@ class PushItem(msgspec.Struct):
     trace_id: str = msgspec.field(default="", name="traceId")
 
 
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """How long a push may stay in the spool, and how many messages may gather there."""
+
+    seconds: float
+    messages: int
+
+
 class PushBody(msgspec.Struct):
     items: list[PushItem]
     buffer_ms: Any = msgspec.field(default=None, name="bufferMs")
     buffer_max: Any = msgspec.field(default=None, name="bufferMax")
+
+    @property
+    def hold(self) -> Hold | None:
+        """What the request says about buffering; None when it says nothing. Raises `BadRequest` for nonsense."""
+        if _is_unset(self.buffer_ms) and _is_unset(self.buffer_max):
+            return None
+        milliseconds = _whole(self.buffer_ms, "bufferMs", _DEFAULT_BUFFER_MS, LONGEST_BUFFER_MS)
+        return Hold(milliseconds / 1000, _whole(self.buffer_max, "bufferMax", _DEFAULT_BUFFER_MAX, MOST_BUFFERED))
 
 
 _push_body = msgspec.json.Decoder(PushBody)
 _any = msgspec.json.Decoder()
 
 
-def decode_push(body: bytes) -> list[PushItem]:
-    """The items of a push, each one valid. Raises `BadRequest` that says which item is wrong, and how."""
+def decode_push(body: bytes) -> PushBody:
+    """A push, each item of it valid. Raises `BadRequest` that says which item is wrong, and how."""
     if not body:
         raise BadRequest("Empty request body")
     check_utf8(body)
     try:
-        items = _push_body.decode(body).items
+        push = _push_body.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _explain(body, error) from error
-    check_items(items)
-    return items
+    check_items(push.items)
+    return push
 
 
 def check_items(items: list[PushItem], where: str = "items") -> None:
@@ -83,6 +104,18 @@ def check_utf8(body: bytes) -> None:
         body.decode()
     except UnicodeDecodeError as error:
         raise BadRequest(f"Invalid JSON: not UTF-8 at byte {error.start}") from error
+
+
+def _whole(value: Any, what: str, default: int, most: int) -> int:
+    if _is_unset(value):
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+        raise BadRequest(f"{what} must be a whole number from 1 to {most}")
+    return value
+
+
+def _is_unset(value: Any) -> bool:
+    return value is None or (type(value) is int and value == 0)
 
 
 def _explain(body: bytes, error: Exception) -> BadRequest:

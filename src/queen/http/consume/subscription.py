@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from queen.broker.pop import Pop, PopOptions
 from queen.broker.popper import Popper
+from queen.errors import DatabaseAway
 
 # Several partitions are claimed in one statement when several pops wait; more of them would only pile up batches for
 # a client that stops reading.
@@ -145,8 +146,10 @@ class Subscription:
             self._stopped = True
             self._outlet.refused(self, error)
         elif not self._stopped and self._retry is None:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
+            # An outage is one thing to complain about, however each attempt notices it.
+            complaint = DatabaseAway.__name__ if isinstance(error, DatabaseAway) else str(error)
+            if complaint != self._complaint:
+                self._complaint = complaint
                 self._outlet.failed(self, error)
             self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._try_again)
 

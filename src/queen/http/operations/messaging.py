@@ -20,7 +20,7 @@ from queen.http.openapi.operation import (
     Time,
     Uuid,
 )
-from queen.wire.push import DEFAULT_PARTITION, LONGEST_NAME
+from queen.wire.push import DEFAULT_PARTITION, LONGEST_BUFFER_MS, LONGEST_NAME, MOST_BUFFERED
 
 _TAG: Final = "Messaging"
 
@@ -54,6 +54,10 @@ class PushRequest(Body):
     """Messages to store, in order; they may name different queues and partitions."""
 
     items: list[PushRequestItem]
+    buffer_ms: Annotated[int, Meta(ge=0, le=LONGEST_BUFFER_MS)] | None = None
+    """Keep them on disk for so many milliseconds at most before they go to PostgreSQL."""
+    buffer_max: Annotated[int, Meta(ge=0, le=MOST_BUFFERED)] | None = None
+    """The same, until so many messages have gathered."""
 
 
 class PushResult(SnakeAnswer):
@@ -292,7 +296,8 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         summary="Store messages",
         description="Queues and partitions are made when they are first named. Within the queue's window, a "
         "`transactionId` that its partition has already is answered as `duplicate` and stored once. A 201 means that "
-        "every item answered `queued` is durable.",
+        "every item answered `queued` is durable in PostgreSQL, and every item answered `buffered` on the disk of the "
+        "server, from where it goes to PostgreSQL.",
         tag=_TAG,
         body=PushRequest,
         body_example={

@@ -100,6 +100,6 @@ def shared_state(broker: Broker) -> dict[str, Any]:
             "heartbeats_received": stats.heartbeats_received,
             "restarts_detected": stats.restarts_detected,
         },
-        "maintenance_mode": False,
-        "pop_maintenance_mode": broker.popper.paused,
+        "maintenance_mode": broker.modes.push_maintenance,
+        "pop_maintenance_mode": broker.modes.pop_maintenance,
     }

@@ -36,10 +36,11 @@ class MessagingRoutes:
         router.add("POST", "/api/v1/lease/{lease}/extend", self.extend, write)
 
     def push(self, request: Request) -> Response | asyncio.Future[Response]:
-        items = decode_push(request.body)
-        if not items:
+        push = decode_push(request.body)
+        hold = push.hold
+        if not push.items:
             return Response(201, b"[]")
-        return self._broker.pusher.push(items, len(request.body), _created)
+        return self._broker.pusher.push(push.items, len(request.body), _created, hold=hold)
 
     def pop(self, request: Request) -> asyncio.Future[Response]:
         queue, partition = request.params["queue"], request.params.get("partition")

@@ -74,6 +74,7 @@ class MetricsRoutes:
 
     async def prometheus(self, request: Request) -> Response:
         scrape = await self._scraper.scrape()
+        more = [family for source in self._sources for family in source()]
         # In a thread, so that requests are served in between.
-        body = await asyncio.to_thread(expose, scrape, self._sources)
+        body = await asyncio.to_thread(expose, scrape, more)
         return Response(200, body, _TEXT, _UNCACHED)

@@ -1,0 +1,66 @@
+"""Metrics of what a host has besides its queues: the spool, maintenance, other hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from queen.broker.broker import Broker
+
+
+class HostFamilies:
+    """Sources of metric families for a scrape."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def spool(self) -> Iterator[Metric]:
+        """What is on disk of this host and not yet in PostgreSQL. The same from each of its workers."""
+        broker, stats = self._broker, self._broker.spool.stats()
+        for name, meaning, value in (
+            ("queen_file_buffer_pending", "Messages in the spool that wait for PostgreSQL.", stats.messages),
+            ("queen_file_buffer_failed", "Records that were refused and set aside.", stats.failed_records),
+            (
+                "queen_file_buffer_db_healthy",
+                "1 when PostgreSQL answers this worker.",
+                not broker.database.presence.away,
+            ),
+            ("queen_maintenance_mode_enabled", "1 while pushes go to the spool.", broker.modes.push_maintenance),
+            ("queen_pop_maintenance_mode_enabled", "1 while pops get nothing.", broker.modes.pop_maintenance),
+            ("queen_spool_records", "Records that wait to be replayed.", stats.records),
+            ("queen_spool_bytes", "Bytes that waiting records take on disk.", stats.bytes),
+            ("queen_spool_oldest_seconds", "Age of the oldest waiting record.", stats.oldest_seconds),
+            ("queen_spool_replay_messages_per_second", "Pace of the last round of replay.", stats.replay_per_second),
+            ("queen_spool_failed_bytes", "Bytes of records that were set aside.", stats.failed_bytes),
+            ("queen_spool_healthy", "1 when this worker's last write to the spool succeeded.", stats.healthy),
+        ):
+            yield GaugeMetricFamily(name, meaning, value=float(value))
+        for name, meaning, count in (
+            ("queen_spool_messages", "Messages written to the spool.", stats.spooled_messages),
+            ("queen_spool_replayed_messages", "Messages that left the spool again.", stats.replayed_messages),
+            ("queen_spool_damaged", "Stretches of bytes that were no whole records and were set aside.", stats.damaged),
+        ):
+            yield CounterMetricFamily(name, meaning, value=count)
+
+    def peers(self) -> Iterator[Metric]:
+        """Other hosts as the worker that answers sees them; nothing further where none are configured."""
+        stats, catalog = self._broker.peers.stats(), self._broker.catalog
+        yield GaugeMetricFamily("queen_shared_state_enabled", "1 when hosts tell each other.", value=stats.enabled)
+        if not stats.transports:
+            return
+        yield GaugeMetricFamily("queen_qc_cache_size", "Queues this worker remembers.", value=catalog.size)
+        yield CounterMetricFamily("queen_qc_cache_hits", "Queues found among them.", value=catalog.hits)
+        yield CounterMetricFamily("queen_qc_cache_misses", "Queues that had to be read.", value=catalog.misses)
+        servers = GaugeMetricFamily("queen_servers", "Other hosts, by their heartbeats.", labels=("state",))
+        servers.add_metric(("alive",), stats.servers_alive)
+        servers.add_metric(("dead",), stats.servers_dead)
+        yield servers
+        messages = CounterMetricFamily("queen_transport_messages", "Packets among hosts.", labels=("dir",))
+        messages.add_metric(("sent",), stats.packets_sent + stats.requests_sent)
+        messages.add_metric(("received",), stats.packets_received + stats.packets_relayed)
+        yield messages
+        dropped = CounterMetricFamily("queen_transport_dropped", "Packets that were not taken in.", labels=("reason",))
+        for reason, count in sorted(stats.dropped.items()):
+            dropped.add_metric((reason,), count)
+        yield dropped

@@ -1,0 +1,1 @@
+"""Fsynced append-only files for pushes that PostgreSQL cannot take now."""

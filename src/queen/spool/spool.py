@@ -1,0 +1,89 @@
+"""The spool of a host as one of its workers sees it."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+from pathlib import Path
+
+from queen.spool.aside import FailedRecords
+from queen.spool.board import Board
+from queen.spool.disk import left_records, make_directory
+from queen.spool.reader import SpoolReader
+from queen.spool.stats import SpoolStats
+from queen.spool.writer import SpoolWriter
+
+log = logging.getLogger(__name__)
+
+_IDLE_SECONDS = 1.0
+
+
+class Spool:
+    """Files under one directory: written by every worker, replayed by one of them at a time."""
+
+    @classmethod
+    def open(cls, root: Path, spare: Path, *, records_per_file: int, most_bytes: int) -> Spool:
+        """Use a directory. When that cannot be used, the spool is one in `spare` that takes nothing and says why."""
+        try:
+            return cls(root, records_per_file=records_per_file, most_bytes=most_bytes)
+        except OSError as error:
+            reason = f"the spool in {root} cannot be used ({error.strerror or error})"
+            log.error("%s: while PostgreSQL is away pushes are refused", reason)
+            return cls(spare, records_per_file=records_per_file, most_bytes=most_bytes, unusable=reason)
+
+    def __init__(self, root: Path, *, records_per_file: int, most_bytes: int, unusable: str = "") -> None:
+        make_directory(root)
+        self._root = root
+        self._replay_lock = os.open(root / "replay.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        self._replaying = False
+        self._closed = False
+        self.board = Board(root)
+        self.board.join(lambda: left_records(root))
+        self.writer = SpoolWriter(
+            root,
+            self.board,
+            records_per_file=records_per_file,
+            most_bytes=most_bytes,
+            idle_seconds=_IDLE_SECONDS,
+            unusable=unusable,
+        )
+        self.reader = SpoolReader(root, self.board)
+        self.failed = FailedRecords(root)
+
+    def may_replay(self) -> bool:
+        """Whether this process is the one that replays; it is from the first time it may until it ends."""
+        if not self._replaying:
+            try:
+                fcntl.flock(self._replay_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            self._replaying = True
+        return True
+
+    def stats(self) -> SpoolStats:
+        board = self.board
+        failed, failed_bytes = self.failed.count()
+        return SpoolStats(
+            records=board.records,
+            messages=board.messages,
+            bytes=board.nbytes,
+            oldest_seconds=max(0.0, time.time() - board.oldest_at) if board.records else 0.0,
+            spooled_messages=board.spooled,
+            replayed_messages=board.replayed,
+            replay_per_second=board.rate,
+            failed_records=failed,
+            failed_bytes=failed_bytes,
+            damaged=board.damaged,
+            healthy=self.writer.healthy,
+        )
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await self.writer.close()
+        self.reader.close()
+        os.close(self._replay_lock)
+        self.board.close()

@@ -1,0 +1,188 @@
+"""Writing to the spool: append, fsync, then answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from queen.errors import Overloaded
+from queen.spool.board import Board
+from queen.spool.disk import FINISHED, UNFINISHED, claim_directory, sync_directory, write_all
+from queen.spool.frames import FRAME_BYTES, HEADER_BYTES, file_header, frame
+from queen.spool.record import Record, encode_record
+from queen.wire.ids import IdSource
+
+log = logging.getLogger(__name__)
+
+_LARGEST_FILE_BYTES = 64 << 20
+
+
+class SpoolRefused(Overloaded):
+    """The spool cannot take more: its disk is full or read-only, or it holds as much as it may. Nothing was kept."""
+
+
+class SpoolWriter:
+    """Appends records for one process, to files in a directory of its own that it makes when it first needs one."""
+
+    def __init__(
+        self,
+        root: Path,
+        board: Board,
+        *,
+        records_per_file: int,
+        most_bytes: int,
+        idle_seconds: float,
+        unusable: str = "",
+    ) -> None:
+        """`unusable` says why nothing can be written at all."""
+        self._unusable = unusable
+        self._root = root
+        self._board = board
+        self._records_per_file = records_per_file
+        self._most_bytes = most_bytes
+        self._idle_seconds = idle_seconds
+        self._ids = IdSource()
+        self._free = asyncio.Lock()
+        self._idle: asyncio.TimerHandle | None = None
+        self._finishing: asyncio.Task[None] | None = None
+        self._directory: Path | None = None
+        self._lock: int | None = None
+        self._file: _OpenFile | None = None
+        self.healthy = not unusable
+
+    async def append(self, records: Sequence[Record], *, due_at: float, flush_at: int) -> None:
+        """Make records durable, with one fsync for all of them. Raises `SpoolRefused`: then none was kept.
+
+        They are replayed from `due_at` on (seconds since 1970), or when so many messages are waiting.
+        """
+        if self._unusable:
+            raise SpoolRefused(f"{self._unusable}; nothing was stored, try again later")
+        async with self._free:
+            if self._idle is not None:
+                self._idle.cancel()
+            await asyncio.to_thread(self._append, records, due_at, flush_at)
+            self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._begin_finish)
+
+    async def close(self) -> None:
+        """Finish the file, and leave it to whoever replays."""
+        if self._idle is not None:
+            self._idle.cancel()
+        await self._finish()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _begin_finish(self) -> None:
+        if self._board.trouble:
+            # Nothing can be replayed now, and many small files help nobody.
+            self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._begin_finish)
+            return
+        self._finishing = asyncio.get_running_loop().create_task(self._finish())
+
+    async def _finish(self) -> None:
+        async with self._free:
+            await asyncio.to_thread(self._finish_file)
+
+    def _append(self, records: Sequence[Record], due_at: float, flush_at: int) -> None:
+        # The number of a record is not known yet, but takes the same room whatever it is.
+        nbytes = sum(FRAME_BYTES + len(encode_record(record)) for record in records)
+        try:
+            with self._board.locked():
+                if self._board.nbytes + nbytes > self._most_bytes:
+                    raise SpoolRefused(
+                        f"the spool holds {self._board.nbytes >> 20} MB and may hold {self._most_bytes >> 20} MB"
+                        " (FILE_BUFFER_MAX_MB); nothing was stored, try again later"
+                    )
+                # Made while the board is locked: whoever finds no file then knows that nobody is about to write.
+                file = self._file or self._open()
+                first = self._board.accept(records, nbytes, due_at, flush_at)
+        except OSError as error:
+            raise self._refusal(error) from error
+        try:
+            file.append(records, first)
+        except OSError as error:
+            self._board.withdraw(records, nbytes)
+            self._give_up_file()
+            raise self._refusal(error) from error
+        self.healthy = True
+        if file.records >= self._records_per_file or file.size >= _LARGEST_FILE_BYTES:
+            self._finish_file()
+
+    def _open(self) -> _OpenFile:
+        if self._directory is None:
+            directory = self._root / self._ids.uuid()
+            self._lock = claim_directory(directory)
+            self._directory = directory
+        self._file = _OpenFile(self._directory, uuid.UUID(self._ids.uuid()))
+        return self._file
+
+    def _finish_file(self) -> None:
+        file, self._file = self._file, None
+        if file is None:
+            return
+        try:
+            file.finish()
+        except OSError as error:
+            # What is in it is durable under its old name, and is replayed when this process ends.
+            log.warning("a spool file cannot be finished: %s", error)
+
+    def _give_up_file(self) -> None:
+        """After a failed write nobody knows what the disk holds beyond the last fsync: nothing follows it there."""
+        file = self._file
+        if file is not None:
+            file.cut_back()
+        self._finish_file()
+
+    def _refusal(self, error: OSError) -> SpoolRefused:
+        if self.healthy:
+            log.error("the spool in %s cannot be written to: %s", self._root, error)
+        self.healthy = False
+        return SpoolRefused(
+            f"the spool cannot be written to ({error.strerror or error}); nothing was stored, try again later"
+        )
+
+
+class _OpenFile:
+    """A file that is being written. `size` is how much of it is durable."""
+
+    def __init__(self, directory: Path, file_id: uuid.UUID) -> None:
+        self._path = directory / f"{file_id}{UNFINISHED}"
+        self._id = file_id
+        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self._named = False
+        self.size = 0
+        self.records = 0
+
+    def append(self, records: Sequence[Record], first: int) -> None:
+        frames = [
+            frame(encode_record(msgspec.structs.replace(record, order=order)), self._id)
+            for order, record in enumerate(records, first)
+        ]
+        content = b"".join(frames if self.size else (file_header(self._id), *frames))
+        write_all(self._file, content)
+        os.fdatasync(self._file)
+        if not self._named:
+            sync_directory(self._path.parent)
+            self._named = True
+        self.size += len(content)
+        self.records += len(records)
+
+    def cut_back(self) -> None:
+        try:
+            os.ftruncate(self._file, self.size)
+        except OSError as error:
+            log.warning("a spool file keeps what was not answered, which may be stored all the same: %s", error)
+
+    def finish(self) -> None:
+        os.close(self._file)
+        if self.size <= HEADER_BYTES:
+            self._path.unlink()
+        else:
+            self._path.rename(self._path.with_name(f"{self._id}{FINISHED}"))
+        sync_directory(self._path.parent)
