@@ -1,3 +1,96 @@
-"""Queen: a message queue, task queue and stream platform on PostgreSQL."""
+"""Queen: a message queue, task queue and stream platform on PostgreSQL.
+
+from queen import Queen, the asynchronous client, or QueenSync, the same for scripts and notebooks.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from queen.client.client import Admin, Queen
+    from queen.client.defaults import (
+        BUFFER_DEFAULTS,
+        CLIENT_DEFAULTS,
+        CONSUME_DEFAULTS,
+        POP_DEFAULTS,
+        QUEUE_DEFAULTS,
+    )
+    from queen.client.errors import (
+        AuthError,
+        BadRequestError,
+        ClientClosedError,
+        ConflictError,
+        LeaseLostError,
+        NotFoundError,
+        OverloadedError,
+        PushError,
+        QueenConnectionError,
+        QueenTimeoutError,
+        RequestError,
+        ServerError,
+        TransactionError,
+        UnsentError,
+        UnsentMessage,
+    )
+    from queen.client.messages import AckResponse, BufferStats, DLQResponse, Message, TransactionResponse
+    from queen.client.sync import QueenSync
+    from queen.errors import QueenError
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "BUFFER_DEFAULTS",
+    "CLIENT_DEFAULTS",
+    "CONSUME_DEFAULTS",
+    "POP_DEFAULTS",
+    "QUEUE_DEFAULTS",
+    "AckResponse",
+    "Admin",
+    "AuthError",
+    "BadRequestError",
+    "BufferStats",
+    "ClientClosedError",
+    "ConflictError",
+    "DLQResponse",
+    "LeaseLostError",
+    "Message",
+    "NotFoundError",
+    "OverloadedError",
+    "PushError",
+    "Queen",
+    "QueenConnectionError",
+    "QueenError",
+    "QueenSync",
+    "QueenTimeoutError",
+    "RequestError",
+    "ServerError",
+    "TransactionError",
+    "TransactionResponse",
+    "UnsentError",
+    "UnsentMessage",
+    "__version__",
+]
+
+_HOMES = {
+    "queen.client.client": ("Admin", "Queen"),
+    "queen.client.sync": ("QueenSync",),
+    "queen.client.messages": ("AckResponse", "BufferStats", "DLQResponse", "Message", "TransactionResponse"),
+    "queen.client.defaults": tuple(name for name in __all__ if name.endswith("_DEFAULTS")),
+    "queen.client.errors": (*(name for name in __all__ if name.endswith("Error")), "UnsentMessage"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name when it is first asked for: the server imports this package, and never needs the client."""
+    for module, names in _HOMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(module), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'queen' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

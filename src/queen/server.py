@@ -36,6 +36,7 @@ from queen.http.routes.metrics import MetricsRoutes
 from queen.http.routes.openapi import OpenApiRoutes
 from queen.http.routes.queues import QueueRoutes
 from queen.http.routes.status import StatusRoutes
+from queen.http.routes.streams import StreamRoutes
 from queen.http.routes.traces import TraceRoutes
 from queen.http.shared import SharedAnswers
 from queen.http.slow_log import SlowLog
@@ -93,6 +94,7 @@ class Worker:
             ClusterRoutes(self.broker),
             MaintenanceRoutes(self.broker),
             *self._watching_routes(shared),
+            StreamRoutes(self.broker),
         ):
             routes.add_to(router)
         self.port = settings.port if port is None else port

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.client_environment import clean_environ, client_python
-from tests.acceptance.scenario import Scenario, Server
+from tests.acceptance.scenario import Implementation, Scenario, Server
 from tests.acceptance.served import Served, served
 
 _ROOT = Path(__file__).parents[2]
@@ -79,12 +80,30 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Server, S
 
 
 @pytest.fixture(scope="session")
-def scenario_run(request: pytest.FixtureRequest, servers: dict[Server, Served]) -> Iterator[ScenarioRun]:
-    """A run of every scenario that was chosen, begun with the first of their tests."""
-    parameters = (getattr(item, "callspec", None) for item in request.session.items)
+def published_run(request: pytest.FixtureRequest, servers: dict[Server, Served]) -> Iterator[ScenarioRun]:
+    """A run of every scenario that was chosen for the published client, begun with the first of their tests."""
+    python = client_python(_ROOT / ".venv-client")
+    yield from _run(request, "published_run", servers, Implementation.PUBLISHED, str(python))
+
+
+@pytest.fixture(scope="session")
+def own_run(request: pytest.FixtureRequest, servers: dict[Server, Served]) -> Iterator[ScenarioRun]:
+    """The same with the client of this project."""
+    yield from _run(request, "own_run", servers, Implementation.OWN, sys.executable)
+
+
+def _run(
+    request: pytest.FixtureRequest,
+    fixture: str,
+    servers: dict[Server, Served],
+    client: Implementation,
+    python: str,
+) -> Iterator[ScenarioRun]:
+    tests = [item for item in request.session.items if fixture in getattr(item, "fixturenames", ())]
+    parameters = (getattr(item, "callspec", None) for item in tests)
     chosen = [each.params["one"] for each in parameters if each and isinstance(each.params.get("one"), Scenario)]
     urls = {server.value: servers[server].url for server in {one.server for one in chosen}}
-    command = [str(client_python(_ROOT / ".venv-client")), "-m", "tests.acceptance.run", json.dumps(urls)]
+    command = [python, "-m", "tests.acceptance.run", client.value, json.dumps(urls)]
     command += [one.id for one in chosen]
     with subprocess.Popen(command, cwd=_ROOT, env=clean_environ(), stdout=subprocess.PIPE, text=True) as process:
         yield ScenarioRun(process)

@@ -1,6 +1,6 @@
-"""Runs scenarios with the published client and reports each as a line of JSON; started by its interpreter.
+"""Runs scenarios with a client and reports each as a line of JSON; started by the interpreter that has the client.
 
-python -m tests.acceptance.run '{"main": "http://127.0.0.1:6632"}' popping:an_empty_queue_pops_nothing ...
+python -m tests.acceptance.run published '{"main": "http://127.0.0.1:6632"}' popping:an_empty_queue_pops_nothing ...
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import traceback
 from typing import Any, TextIO
 
 from tests.acceptance.client_environment import PUBLISHED
-from tests.acceptance.scenario import Client, Scenario, Scene, Stopwatch
+from tests.acceptance.scenario import Client, Implementation, Scenario, Scene, Stopwatch
 from tests.acceptance.scenarios import all_scenarios
 
 _AT_ONCE = 6
@@ -29,13 +29,15 @@ _SWALLOWED = ("Pop failed", "DLQ query failed", "[TRACE FAILED]", "Lease renewal
 
 
 def main() -> None:
-    urls: dict[str, str] = json.loads(sys.argv[1])
-    wanted = set(sys.argv[2:])
+    client = Implementation(sys.argv[1])
+    urls: dict[str, str] = json.loads(sys.argv[2])
+    wanted = set(sys.argv[3:])
     scenarios = [one for one in all_scenarios() if one.id in wanted]
-    check_client_is_as_published()
+    if client is Implementation.PUBLISHED:
+        check_client_is_as_published()
     # The client prints as it goes; reports go where it does not.
     report = os.fdopen(os.dup(1), "w", buffering=1)
-    asyncio.run(Runner(urls, report).run(scenarios))
+    asyncio.run(Runner(client, urls, report).run(scenarios))
 
 
 def check_client_is_as_published() -> None:
@@ -55,7 +57,8 @@ def check_client_is_as_published() -> None:
 class Runner:
     """Runs scenarios, several at once where they allow it."""
 
-    def __init__(self, urls: dict[str, str], report: TextIO) -> None:
+    def __init__(self, client: Implementation, urls: dict[str, str], report: TextIO) -> None:
+        self._client = client
         self._urls = urls
         self._report = report
         self._printed: contextvars.ContextVar[io.StringIO] = contextvars.ContextVar("printed")
@@ -96,7 +99,7 @@ class Runner:
         url = self._urls[one.server.value]
         queen: Client = new_client(url)
         try:
-            await one.function(Scene(one, url, queen, new_client))
+            await one.function(Scene(one, url, queen, new_client, self._client.prefix))
         finally:
             await queen.close()
         swallowed = [line for line in printed.getvalue().splitlines() if line.startswith(_SWALLOWED)]

@@ -18,6 +18,20 @@ Client: TypeAlias = Any
 Message: TypeAlias = dict[str, Any]
 
 
+class Implementation(Enum):
+    """The Python clients that scenarios are run with."""
+
+    PUBLISHED = "published"
+    """queen-mq 0.15 as it was published."""
+    OWN = "own"
+    """The client of this project."""
+
+    @property
+    def prefix(self) -> str:
+        """What names of queues begin with, so that both can use one server."""
+        return "test" if self is Implementation.PUBLISHED else "test-own"
+
+
 class Server(Enum):
     """The servers that scenarios run against."""
 
@@ -55,9 +69,10 @@ class Scene:
     url: str
     queen: Client
     new_client: Callable[..., Client]
+    prefix: str = "test"
 
     def queue_name(self, suffix: str = "") -> str:
-        name = f"test-{self.scenario.module}-{self.scenario.name}".replace("_", "-")
+        name = f"{self.prefix}-{self.scenario.module}-{self.scenario.name}".replace("_", "-")
         return f"{name}-{suffix}" if suffix else name
 
     @asynccontextmanager

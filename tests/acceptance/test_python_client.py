@@ -1,6 +1,8 @@
-"""The Python client as it was published works against this server: every scenario is a test."""
+"""Two Python clients, the published one and our own, in the same scenarios: every scenario is a test of each."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -25,13 +27,25 @@ def _parameters() -> list[ParameterSet]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("one", _parameters())
-def test_published_python_client(one: Scenario, scenario_run: ScenarioRun) -> None:
-    result = scenario_run.result(one)
-    if result["error"]:
-        pytest.fail(result["error"], pytrace=False)
+def test_published_python_client(one: Scenario, published_run: ScenarioRun) -> None:
+    _check(published_run.result(one))
 
 
-def test_servers_logged_no_error(scenario_run: ScenarioRun, servers: dict[Server, Served]) -> None:
-    scenario_run.finish()
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("one", _parameters())
+def test_own_python_client(one: Scenario, own_run: ScenarioRun) -> None:
+    _check(own_run.result(one))
+
+
+def test_servers_logged_no_error(
+    published_run: ScenarioRun, own_run: ScenarioRun, servers: dict[Server, Served]
+) -> None:
+    published_run.finish()
+    own_run.finish()
     for server in servers.values():
         assert not server.errors()
+
+
+def _check(result: dict[str, Any]) -> None:
+    if result["error"]:
+        pytest.fail(result["error"], pytrace=False)

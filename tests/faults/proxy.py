@@ -1,9 +1,9 @@
-"""A TCP proxy in front of PostgreSQL that cuts, stalls and delays."""
+"""A TCP proxy that cuts, stalls and delays: in front of PostgreSQL, or of whatever else."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -12,14 +12,14 @@ from queen.broker.watch import APPLICATION_NAME
 Chooses = Callable[[bytes], bool]
 
 
-class Proxy:
-    """Stands between a client and the PostgreSQL at a unix socket, and harms the connections on demand."""
+Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
-    def __init__(self, dsn: str) -> None:
-        parts = urlsplit(dsn)
-        where = parse_qs(parts.query)
-        self._target = f"{where['host'][0]}/.s.PGSQL.{where['port'][0]}"
-        self._user, self._database = parts.netloc.removesuffix("@"), parts.path
+
+class TcpProxy:
+    """Stands between a client and what `connect` reaches, and harms the connections on demand."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
         self._server: asyncio.Server | None = None
         self._pairs: set[_Pair] = set()
         self.flowing = asyncio.Event()
@@ -31,12 +31,11 @@ class Proxy:
         self._of: Chooses = lambda sent: True
 
     @property
-    def dsn(self) -> str:
+    def port(self) -> int:
         """Where clients connect to."""
         assert self._server is not None
-        port = self._server.sockets[0].getsockname()[1]
-        where = urlencode({"host": "127.0.0.1", "port": port, "sslmode": "disable"})
-        return f"postgresql://{self._user}@{self._database}?{where}"
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -89,7 +88,7 @@ class Proxy:
         if self.refusing:
             writer.transport.abort()
             return
-        upstream_reader, upstream_writer = await asyncio.open_unix_connection(self._target)
+        upstream_reader, upstream_writer = await self._connect()
         pair = _Pair(self, writer, upstream_writer)
         self._pairs.add(pair)
         try:
@@ -97,6 +96,23 @@ class Proxy:
         finally:
             self._pairs.discard(pair)
             pair.cut()
+
+
+class Proxy(TcpProxy):
+    """Stands in front of the PostgreSQL at a unix socket."""
+
+    def __init__(self, dsn: str) -> None:
+        parts = urlsplit(dsn)
+        where = parse_qs(parts.query)
+        target = f"{where['host'][0]}/.s.PGSQL.{where['port'][0]}"
+        self._user, self._database = parts.netloc.removesuffix("@"), parts.path
+        super().__init__(lambda: asyncio.open_unix_connection(target))
+
+    @property
+    def dsn(self) -> str:
+        """Where clients connect to."""
+        where = urlencode({"host": "127.0.0.1", "port": self.port, "sslmode": "disable"})
+        return f"postgresql://{self._user}@{self._database}?{where}"
 
 
 @asynccontextmanager
@@ -111,9 +127,9 @@ async def proxied(dsn: str) -> AsyncIterator[Proxy]:
 
 
 class _Pair:
-    """A connection of a client and the one made for it to PostgreSQL."""
+    """A connection of a client and the one made for it behind the proxy."""
 
-    def __init__(self, proxy: Proxy, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+    def __init__(self, proxy: TcpProxy, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self._proxy = proxy
         self._client = client
         self._server = server

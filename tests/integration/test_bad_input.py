@@ -75,6 +75,7 @@ _PUSH_ITEM_FAULTS = {
 }
 _ACK = '"transactionId": "t", "partitionId": "PARTITION", "leaseId": "LEASE"'
 _TRACE = '"transactionId": "MESSAGE", "partitionId": "PARTITION"'
+_CYCLE = f'"query_id": "{_NO_UUID}", "partition_id": "PARTITION"'
 _POP_NUMBERS = ("batch", "partitions", "timeout")
 _PAGE = ("limit", "offset")
 _BAD_TIMES = {f"{key}={text}": key for key in ("from", "to") for text in _TIMES}
@@ -222,6 +223,24 @@ _SURFACES: dict[str, Surface] = {
     "GET /api/v1/resources/tasks": Surface(),
     "GET /api/v1/resources/overview": Surface(),
     "POST /api/v1/stats/refresh": Surface(),
+    "GET /api/v1/system/shared-state": Surface(),
+    "GET /internal/api/shared-state/stats": Surface(),
+    "GET /internal/api/inter-instance/stats": Surface(),
+    "POST /internal/api/events": Surface(
+        reads_body=True, refused={"qp1\x00": "packet", "qp1\x01": "packet", "qp1\x02": "packet"}
+    ),
+    "POST /internal/api/notify": Surface(
+        reads_body=True,
+        refused={
+            "{}": "queue is required",
+            '{"queue": 1}': "queue is required",
+            f'{{"queue": "{_LONG}"}}': "(at queue)",
+            r'{"queue": "\u0000"}': "(at queue)",
+            '{"queue": "q", "partition": 1}': "(at partition)",
+            f'{{"queue": "q", "partition": "{_LONG}"}}': "(at partition)",
+            r'{"queue": "q", "partition": "a\u0000"}': "(at partition)",
+        },
+    ),
     "GET /api/v1/consumer-groups": Surface(),
     "GET /api/v1/consumer-groups/lagging": Surface(
         numbers=_PAGE,
@@ -342,6 +361,68 @@ _SURFACES: dict[str, Surface] = {
     "GET /api/v1/analytics/queue-parked-replicas": Surface(names=("queue",), refused_query=_BAD_RANGES),
     "GET /api/v1/analytics/retention": Surface(names=("queue",), refused_query=_BAD_RANGES),
     "GET /api/v1/analytics/postgres-stats": Surface(),
+    "POST /streams/v1/queries": Surface(
+        reads_body=True,
+        refused={
+            "{}": "name is required",
+            '{"name": 1, "source_queue": "q", "config_hash": "h"}': "name is required",
+            '{"name": "n", "config_hash": "h"}': "source_queue is required",
+            '{"name": "n", "source_queue": "q"}': "config_hash is required",
+            '{"name": "n", "source_queue": "q", "config_hash": ""}': "config_hash is required",
+            f'{{"name": "{_LONG}", "source_queue": "q", "config_hash": "h"}}': "(at name)",
+            r'{"name": "\u0000", "source_queue": "q", "config_hash": "h"}': "(at name)",
+            r'{"name": "n", "source_queue": "\n", "config_hash": "h"}': "(at source_queue)",
+            f'{{"name": "n", "source_queue": "q", "config_hash": "{_LONG}"}}': "config_hash must be",
+            r'{"name": "n", "source_queue": "q", "config_hash": "h", "sink_queue": "\n"}': "(at sink_queue)",
+        },
+    ),
+    "POST /streams/v1/cycle": Surface(
+        reads_body=True,
+        refused={
+            "{}": "query_id is required",
+            '{"query_id": "x"}': "partition_id is required",
+            '{"query_id": "x", "partition_id": 7}': "partition_id is required",
+        }
+        | {
+            f'{{{_CYCLE}, "state_ops": {operations}}}': said
+            for operations, said in {
+                "{}": "state_ops must be an array",
+                "[1]": "state_ops[0]",
+                '[{"type": "delete"}]': "state_ops[0].key",
+                '[{"type": "upsert", "key": "a"}, {"type": "upsert", "key": 1}]': "state_ops[1].key",
+                r'[{"type": "delete", "key": "a\u0000"}]': "NUL",
+                f'[{{"type": "delete", "key": "{"x" * 2001}"}}]': "at most 2000 bytes",
+                f'[{{"type": "delete", "key": "{"ü" * 1001}"}}]': "at most 2000 bytes",
+                '[{"type": "delete", "key": "a", "if_version": "1"}]': "if_version",
+                '[{"type": "upsert", "key": "a", "value": NaN}]': "Invalid JSON",
+            }.items()
+        }
+        | {
+            f'{{{_CYCLE}, "push_items": 1}}': "push_items must be an array",
+            f'{{{_CYCLE}, "push_items": [null]}}': "push_items[0]",
+            f'{{{_CYCLE}, "ack": []}}': "(at ack)",
+            f'{{{_CYCLE}, "consumer_group": "{_LONG}"}}': "(at consumer_group)",
+            f'{{{_CYCLE}, "consumer_group": "\\n"}}': "(at consumer_group)",
+        }
+        | {
+            f'{{{_CYCLE}, "push_items": [{{"queue": "q"}}, {item}]}}': f"push_items[1]{where}"
+            for item, where in _PUSH_ITEM_FAULTS.items()
+        },
+    ),
+    "POST /streams/v1/state/get": Surface(
+        reads_body=True,
+        refused={
+            "{}": "query_id is required",
+            '{"query_id": "x"}': "partition_id is required",
+            '{"query_id": "x", "partition_id": "PARTITION"}': "query_id must be a UUID",
+            f'{{"query_id": "{_NO_UUID}", "partition_id": "nonsense"}}': "partition_id must be a UUID",
+            f'{{{_CYCLE}, "keys": [1]}}': "keys[0]",
+            f'{{{_CYCLE}, "ripe_at_or_before": "now"}}': "ripe_at_or_before",
+            f'{{{_CYCLE}, "ripe_at_or_before": true}}': "ripe_at_or_before",
+            f'{{{_CYCLE}, "limit": 0}}': "limit must be",
+            f'{{{_CYCLE}, "limit": "9"}}': "limit must be",
+        },
+    ),
 }
 _ROUTES = list(_SURFACES)
 _WITH_BODY = [route for route, surface in _SURFACES.items() if surface.reads_body]

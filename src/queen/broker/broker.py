@@ -48,6 +48,8 @@ from queen.broker.renew import Renewer
 from queen.broker.replay import Replayer
 from queen.broker.segments import SegmentCache
 from queen.broker.selections import Selections
+from queen.broker.stream_cycles import StreamCycles
+from queen.broker.streams import StreamQueries
 from queen.broker.traces import Traces
 from queen.broker.transaction import Transactions
 from queen.broker.turn import Turn
@@ -153,6 +155,10 @@ class Broker:
         self.releaser = Releaser(self.database, self.leases, self._freed)
         self.transactions = Transactions(
             self.database, self.catalog, self.pusher, self.leases, self.envelope, self.ids, self._freed, meter
+        )
+        self.stream_queries = StreamQueries(self.database, self.catalog, self.envelope)
+        self.stream_cycles = StreamCycles(
+            self.database, self.catalog, self.stream_queries, self.pusher, self.leases, self.envelope, self._freed
         )
         redriver = Redriver(
             self.database,

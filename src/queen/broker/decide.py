@@ -131,6 +131,37 @@ def decide_in_transaction(cursor: Cursor, acks: Sequence[Ack]) -> Decision:
     return decision
 
 
+def decide_cycle(cursor: Cursor, ack: Ack, *, count: int, release: bool) -> Decision | None:
+    """One acknowledgment for the `count` messages that a cycle has read. None: this cycle was applied before.
+
+    A streaming client sorts what it was given by time and names the last; messages of one millisecond may then stand
+    in another order than in the partition. If it has read as many as the lease holds, it has read them all.
+    """
+    decision = Decision(cursor, [Outcome(True)])
+    if ack.lease_id:
+        known = _holds(cursor, ack) or cursor.finished_lease_id == ack.lease_id
+        if known and ack.status is AckStatus.COMPLETED and ack.offset < cursor.committed:
+            return None
+        if not _holds(cursor, ack):
+            decision.outcomes = [Outcome(False, INVALID_LEASE)]
+            return decision
+    if ack.status is not AckStatus.COMPLETED:
+        decision.dead.append((ack.offset, ack.error or "Unknown error", 0))
+        _consume(decision, ack.offset, completed=False)
+        _release(decision)
+        decision.outcomes = [Outcome(True, released=True, dlq=True)]
+        return decision
+    upto = ack.offset + 1
+    if ack.lease_id and count >= cursor.lease_end - cursor.committed:
+        upto = max(upto, cursor.lease_end)
+    decision.cursor = replace(cursor, committed=max(cursor.committed, upto))
+    if release and cursor.lease_id is not None:
+        decision.released = decision.finished = True
+        decision.cursor = replace(decision.cursor, attempts=0)
+    decision.outcomes = [Outcome(True, released=release)]
+    return decision
+
+
 def _holds(cursor: Cursor, ack: Ack) -> bool:
     return cursor.live and cursor.lease_id == ack.lease_id
 

@@ -92,11 +92,11 @@ class Groups:
         if group_id is None:
             return 0
         async with self._database.transaction() as transaction:
-            if with_subscriptions:
-                await transaction.fetch("forget_subscriptions", group_id, queue)
+            forgotten = await transaction.fetch("forget_subscriptions", group_id, queue) if with_subscriptions else []
             (row,) = await transaction.fetch("forget_cursors", group_id, queue)
-            change = await note_group_change(transaction, group)
-        self._tell([change])
+            changed = forgotten or row["partitions"]
+            changes = [await note_group_change(transaction, group)] if changed else []
+        self._tell(changes)
         return int(row["partitions"])
 
     async def move_subscriptions(self, group: str, since: datetime) -> int:
@@ -139,8 +139,8 @@ class Groups:
             spans = await transaction.fetch("partition_spans", [row["partition_id"] for row in held])
             targets = await _targets(transaction, spans, moment)
             await transaction.fetch("move_cursors", group_id, [span["id"] for span in spans], targets)
-            change = await note_group_change(transaction, group)
-        self._tell([change])
+            changes = [await note_group_change(transaction, group)] if spans else []
+        self._tell(changes)
         return spans
 
     async def _meet(self, group_id: int, queue_id: int, partition: str | None) -> None:

@@ -165,6 +165,8 @@ class Assembler:
             chunks += part.chunks
         if small:
             chunks += self._join(small, lot.queue)
+        if len(chunks) > 1:
+            self._preparer.put_ids_in_order(chunks)
         lot.fill(chunks, None)
 
     def _join(self, parts: list[Part], queue: Queue) -> list[Chunk]:

@@ -171,6 +171,15 @@ class Preparer:
             start = end
         return chunks
 
+    def put_ids_in_order(self, chunks: Sequence[Chunk]) -> None:
+        """Segments stored together are of one time: whoever sorts their messages by time and id gets them in order."""
+        before = chunks[0].block
+        for chunk in chunks[1:]:
+            if (chunk.block.prefix, chunk.block.low) < (before.prefix, before.low):
+                chunk.block = self._ids.block(chunk.count)
+                chunk.ids = chunk.block.pack() + chunk.ids[16:]
+            before = chunk.block
+
     def _pack_one(
         self,
         items: Sequence[PushItem],

@@ -49,11 +49,22 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class StoredPush:
-    """What a transaction pushed: id and partition of each message, in order."""
+    """What a transaction pushed."""
 
-    messages: list[tuple[str, Partition]]
+    parts: list[Part]
     lots: list[Lot]
     times: list[datetime]
+
+    @property
+    def messages(self) -> list[tuple[str, Partition]]:
+        """Id and partition of each message in the order of the items, all of which were stored."""
+        placed: dict[int, tuple[str, Partition]] = {}
+        for lot in self.lots:
+            ids = iter(stored_ids(lot))
+            for part in lot.parts:
+                for position in part.positions if part.positions is not None else range(len(part.items)):
+                    placed[position] = (next(ids).decode(), lot.partition)
+        return [placed[position] for position in range(len(placed))]
 
 
 @dataclass(slots=True, eq=False)
@@ -128,20 +139,27 @@ class Pusher:
 
     async def store_in(self, transaction: Fetcher, items: list[PushItem], subject: str | None) -> StoredPush:
         """Store the items inside a transaction; `settle` when it has committed. A duplicate refuses them all."""
+        stored = await self._append_in(transaction, items, subject)
+        for lot in stored.lots:
+            _check_all_stored(lot)
+        return stored
+
+    async def store_new_in(
+        self, transaction: Fetcher, items: list[PushItem], subject: str | None
+    ) -> tuple[StoredPush, bytes]:
+        """The same, but duplicates are passed over; with the JSON array that says what became of each item."""
+        stored = await self._append_in(transaction, items, subject)
+        for lot in stored.lots:
+            _check_none_refused(lot)
+        return stored, join_results(stored.parts, render_results(stored.lots), len(items))
+
+    async def _append_in(self, transaction: Fetcher, items: list[PushItem], subject: str | None) -> StoredPush:
         if not items:
             return StoredPush([], [], [])
         self._name_nameless(items)
         parts = split_by_target(_TransactionSender(subject), items)
         lots = self.lots_of(parts)
-        times = await self.append_in(transaction, lots)
-        messages: list[tuple[str, Partition] | None] = [None] * len(items)
-        for lot in lots:
-            _check_all_stored(lot)
-            ids = iter(stored_ids(lot))
-            for part in lot.parts:
-                for position in part.positions if part.positions is not None else range(len(items)):
-                    messages[position] = (next(ids).decode(), lot.partition)
-        return StoredPush([message for message in messages if message is not None], lots, times)
+        return StoredPush(parts, lots, await self.append_in(transaction, lots))
 
     def lots_of(self, parts: Sequence[Part]) -> list[Lot]:
         """What a transaction has for each partition. Raises `QueueMoved` if one of them was just forgotten."""
@@ -306,12 +324,17 @@ def _answer(batch: list[Push], lots: list[Lot], meter: Meter) -> None:
         push.parts.clear()
 
 
+def _check_none_refused(lot: Lot) -> None:
+    """In a transaction, anything that does not fit refuses the whole."""
+    if lot.fates is not None and Fate.REFUSED in lot.fates:
+        raise NotStored(refusal(lot))
+
+
 def _check_all_stored(lot: Lot) -> None:
-    """In a transaction, anything that cannot be stored refuses the whole."""
+    """Where duplicates are not to be either, they do so too."""
+    _check_none_refused(lot)
     if lot.fates is None:
         return
-    if Fate.REFUSED in lot.fates:
-        raise NotStored(refusal(lot))
     for item, fate in zip(lot.items(), lot.fates, strict=True):
         if fate is Fate.DUPLICATE:
             raise NotStored(

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import asyncpg
-
+from queen.broker.attempts import Refused, persist
 from queen.broker.catalog import QUEUE_MODE, Catalog, Partition, Queue
 from queen.broker.cursors import CursorKey, apply_decisions, lock_cursors
 from queen.broker.decide import INVALID_LEASE, NOT_FOUND, Ack, Cursor, Decision, decide_in_transaction, parse_status
 from queen.broker.leases import LeaseBook
 from queen.broker.locate import leased_offsets, locate
-from queen.broker.push import NotStored, Pusher, QueueMoved, StoredPush
+from queen.broker.push import NotStored, Pusher, StoredPush
 from queen.broker.seen import transaction_hash
 from queen.broker.whole_acks import OnFreed
 from queen.metrics.meter import Meter
@@ -20,12 +19,6 @@ from queen.storage.database import Database, Transaction
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource, is_uuid, parse_partition_uuid
 from queen.wire.transaction import AckOperation, Operation, PushOperation, UnknownOperation
-
-_MOST_ATTEMPTS = 5
-
-
-class Refused(Exception):
-    """The transaction cannot be carried out; nothing of it is."""
 
 
 class Transactions:
@@ -55,21 +48,12 @@ class Transactions:
         """Carry out all operations, or none; the answer says which, and why not."""
         answer: dict[str, Any] = {"transactionId": self._ids.uuid(), "success": True, "results": []}
         try:
-            answer["results"] = await self._persist(operations, subject)
+            answer["results"] = await persist(lambda: self._run(operations, subject))
         except Refused as refused:
             answer |= {"success": False, "error": str(refused)}
         except NotStored as error:
             answer |= {"success": False, "error": str(error)}
         return answer
-
-    async def _persist(self, operations: Sequence[Operation], subject: str | None) -> list[dict[str, Any]]:
-        """Nothing of an attempt that met others at their work is left: it is made again."""
-        for _ in range(_MOST_ATTEMPTS - 1):
-            try:
-                return await self._run(operations, subject)
-            except (QueueMoved, asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
-                continue
-        return await self._run(operations, subject)
 
     async def _run(self, operations: Sequence[Operation], subject: str | None) -> list[dict[str, Any]]:
         for operation in operations:

@@ -9,7 +9,8 @@ import msgspec
 
 from queen.errors import BadRequest
 from queen.wire.ack import decode_object
-from queen.wire.push import DEFAULT_PARTITION, PushItem, check_items, check_name, check_utf8
+from queen.wire.loose_items import LooseItem, read_items
+from queen.wire.push import PushItem, check_name, check_utf8
 
 _EMPTY = msgspec.Raw(b"{}")
 
@@ -37,14 +38,10 @@ class UnknownOperation:
 Operation: TypeAlias = PushOperation | AckOperation | UnknownOperation
 
 
-class _Item(msgspec.Struct):
+class _Item(LooseItem):
     """An item of a push; unlike elsewhere, without a payload it carries `{}`."""
 
-    queue: Any = None
-    partition: Any = DEFAULT_PARTITION
     payload: msgspec.Raw = _EMPTY
-    transaction_id: Any = msgspec.field(default="", name="transactionId")
-    trace_id: Any = msgspec.field(default="", name="traceId")
 
 
 class _Operation(msgspec.Struct):
@@ -80,28 +77,12 @@ def decode_transaction(body: bytes) -> list[Operation]:
         if operation.type == "push":
             if operation.items is None:
                 raise BadRequest(f"items array is required (at {where}.items)")
-            read += [PushOperation(item) for item in _push_items(operation.items, f"{where}.items")]
+            read += [PushOperation(item) for item in read_items(operation.items, f"{where}.items")]
         elif operation.type == "ack":
             read.append(_ack(operation, where))
         else:
             read.append(UnknownOperation(str(operation.type)))
     return read
-
-
-def _push_items(items: list[_Item], where: str) -> list[PushItem]:
-    pushes = []
-    for index, item in enumerate(items):
-        for value, what, key in (
-            (item.queue, "Queue", "queue"),
-            (item.partition, "Partition", "partition"),
-            (item.transaction_id, "TransactionId", "transactionId"),
-            (item.trace_id, "TraceId", "traceId"),
-        ):
-            if not isinstance(value, str):
-                raise BadRequest(f"{what} must be a string (at {where}[{index}].{key})")
-        pushes.append(PushItem(item.queue, item.partition, item.payload, item.transaction_id, item.trace_id))
-    check_items(pushes, where)
-    return pushes
 
 
 def _ack(operation: _Operation, where: str) -> AckOperation:

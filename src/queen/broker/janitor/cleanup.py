@@ -31,7 +31,7 @@ class DroppedPartitions:
             return False
         if not await self._remove_segments(session, ids):
             return True
-        for statement in ("sweep_cursors", "sweep_dead_letters", "sweep_traces"):
+        for statement in ("sweep_cursors", "sweep_dead_letters", "sweep_traces", "sweep_stream_state"):
             while len(await session.fetch(statement, ids, self._batch)) == self._batch:
                 pass
         await session.fetch("forget_dropped", ids)

@@ -23,6 +23,7 @@ from queen.http.operations import (
     metrics,
     queues,
     status,
+    streams,
     traces,
 )
 
@@ -38,6 +39,7 @@ _TABLES: Final = (
     status,
     analytics,
     metrics,
+    streams,
     cluster,
     health,
     documentation,

@@ -153,7 +153,7 @@ SELECT count(*) AS partitions FROM removed;
 
 -- name: forget_subscriptions
 -- Remove the subscriptions of a group, to one queue or to all.
-DELETE FROM queen.subscriptions WHERE group_id = $1 AND ($2::text IS NULL OR queue_name = $2);
+DELETE FROM queen.subscriptions WHERE group_id = $1 AND ($2::text IS NULL OR queue_name = $2) RETURNING queue_name;
 
 -- name: move_subscriptions
 -- Have a group start at another time on partitions it has not met yet.

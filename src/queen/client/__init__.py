@@ -1,0 +1,1 @@
+"""The Python client. Import it from the front door: `from queen import Queen`."""

@@ -1,0 +1,190 @@
+"""Administration and observation: what there is, how it does, and how to change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote, urlencode
+
+Answer = TypeVar("Answer")
+
+
+class AdminCalls(Generic[Answer]):
+    """Every administrative call. `send` makes an awaitable of a request, or waits for its answer: see `Admin`.
+
+    Parameters of queries are those of the server (`limit`, `offset`, `queue`, …); those that are None are left out.
+    """
+
+    def __init__(self, send: Callable[[str, str, Any], Answer]) -> None:
+        self._send = send
+
+    def get_overview(self) -> Answer:
+        """Counts of everything, lag and throughput."""
+        return self._get("/api/v1/resources/overview")
+
+    def get_namespaces(self) -> Answer:
+        """The namespaces, with their queues and messages."""
+        return self._get("/api/v1/resources/namespaces")
+
+    def get_tasks(self) -> Answer:
+        """The tasks, with their queues and messages."""
+        return self._get("/api/v1/resources/tasks")
+
+    def list_queues(self, **params: Any) -> Answer:
+        """The queues, the newest first."""
+        return self._get("/api/v1/resources/queues", params)
+
+    def get_queue(self, name: str) -> Answer:
+        """A queue with its partitions and their counters."""
+        return self._get(_path("/api/v1/resources/queues", name))
+
+    def clear_queue(self, name: str, partition: str | None = None) -> Answer:
+        """Remove the messages of a queue or of one of its partitions."""
+        return self._send("DELETE", _path("/api/v1/queues", name) + "/clear" + _query({"partition": partition}), None)
+
+    def get_partitions(self, **params: Any) -> Answer:
+        """The partitions, of one `queue` or of all."""
+        return self._get("/api/v1/resources/partitions", params)
+
+    def list_messages(self, **params: Any) -> Answer:
+        """Messages by `queue`, `partition`, `status`, `from` and `to`; the newest first, without payloads."""
+        return self._get("/api/v1/messages", params)
+
+    def get_message(self, partition_id: str, transaction_id: str) -> Answer:
+        """A message with its payload and where each group is with it."""
+        return self._get(_path("/api/v1/messages", partition_id, transaction_id))
+
+    def delete_message(self, partition_id: str, transaction_id: str) -> Answer:
+        """Remove a message, its dead letters and its traces."""
+        return self._send("DELETE", _path("/api/v1/messages", partition_id, transaction_id), None)
+
+    def retry_message(self, partition_id: str, transaction_id: str) -> Answer:
+        """Queue a dead letter again."""
+        return self._send("POST", _path("/api/v1/messages", partition_id, transaction_id, "retry"), {})
+
+    def move_message_to_dlq(self, partition_id: str, transaction_id: str) -> Answer:
+        """Make a message a dead letter."""
+        return self._send("POST", _path("/api/v1/messages", partition_id, transaction_id, "dlq"), {})
+
+    def get_traces_by_name(self, trace_name: str, **params: Any) -> Answer:
+        """The traces under a name, over all messages; the oldest first."""
+        return self._get(_path("/api/v1/traces/by-name", trace_name), params)
+
+    def get_trace_names(self, **params: Any) -> Answer:
+        """The names of traces, the latest first."""
+        return self._get("/api/v1/traces/names", params)
+
+    def get_traces_for_message(self, partition_id: str, transaction_id: str) -> Answer:
+        """The traces of a message, the oldest first."""
+        return self._get(_path("/api/v1/traces", partition_id, transaction_id))
+
+    def get_status(self, **params: Any) -> Answer:
+        """Throughput, queues, leases and errors over a time."""
+        return self._get("/api/v1/status", params)
+
+    def get_queue_stats(self, **params: Any) -> Answer:
+        """The queues with their statistics."""
+        return self._get("/api/v1/status/queues", params)
+
+    def get_queue_detail(self, name: str, **params: Any) -> Answer:
+        """The statistics and options of a queue."""
+        return self._get(_path("/api/v1/status/queues", name), params)
+
+    def get_analytics(self, **params: Any) -> Answer:
+        """Messages over time."""
+        return self._get("/api/v1/status/analytics", params)
+
+    def list_consumer_groups(self) -> Answer:
+        """The groups with their lag, one row for each queue."""
+        return self._get("/api/v1/consumer-groups")
+
+    def refresh_consumer_stats(self) -> Answer:
+        """Compute the statistics now."""
+        return self._send("POST", "/api/v1/stats/refresh", {})
+
+    def get_consumer_group(self, name: str) -> Answer:
+        """Where a group is in each partition, by queue."""
+        return self._get(_path("/api/v1/consumer-groups", name))
+
+    def get_lagging_consumers(self, min_lag_seconds: int = 60) -> Answer:
+        """The partitions where a group is behind by more than this."""
+        return self._get("/api/v1/consumer-groups/lagging", {"minLagSeconds": min_lag_seconds})
+
+    def delete_consumer_group(self, consumer_group: str, delete_metadata: bool = True) -> Answer:
+        """Forget where a group is, everywhere; with its metadata, also where it once began."""
+        return self._send("DELETE", _path("/api/v1/consumer-groups", consumer_group) + _metadata(delete_metadata), None)
+
+    def delete_consumer_group_for_queue(
+        self, consumer_group: str, queue_name: str, delete_metadata: bool = True
+    ) -> Answer:
+        """Forget where a group is in one queue."""
+        path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name)
+        return self._send("DELETE", path + _metadata(delete_metadata), None)
+
+    def update_consumer_group_timestamp(self, consumer_group: str, timestamp: str) -> Answer:
+        """Move the time from which a group gets messages of partitions it has not begun."""
+        path = _path("/api/v1/consumer-groups", consumer_group, "subscription")
+        return self._send("POST", path, {"subscriptionTimestamp": timestamp})
+
+    def seek_consumer_group(
+        self, consumer_group: str, queue_name: str, options: Mapping[str, Any] | None = None
+    ) -> Answer:
+        """Move a group in a queue: `{"timestamp": …}` or `{"toEnd": True}`."""
+        path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "seek")
+        return self._send("POST", path, dict(options or {}))
+
+    def health(self) -> Answer:
+        """Whether the server and its database are well."""
+        return self._get("/health")
+
+    def metrics(self) -> Answer:
+        """The server's metrics as JSON."""
+        return self._get("/metrics")
+
+    def get_maintenance_mode(self) -> Answer:
+        """Whether pushes are being spooled."""
+        return self._get("/api/v1/system/maintenance")
+
+    def set_maintenance_mode(self, enabled: bool) -> Answer:
+        """Spool pushes, or stop doing so."""
+        return self._send("POST", "/api/v1/system/maintenance", {"enabled": enabled})
+
+    def get_pop_maintenance_mode(self) -> Answer:
+        """Whether pops are being answered empty."""
+        return self._get("/api/v1/system/maintenance/pop")
+
+    def set_pop_maintenance_mode(self, enabled: bool) -> Answer:
+        """Answer pops empty, or stop doing so."""
+        return self._send("POST", "/api/v1/system/maintenance/pop", {"enabled": enabled})
+
+    def get_system_metrics(self, **params: Any) -> Answer:
+        """CPU, memory and the like of the servers over time."""
+        return self._get("/api/v1/analytics/system-metrics", params)
+
+    def get_worker_metrics(self, **params: Any) -> Answer:
+        """What the workers did over time."""
+        return self._get("/api/v1/analytics/worker-metrics", params)
+
+    def get_postgres_stats(self) -> Answer:
+        """What PostgreSQL tells about itself."""
+        return self._get("/api/v1/analytics/postgres-stats")
+
+    def _get(self, path: str, params: Mapping[str, Any] | None = None) -> Answer:
+        return self._send("GET", path + _query(params or {}), None)
+
+
+def _path(base: str, *parts: str) -> str:
+    return "/".join([base, *(quote(part, safe="") for part in parts)])
+
+
+def _query(params: Mapping[str, Any]) -> str:
+    given = {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in params.items()
+        if value is not None
+    }
+    return f"?{urlencode(given)}" if given else ""
+
+
+def _metadata(delete: bool) -> str:
+    return _query({"deleteMetadata": delete})

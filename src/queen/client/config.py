@@ -1,0 +1,95 @@
+"""What a client is told when it is made."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from queen.client.defaults import CLIENT_DEFAULTS
+
+
+class Strategy(Enum):
+    """How one of several servers is chosen for a request."""
+
+    AFFINITY = "affinity"
+    """By a hash ring over queue, partition and group: consumers of one group meet at one server."""
+    ROUND_ROBIN = "round-robin"
+    """Each in turn."""
+    SESSION = "session"
+    """Always the same for one client and consumer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """The options of `Queen(...)`, checked."""
+
+    urls: tuple[str, ...]
+    timeout_millis: int
+    retry_attempts: int
+    retry_delay_millis: int
+    load_balancing_strategy: Strategy
+    affinity_hash_ring: int
+    enable_failover: bool
+    health_retry_after_millis: int
+    bearer_token: str | None = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+    strict: bool
+    handle_signals: bool
+
+
+def read_config(given: str | Sequence[str] | Mapping[str, Any] | None, named: Mapping[str, Any]) -> ClientConfig:
+    """Join a URL, a list of URLs or a dict of options with options given by name; those by name win."""
+    options: dict[str, Any] = dict(CLIENT_DEFAULTS)
+    if isinstance(given, str):
+        options["urls"] = [given]
+    elif isinstance(given, Mapping):
+        options.update(given)
+    elif given is not None:
+        options["urls"] = list(given)
+    options.update({name: value for name, value in named.items() if value is not None})
+    url = options.pop("url", None)
+    urls = options.pop("urls", None) or ([url] if url else None)
+    if not urls:
+        raise ValueError("Queen needs a URL: Queen('http://localhost:6632'), urls=[...], or {'urls': [...]}")
+    unknown = sorted(options.keys() - CLIENT_DEFAULTS.keys())
+    if unknown:
+        text = f"Queen has no option {', '.join(unknown)}, so it is ignored; it has {', '.join(CLIENT_DEFAULTS)}"
+        warnings.warn(text, stacklevel=3)
+    return ClientConfig(
+        urls=tuple(_checked_url(one) for one in ([urls] if isinstance(urls, str) else urls)),
+        timeout_millis=_at_least(options, "timeout_millis", 1),
+        retry_attempts=_at_least(options, "retry_attempts", 1),
+        retry_delay_millis=_at_least(options, "retry_delay_millis", 0),
+        load_balancing_strategy=_strategy(options["load_balancing_strategy"]),
+        affinity_hash_ring=_at_least(options, "affinity_hash_ring", 1),
+        enable_failover=bool(options["enable_failover"]),
+        health_retry_after_millis=_at_least(options, "health_retry_after_millis", 0),
+        bearer_token=options["bearer_token"],
+        headers=dict(options["headers"] or {}),
+        strict=bool(options["strict"]),
+        handle_signals=bool(options["handle_signals"]),
+    )
+
+
+def _checked_url(url: object) -> str:
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+        raise ValueError(f"Invalid URL: {url!r} (it must begin with http:// or https://)")
+    return url.rstrip("/")
+
+
+def _at_least(options: Mapping[str, Any], name: str, least: int) -> int:
+    value = options[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+        raise ValueError(f"{name} must be a number of at least {least}, not {value!r}")
+    return int(value)
+
+
+def _strategy(name: object) -> Strategy:
+    try:
+        return Strategy(name)
+    except ValueError:
+        known = ", ".join(one.value for one in Strategy)
+        raise ValueError(f"load_balancing_strategy must be one of {known}, not {name!r}") from None

@@ -1,0 +1,253 @@
+"""The loop behind `consume()`: fetch, call the handler, acknowledge."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from queen.client.acks import COMPLETED, FAILED, RETRY, Ack
+from queen.client.errors import OverloadedError, QueenConnectionError, RequestError, ServerError
+from queen.client.http import HttpClient
+from queen.client.log import ClientLog
+from queen.client.messages import Message
+from queen.client.renewal import Renewal
+from queen.client.trace import Tracer
+from queen.client.transport import Transport
+
+T = TypeVar("T")
+
+# Failures that end when a server is back.
+_PASSING = (QueenConnectionError, OverloadedError, ServerError)
+_POLL_SECONDS = 0.1
+# A fetch that is being answered is let finish, because its messages would stay leased to nobody.
+_FETCH_GRACE_SECONDS = 0.25
+_GIVE_BACK_SECONDS = 2.0
+_TRIES_WHEN_STOPPING = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeOptions:
+    """How messages are handed to the handler."""
+
+    batch: int
+    wait: bool
+    timeout_millis: int
+    concurrency: int = 1
+    limit: int | None = None
+    idle_millis: int | None = None
+    auto_ack: bool = True
+    each: bool = False
+    renew_lease: bool = False
+    renew_interval_millis: int | None = None
+
+
+class Consumer:
+    """`concurrency` workers that share a handler and a transport. It runs once."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        handler: Callable[[Any], Awaitable[object] | object],
+        options: ConsumeOptions,
+        tracer: Tracer,
+        http: HttpClient,
+        log: ClientLog,
+    ) -> None:
+        self._transport = transport
+        self._handler = handler
+        self._options = options
+        self._tracer = tracer
+        self._http = http
+        self._log = log
+        self._renewal = Renewal(transport, options.renew_interval_millis, log) if options.renew_lease else None
+        self._workers: list[asyncio.Task[None]] = []
+        self._parked: set[asyncio.Task[Any]] = set()
+        self._stopping = False
+        self.finished = asyncio.Event()
+
+    async def run(self, signal: asyncio.Event | None = None) -> None:
+        """Consume until the limit, the idle time, the signal or `stop()`; a handler that has begun is let finish.
+
+        When the task that runs this is cancelled, handlers are cancelled with it and their messages given back.
+        """
+        self._workers = [asyncio.create_task(self._work()) for _ in range(self._options.concurrency)]
+        watching = asyncio.create_task(self._watch(signal)) if signal is not None else None
+        try:
+            await asyncio.wait(self._workers, return_when=asyncio.FIRST_EXCEPTION)
+            self.stop()
+            await asyncio.wait(self._workers)
+        except asyncio.CancelledError:
+            for worker in self._workers:
+                worker.cancel()
+            await asyncio.wait(self._workers)
+            raise
+        finally:
+            if watching is not None:
+                watching.cancel()
+            await self._transport.close()
+            self.finished.set()
+        for error in [worker.exception() for worker in self._workers]:
+            if error is not None:
+                raise error
+
+    def stop(self) -> None:
+        """Fetch no more; what is being handled is finished and acknowledged, and then `run` returns."""
+        if not self._stopping:
+            self._stopping = True
+            asyncio.get_running_loop().call_later(_FETCH_GRACE_SECONDS, self._unpark)
+
+    def runs_in(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether the task is one of the workers, as it is for a handler."""
+        return task in self._workers
+
+    async def _watch(self, signal: asyncio.Event) -> None:
+        await signal.wait()
+        self.stop()
+
+    def _unpark(self) -> None:
+        for task in self._parked:
+            task.cancel()
+
+    async def _work(self) -> None:
+        options = self._options
+        handled = 0
+        failures = 0
+        heard = time.monotonic()
+        while not self._stopping and (not options.limit or handled < options.limit):
+            millis = options.timeout_millis
+            if options.idle_millis:
+                left = options.idle_millis - int((time.monotonic() - heard) * 1000)
+                if left <= 0:
+                    return
+                millis = min(millis, left)
+            batch = min(options.batch, options.limit - handled) if options.limit else options.batch
+            try:
+                asked = time.monotonic()
+                messages = await self._parking(self._transport.fetch(batch, millis))
+                failures = 0
+                # A server in maintenance answers at once, even where it is asked to wait.
+                if not messages and (not options.wait or time.monotonic() - asked < _POLL_SECONDS):
+                    await self._parking(asyncio.sleep(_POLL_SECONDS))
+            except _PASSING as error:
+                failures += 1
+                self._log.warning("Consumer.fetch", f"nothing can be fetched, trying again: {error}", failures=failures)
+                await self._parking(asyncio.sleep(self._http.pause(failures, error)))
+                continue
+            if messages:
+                if self._stopping:
+                    await self._give_back(messages)
+                    return
+                handled += await self._handle(messages)
+                heard = time.monotonic()
+
+    async def _parking(self, waiting: Coroutine[Any, Any, T]) -> T | None:
+        """Wait for something that `stop` may break off; None then."""
+        if self._stopping:
+            waiting.close()
+            return None
+        task = asyncio.current_task()
+        assert task is not None
+        self._parked.add(task)
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            # Only `stop` cancels a parked task without the run itself being cancelled.
+            if self._stopping and task.uncancel() == 0:
+                return None
+            raise
+        finally:
+            self._parked.discard(task)
+
+    async def _handle(self, messages: list[Message]) -> int:
+        """Hand messages over and acknowledge them; how many were handled."""
+        self._tracer.attach(messages)
+        try:
+            async with self._leases_kept(messages):
+                if self._options.each:
+                    return await self._handle_each(messages)
+                single = self._options.batch == 1 and len(messages) == 1
+                await self._process(messages, messages[0] if single else messages)
+                return len(messages)
+        except asyncio.CancelledError:
+            if self._options.auto_ack:
+                await self._give_back(messages)
+            raise
+
+    async def _handle_each(self, messages: list[Message]) -> int:
+        handled = 0
+        failed: set[str] = set()
+        for index, message in enumerate(messages):
+            if self._stopping:
+                await self._give_back([one for one in messages[index:] if one["partitionId"] not in failed])
+                break
+            # What follows a failed message in its partition comes again after it, so that the order is kept.
+            if message["partitionId"] in failed:
+                continue
+            if not await self._process([message], message):
+                failed.add(message["partitionId"])
+            handled += 1
+        return handled
+
+    async def _process(self, messages: list[Message], given: Message | list[Message]) -> bool:
+        """Call the handler and acknowledge as it turns out; whether it turned out well."""
+        try:
+            result = self._handler(given)
+            if inspect.isawaitable(result):
+                await result
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            if not self._options.auto_ack:
+                raise
+            text = f"{type(error).__name__}: {error}"
+            self._log.warning("Consumer.handler", f"{len(messages)} messages failed: {text}")
+            await self._settle(messages, FAILED, text)
+            return False
+        if self._options.auto_ack:
+            await self._settle(messages, COMPLETED)
+        return True
+
+    async def _settle(self, messages: list[Message], status: str, error: str | None = None) -> None:
+        """Acknowledge, for as long as it takes a server to answer: what is not acknowledged is delivered again."""
+        acks = [
+            Ack(message["transactionId"], message["partitionId"], message["leaseId"], status, error)
+            for message in messages
+        ]
+        failures = 0
+        while True:
+            try:
+                results = await self._transport.ack(acks)
+                break
+            except _PASSING as failure:
+                failures += 1
+                self._log.warning("Consumer.ack", f"{len(acks)} messages are not acknowledged yet: {failure}")
+                if self._stopping and failures >= _TRIES_WHEN_STOPPING:
+                    return
+                await asyncio.sleep(self._http.pause(failures, failure))
+        refused = [result for result in results if not result.success]
+        if refused:
+            self._log.warning(
+                "Consumer.ack",
+                f"{len(refused)} of {len(acks)} messages come again, their acknowledgment was refused: "
+                f"{refused[0].error}",
+            )
+
+    async def _give_back(self, messages: list[Message]) -> None:
+        """End the leases of messages that will not be handled, so that others need not wait for their end."""
+        # One for each partition does it, and the last one of it has not been acknowledged yet.
+        last = {message["partitionId"]: message for message in messages}
+        acks = [Ack(one["transactionId"], one["partitionId"], one["leaseId"], RETRY) for one in last.values()]
+        try:
+            async with asyncio.timeout(_GIVE_BACK_SECONDS):
+                await self._transport.ack(acks)
+        except (RequestError, TimeoutError) as error:
+            self._log.warning("Consumer.stop", f"{len(messages)} messages stay leased until their lease ends: {error}")
+
+    def _leases_kept(self, messages: list[Message]) -> AbstractAsyncContextManager[None]:
+        return nullcontext() if self._renewal is None else self._renewal.keeping(messages)

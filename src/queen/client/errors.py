@@ -1,0 +1,180 @@
+"""Every error the client raises on purpose. `str(error)` says what was wrong; its attributes say where.
+
+QueenError
+├── RequestError              something was asked of a server; `.method`, `.url` and `.status` say what and where
+│   ├── QueenConnectionError  no server could be reached, or none gave a whole answer
+│   │   └── QueenTimeoutError the answer did not come in time
+│   ├── BadRequestError       400 and its kin: the request is wrong; nothing was stored
+│   ├── AuthError             401, 403: the token is missing, wrong, or not allowed to do this
+│   ├── NotFoundError         404: what the request names does not exist
+│   ├── ConflictError         409: the request contradicts what is stored
+│   ├── LeaseLostError        the lease ran out or was taken; the message is or will be delivered again
+│   ├── OverloadedError       429, 503: the server asks to come back in `.retry_after` seconds
+│   ├── ServerError           any other 5xx
+│   ├── PushError             the server refused some of the items; `.items` are those
+│   └── TransactionError      nothing of the transaction was applied; `.results` as far as it came
+├── UnsentError               `.messages` could not be sent before the client was closed
+└── ClientClosedError         the client was used after `close()`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from queen.errors import QueenError
+
+__all__ = [
+    "AuthError",
+    "BadRequestError",
+    "ClientClosedError",
+    "ConflictError",
+    "LeaseLostError",
+    "NotFoundError",
+    "OverloadedError",
+    "PushError",
+    "QueenConnectionError",
+    "QueenError",
+    "QueenTimeoutError",
+    "RequestError",
+    "ServerError",
+    "TransactionError",
+    "UnsentError",
+    "UnsentMessage",
+]
+
+
+class RequestError(QueenError):
+    """Something was asked of a server, and it did not happen."""
+
+    def __init__(self, what: str, method: str = "", url: str = "", status: int | None = None) -> None:
+        super().__init__(what)
+        self.method = method
+        self.url = url
+        self.status = status
+        if url:
+            # The text stays what the server said, as programs compare it; a traceback shows where, too.
+            self.add_note(f"{method} {url}" + (f" was answered {status}" if status else ""))
+
+
+class QueenConnectionError(RequestError):
+    """No server could be reached, or none gave a whole answer; what was asked may or may not have happened."""
+
+
+class QueenTimeoutError(QueenConnectionError):
+    """The answer did not come in time; what was asked may or may not have happened."""
+
+
+class BadRequestError(RequestError):
+    """The request is wrong; nothing was stored."""
+
+
+class AuthError(RequestError):
+    """The token is missing or wrong (401), or it does not allow this (403)."""
+
+
+class NotFoundError(RequestError):
+    """What the request names does not exist."""
+
+
+class ConflictError(RequestError):
+    """The request contradicts what is stored."""
+
+
+class LeaseLostError(RequestError):
+    """The lease ran out or was taken; the message is or will be delivered again."""
+
+
+class OverloadedError(RequestError):
+    """The server refuses work it could not do in time, and asks to come back in `retry_after` seconds."""
+
+    def __init__(self, what: str, method: str, url: str, status: int, retry_after: float | None = None) -> None:
+        super().__init__(what, method, url, status)
+        self.retry_after = retry_after
+
+
+class ServerError(RequestError):
+    """The server failed to do what it was asked."""
+
+
+class PushError(RequestError):
+    """The server refused some of the items; `items` are those, each with its `error`."""
+
+    def __init__(self, what: str, items: Sequence[dict[str, Any]]) -> None:
+        super().__init__(what)
+        self.items = list(items)
+
+
+class TransactionError(RequestError):
+    """The transaction was refused, and nothing of it was applied; `results` are those of the operations tried."""
+
+    def __init__(self, what: str, results: Sequence[dict[str, Any]] = ()) -> None:
+        super().__init__(what)
+        self.results = list(results)
+
+
+@dataclass(frozen=True, slots=True)
+class UnsentMessage:
+    """A message that was buffered and is not on the server, with what kept it from there."""
+
+    queue: str
+    partition: str
+    transaction_id: str
+    data: Any
+    error: str
+
+
+class UnsentError(QueenError):
+    """Messages that were buffered could not be sent; `messages` are those, in order, each with its error."""
+
+    def __init__(self, messages: Sequence[UnsentMessage]) -> None:
+        self.messages = list(messages)
+        addresses = sorted({f"{message.queue}/{message.partition}" for message in self.messages})
+        shown = ", ".join(addresses[:5]) + (", …" if len(addresses) > 5 else "")
+        reason = self.messages[0].error if self.messages else ""
+        super().__init__(
+            f"{len(self.messages)} buffered messages were not sent (to {shown}): {reason}. "
+            "They are in .messages of this error"
+        )
+
+
+class ClientClosedError(QueenError):
+    """The client was used after `close()`; make a new one."""
+
+
+class _ErrorBody(msgspec.Struct):
+    error: Any = None
+
+
+_BY_STATUS: dict[int, type[RequestError]] = {
+    401: AuthError,
+    403: AuthError,
+    404: NotFoundError,
+    409: ConflictError,
+}
+
+
+def error_of_status(status: int, reason: str, body: bytes, retry_after: str, method: str, url: str) -> RequestError:
+    """The error that an answer of status 300 and above stands for."""
+    what = _text_of(body) or f"HTTP {status}: {reason}"
+    if status in (429, 503):
+        return OverloadedError(what, method, url, status, _seconds(retry_after))
+    kind = _BY_STATUS.get(status) or (ServerError if status >= 500 else BadRequestError)
+    return kind(what, method, url, status)
+
+
+def _text_of(body: bytes) -> str:
+    """The `error` of a JSON answer; empty when there is none."""
+    try:
+        error = msgspec.json.decode(body, type=_ErrorBody).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+    return error if isinstance(error, str) else ""
+
+
+def _seconds(text: str) -> float | None:
+    """`Retry-After` as seconds; a date or nonsense counts as absent."""
+    return float(text) if text.isascii() and text.isdigit() else None

@@ -1,0 +1,199 @@
+"""Requests to one or several servers, with retries and failover."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from queen.client.balancer import Balancer
+from queen.client.config import ClientConfig
+from queen.client.errors import (
+    ClientClosedError,
+    OverloadedError,
+    QueenConnectionError,
+    QueenTimeoutError,
+    RequestError,
+    ServerError,
+    error_of_status,
+)
+from queen.client.log import ClientLog
+
+_CONNECT_SECONDS = 10.0
+# A server that is back should not be kept waiting for long; one that asks for time gets it.
+_LONGEST_PAUSE_SECONDS = 5.0
+_LONGEST_ASKED_SECONDS = 60.0
+# Bodies are JSON both ways, and the rest of what aiohttp adds by itself the server does not read.
+_SKIPPED_HEADERS = ("User-Agent", "Accept", "Accept-Encoding")
+_READ_BUFFER_BYTES = 256 * 1024
+
+T = TypeVar("T")
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The body of a 2xx answer, and how many requests it took to get it."""
+
+    body: bytes
+    attempts: int
+
+
+class HttpClient:
+    """Sends requests; one that fails for want of a server is tried again, elsewhere where there are several."""
+
+    def __init__(self, config: ClientConfig, log: ClientLog) -> None:
+        self._config = config
+        self._log = log
+        self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self.balancer = Balancer(
+            config.urls,
+            config.load_balancing_strategy,
+            config.affinity_hash_ring,
+            config.health_retry_after_millis / 1000,
+        )
+        self.headers = {"Content-Type": "application/json"}
+        if config.bearer_token:
+            self.headers["Authorization"] = f"Bearer {config.bearer_token}"
+        self.headers.update(config.headers)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        timeout_millis: int | None = None,
+        affinity_key: str | None = None,
+    ) -> Any:
+        """Send `body` as JSON (nothing when None), and return the decoded answer (None when it is empty).
+
+        Raises `RequestError` or one of its kinds.
+        """
+        data = None if body is None else encode_json(body)
+        seconds = None if timeout_millis is None else timeout_millis / 1000
+        answer = await self.send(method, path, data, seconds=seconds, affinity_key=affinity_key)
+        return decode_json(answer.body)
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None = None,
+        *,
+        seconds: float | None = None,
+        affinity_key: str | None = None,
+        attempts: int | None = None,
+    ) -> Answer:
+        """Send encoded JSON to a path that is already quoted; `seconds` is the time for one attempt."""
+        limit = aiohttp.ClientTimeout(
+            total=self._config.timeout_millis / 1000 if seconds is None else seconds, sock_connect=_CONNECT_SECONDS
+        )
+        rounds = self._config.retry_attempts if attempts is None else attempts
+        tried = 0
+        for number in range(1, rounds + 1):
+            failure: RequestError | None = None
+            for url in self._candidates(affinity_key):
+                tried += 1
+                try:
+                    body = await self._once(method, url + path, data, limit)
+                except (QueenConnectionError, OverloadedError, ServerError) as error:
+                    failure = error
+                    self.balancer.failed(url)
+                    self._log.info("HttpClient.failed", method=method, url=url + path, error=str(error), attempt=tried)
+                else:
+                    self.balancer.served(url)
+                    return Answer(body, tried)
+            assert failure is not None
+            if number == rounds:
+                raise failure
+            await asyncio.sleep(self.pause(number, failure))
+        raise AssertionError("retry_attempts is at least 1")
+
+    def pause(self, failures: int, error: RequestError) -> float:
+        """Seconds to wait before trying again: doubling, a little random, and as long as the server asks for."""
+        doubled: float = self._config.retry_delay_millis / 1000 * 2 ** min(failures - 1, 16)
+        seconds = min(doubled, _LONGEST_PAUSE_SECONDS) * random.uniform(0.8, 1.2)
+        if isinstance(error, OverloadedError) and error.retry_after is not None:
+            return max(seconds, min(error.retry_after, _LONGEST_ASKED_SECONDS))
+        return seconds
+
+    async def close(self) -> None:
+        """Close the connections; requests are refused from now on."""
+        self._closed = True
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _candidates(self, key: str | None) -> tuple[str, ...]:
+        order = self.balancer.order(key)
+        return order if self._config.enable_failover else order[:1]
+
+    async def _once(self, method: str, url: str, data: bytes | None, limit: aiohttp.ClientTimeout) -> bytes:
+        session = self._session
+        if session is None or self._loop is not asyncio.get_running_loop():
+            session = await self._open()
+        if self._log.enabled:
+            self._log.info("HttpClient.request", method=method, url=url)
+        try:
+            async with session.request(
+                method, URL(url, encoded=True), data=data, timeout=limit, allow_redirects=False
+            ) as answer:
+                body = await answer.read()
+                if answer.status < 300:
+                    return body
+                retry_after = answer.headers.get("Retry-After", "")
+                raise error_of_status(answer.status, answer.reason or "", body, retry_after, method, url)
+        except TimeoutError as error:
+            raise QueenTimeoutError(f"request timed out after {limit.total} s", method, url) from error
+        except (aiohttp.ClientError, OSError) as error:
+            what = str(error) or type(error).__name__
+            raise QueenConnectionError(f"connection failed: {what}", method, url) from error
+
+    async def _open(self) -> aiohttp.ClientSession:
+        """A session of the running event loop: a client may outlive a loop, as in notebooks and tests."""
+        if self._closed:
+            raise ClientClosedError("this Queen client was closed; make a new one")
+        if self._session is not None:
+            await self._session.close()
+        self._loop = asyncio.get_running_loop()
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=self.headers,
+            skip_auto_headers=_SKIPPED_HEADERS,
+            read_bufsize=_READ_BUFFER_BYTES,
+        )
+        return self._session
+
+
+def encode_json(value: Any) -> bytes:
+    """The value as JSON; dates, UUIDs, enums, dataclasses and the like are written as text and objects."""
+    return _encode(value)
+
+
+def decode_json(body: bytes) -> Any:
+    """The value of a JSON body; None for an empty one, and text for what is not JSON, as metrics are not."""
+    if not body:
+        return None
+    try:
+        return _decode(body)
+    except msgspec.DecodeError:
+        return body.decode(errors="replace")
+
+
+def decode_as(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Read an answer that has to be of a certain shape; something that stands between may answer otherwise."""
+    try:
+        return decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise ServerError(f"the answer is not one of Queen's: {error}: {body[:200]!r}") from error

@@ -1,0 +1,39 @@
+"""Streams: windows, aggregates and gates over queues, exactly once.
+
+State, what is pushed, and the acknowledgment of what was read are committed in one transaction of the server, so a
+stream that dies at any moment goes on as if nothing had happened.
+"""
+
+from queen.streams.broker import Broker, PopRequest
+from queen.streams.errors import (
+    StateChanged,
+    StreamsConfigHashMismatch,
+    StreamsCycleFailed,
+    StreamsError,
+    StreamsHttpError,
+    StreamsRegisterFailed,
+    StreamsStateGetFailed,
+)
+from queen.streams.gates import GateContext
+from queen.streams.helpers.rate_limiter import sliding_window_gate, token_bucket_gate
+from queen.streams.http_broker import HttpBroker
+from queen.streams.runner import Runner
+from queen.streams.stream import Stream
+
+__all__ = [
+    "Broker",
+    "GateContext",
+    "HttpBroker",
+    "PopRequest",
+    "Runner",
+    "StateChanged",
+    "Stream",
+    "StreamsConfigHashMismatch",
+    "StreamsCycleFailed",
+    "StreamsError",
+    "StreamsHttpError",
+    "StreamsRegisterFailed",
+    "StreamsStateGetFailed",
+    "sliding_window_gate",
+    "token_bucket_gate",
+]

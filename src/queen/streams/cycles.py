@@ -1,0 +1,222 @@
+"""Cycles: the messages of one partition go through the chain, and what comes of them is committed as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from queen.streams.chain import Chain
+from queen.streams.emitting import deliver
+from queen.streams.errors import StateChanged
+from queen.streams.folding import fold_sessions, fold_windows
+from queen.streams.gates import Gate, pass_gate
+from queen.streams.metrics import Metrics
+from queen.streams.open_windows import OpenPartition, OpenWindows
+from queen.streams.query import Query
+from queen.streams.records import Batch, Emit, Message, Record
+from queen.streams.reducers import Reduce
+from queen.streams.state import WATERMARK_KEY, Outcome, Rows, watermark_of
+from queen.streams.times import now_ms, parse_iso_ms
+from queen.streams.windows import Session, SpanWindow, Window
+
+Report: TypeAlias = Callable[[Exception, dict[str, Any]], Awaitable[None]]
+"""Told of an error, and where it was met."""
+
+_MOST_ATTEMPTS = 5
+
+
+@dataclass(slots=True)
+class _Timed:
+    """Records with their times, the late ones left out, and the clock that closes windows."""
+
+    records: list[tuple[Record, int]]
+    clock: int | None
+    watermark: int | None
+    late: int
+
+
+class Cycles:
+    """Runs the cycles of one query."""
+
+    def __init__(self, chain: Chain, query: Query, metrics: Metrics, windows: OpenWindows, report: Report) -> None:
+        self._chain = chain
+        self._query = query
+        self._metrics = metrics
+        self._windows = windows
+        self._report = report
+
+    async def run(self, batch: Batch) -> None:
+        """One cycle. When somebody else changed the state meanwhile, it is made again from what it is now."""
+        records = await self._records(batch)
+        partition = self._windows.partition(batch.partition_id, batch.partition)
+        for attempt in range(1, _MOST_ATTEMPTS + 1):
+            try:
+                async with partition.busy:
+                    await self._attempt(batch, records, partition)
+                return
+            except StateChanged:
+                if attempt == _MOST_ATTEMPTS:
+                    raise
+
+    async def flush(self, partition: OpenPartition, group: str) -> None:
+        """Emit the windows that have ended though nothing arrives."""
+        window, reducer = self._chain.window, self._chain.reducer
+        if window is None or reducer is None or window.by_event_time:
+            return
+        async with partition.busy:
+            clock = now_ms()
+            ripe_at = clock - window.grace_ms
+            # Of a partition that was met at the start all is read, because nobody here knows when its windows end.
+            asked = None if partition.unread else ripe_at
+            rows = await self._query.read_prefix(partition.id, window.prefix, asked)
+            outcome = await _fold(window, reducer, rows, [], clock)
+            if outcome.emits:
+                await self._commit_flush(partition, group, outcome)
+            partition.unread = False
+            self._windows.note(partition, ripe_at, outcome.ends)
+
+    async def _commit_flush(self, partition: OpenPartition, group: str, outcome: Outcome) -> None:
+        items = await deliver(self._chain, outcome.emits, partition.name, partition.id)
+        await self._query.commit(partition.id, group, changes=outcome.changes, items=items, ack=None)
+        self._metrics.add(flushCyclesTotal=1, stateOpsTotal=len(outcome.changes), pushItemsTotal=len(items))
+
+    async def _records(self, batch: Batch) -> list[Record]:
+        """The messages after the operators that come first, with their keys."""
+        records: list[Record] = []
+        for index, message in enumerate(batch.messages):
+            values: list[Any] = [message.get("data")]
+            for operator in self._chain.before:
+                values = [made for value in values for made in await operator.values(message, value, None)]
+            if not values:
+                continue
+            key = await self._chain.key_by.key(message) if self._chain.key_by else batch.partition_id
+            records += [Record(message, index, key, value) for value in values]
+        return records
+
+    async def _attempt(self, batch: Batch, records: Sequence[Record], partition: OpenPartition) -> None:
+        if self._chain.gate is not None:
+            await self._run_gate(self._chain.gate, batch, records)
+        elif self._chain.window is not None:
+            await self._run_window(self._chain.window, batch, records, partition)
+        else:
+            emits = [Emit(record.key, record.value) for record in records]
+            await self._commit(batch, Outcome(emits=emits), batch.messages)
+
+    async def _run_gate(self, gate: Gate, batch: Batch, records: Sequence[Record]) -> None:
+        rows = await self._query.read_keys(batch.partition_id, {record.key for record in records})
+        passed = await pass_gate(
+            gate, rows, records, now_ms=now_ms(), partition_id=batch.partition_id, partition=batch.partition
+        )
+        consumed = batch.messages if passed.stopped_at is None else batch.messages[: passed.stopped_at]
+        self._metrics.add(gateDenialsTotal=passed.denied)
+        if not consumed:
+            # Not even an ack: the lease runs out, and that is when the gate is asked again.
+            return
+        await self._commit(batch, passed.outcome, consumed, release=passed.stopped_at is None)
+        self._metrics.add(gateAllowsTotal=passed.allowed)
+
+    async def _run_window(
+        self, window: Window, batch: Batch, records: Sequence[Record], partition: OpenPartition
+    ) -> None:
+        reducer = self._chain.reducer
+        placed = await self._timed(window, batch, records)
+        if reducer is None:
+            assert isinstance(window, SpanWindow)
+            emits = [Emit(record.key, record.value, span) for record, ms in placed for span in window.spans(ms)]
+            await self._commit(batch, Outcome(emits=emits), batch.messages)
+            return
+        rows, timed = await self._read(window, batch, placed)
+        outcome = await _fold(window, reducer, rows, timed.records, timed.clock)
+        outcome.late = timed.late
+        if timed.watermark is not None:
+            stored = rows.get(WATERMARK_KEY)
+            outcome.upsert(WATERMARK_KEY, {"eventTimeMs": timed.watermark}, stored.version if stored else None)
+        await self._commit(batch, outcome, batch.messages)
+        closed_to = timed.clock - window.grace_ms if timed.clock is not None else None
+        self._windows.note(partition, closed_to, outcome.ends)
+
+    async def _read(self, window: Window, batch: Batch, placed: Sequence[tuple[Record, int]]) -> tuple[Rows, _Timed]:
+        """The state that the batch is about and the windows that have ended, and its records without the late ones."""
+        about = self._query.read_keys(batch.partition_id, _state_keys(window, placed))
+        if window.by_event_time:
+            rows = await about
+            timed = _sort_out_late(window, placed, watermark_of(rows))
+            return rows | await self._ended(window, batch, timed.clock), timed
+        timed = _Timed(list(placed), _processing_clock(window, batch), None, 0)
+        rows, ended = await asyncio.gather(about, self._ended(window, batch, timed.clock))
+        return rows | ended, timed
+
+    async def _ended(self, window: Window, batch: Batch, clock: int | None) -> Rows:
+        if clock is None:
+            return {}
+        return await self._query.read_prefix(batch.partition_id, window.prefix, clock - window.grace_ms)
+
+    async def _timed(self, window: Window, batch: Batch, records: Sequence[Record]) -> list[tuple[Record, int]]:
+        """Each record with its time; one whose time cannot be told is reported and left out."""
+        placed = []
+        for record in records:
+            try:
+                placed.append((record, await window.time_of(record.message)))
+            except ValueError as error:
+                await self._report(error, {"phase": "window-apply", "partition": batch.partition_id})
+        return placed
+
+    async def _commit(
+        self, batch: Batch, outcome: Outcome, consumed: Sequence[Message], *, release: bool = True
+    ) -> None:
+        items = await deliver(self._chain, outcome.emits, batch.partition, batch.partition_id)
+        ack = {
+            "transactionId": consumed[-1].get("transactionId"),
+            "leaseId": batch.lease_id,
+            "status": "completed",
+            "count": len(consumed),
+        }
+        await self._query.commit(
+            batch.partition_id, batch.group, changes=outcome.changes, items=items, ack=ack, release=release
+        )
+        self._metrics.add(
+            cyclesTotal=1,
+            messagesTotal=len(consumed),
+            stateOpsTotal=len(outcome.changes),
+            pushItemsTotal=len(items),
+            lateEventsTotal=outcome.late,
+        )
+        self._metrics.happened("lastCycleAt")
+
+
+async def _fold(
+    window: Window, reducer: Reduce, rows: Rows, placed: Sequence[tuple[Record, int]], clock: int | None
+) -> Outcome:
+    if isinstance(window, Session):
+        return await fold_sessions(window, reducer, rows, placed, clock)
+    assert isinstance(window, SpanWindow)
+    spans = [(record, span) for record, ms in placed for span in window.spans(ms)]
+    return await fold_windows(window, reducer, rows, spans, clock)
+
+
+def _state_keys(window: Window, placed: Sequence[tuple[Record, int]]) -> set[str]:
+    """The keys of the state that a batch is about."""
+    keys = {WATERMARK_KEY} if window.by_event_time else set()
+    if isinstance(window, Session):
+        return keys | {window.state_key(record.key) for record, _ in placed}
+    assert isinstance(window, SpanWindow)
+    return keys | {window.state_key(span, record.key) for record, ms in placed for span in window.spans(ms)}
+
+
+def _sort_out_late(window: Window, placed: Sequence[tuple[Record, int]], watermark: int | None) -> _Timed:
+    """By event time, what is older than the watermark is late; then the watermark moves on, and never back."""
+    kept = [(record, ms) for record, ms in placed if watermark is None or ms >= watermark or not window.drops_late]
+    newest = max((ms for _, ms in placed), default=None)
+    reached = [ms for ms in (watermark, newest - window.lateness_ms if newest is not None else None) if ms is not None]
+    clock = max(reached, default=None)
+    return _Timed(kept, clock, clock, len(placed) - len(kept))
+
+
+def _processing_clock(window: Window, batch: Batch) -> int | None:
+    """By processing time, it is as late as the newest message says; for sessions, as it is."""
+    if isinstance(window, Session):
+        return now_ms()
+    times = [parse_iso_ms(str(message.get("createdAt"))) for message in batch.messages]
+    return max((ms for ms in times if ms is not None), default=None)

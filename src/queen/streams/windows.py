@@ -1,0 +1,200 @@
+"""Windows: which stretches of time a value belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from queen.streams.calling import UserFunction, call
+from queen.streams.operators import Operator
+from queen.streams.records import Message, Span
+from queen.streams.times import any_ms, parse_iso_ms, to_iso
+
+SEPARATOR = "\x1f"
+
+_EVERY_MS = {"second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 7 * 86_400_000}
+_FIRST_MONDAY_MS = 4 * 86_400_000
+_SNAKE = {
+    "gracePeriod": "grace_period",
+    "idleFlushMs": "idle_flush_ms",
+    "eventTime": "event_time",
+    "allowedLateness": "allowed_lateness",
+    "onLate": "on_late",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowOptions:
+    """What all windows have in common. Seconds, but for `idle_flush_ms`.
+
+    A window is emitted once `grace_period` has passed since its end; by a timer every `idle_flush_ms` when nothing
+    arrives (0: never). With `event_time`, a function of the message, time is what that returns: the watermark is the
+    greatest such time less `allowed_lateness`, and what is older is dropped or, with `on_late="include"`, counted.
+    """
+
+    grace_period: float = 0
+    idle_flush_ms: int | None = None
+    event_time: UserFunction | None = None
+    allowed_lateness: float = 0
+    on_late: str | None = None
+
+    @classmethod
+    def read(cls, options: Mapping[str, Any]) -> WindowOptions:
+        """Options by their names here or in JavaScript (`gracePeriod`). Raises when one is not known or not right."""
+        named = {_SNAKE.get(name, name): value for name, value in options.items()}
+        unknown = sorted(set(named) - set(cls.__dataclass_fields__))
+        if unknown:
+            raise TypeError(f"unknown window options: {', '.join(unknown)}")
+        if named.get("on_late") not in (None, "drop", "include"):
+            raise ValueError(f"on_late must be 'drop' or 'include', not {named['on_late']!r}")
+        return cls(**named)
+
+
+class Window(Operator):
+    """What all kinds of windows share."""
+
+    kind = "window"
+    name: ClassVar[str]
+    default_flush_ms: ClassVar[int]
+
+    def __init__(self, tag: str, shape: dict[str, Any], options: Mapping[str, Any]) -> None:
+        read = WindowOptions.read(options)
+        flush = self.default_flush_ms if read.idle_flush_ms is None else read.idle_flush_ms
+        self.tag = tag
+        self.grace_ms = max(0, int(read.grace_period * 1000))
+        self.idle_flush_ms = max(0, int(flush))
+        self.lateness_ms = max(0, int(read.allowed_lateness * 1000))
+        self.drops_late = read.on_late != "include"
+        self._event_time = read.event_time if callable(read.event_time) else None
+        self._config = {
+            "kind": f"window-{self.name}",
+            **shape,
+            "gracePeriod": read.grace_period,
+            "idleFlushMs": self.idle_flush_ms,
+            "eventTime": self._event_time is not None,
+            "allowedLateness": read.allowed_lateness,
+            "onLate": "drop" if self.drops_late else "include",
+        }
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self._config
+
+    @property
+    def by_event_time(self) -> bool:
+        return self._event_time is not None
+
+    @property
+    def prefix(self) -> str:
+        """What the keys of this window's state begin with."""
+        return self.tag + SEPARATOR
+
+    async def time_of(self, message: Message) -> int:
+        """When the message happened, in milliseconds. Raises `ValueError` when that cannot be told."""
+        if self._event_time is None:
+            created = message.get("createdAt")
+            found = parse_iso_ms(created) if isinstance(created, str) else None
+        else:
+            try:
+                found = any_ms(await call(self._event_time, message))
+            except Exception as error:
+                raise ValueError(f"the event_time function failed: {error!r}") from error
+        if found is None:
+            raise ValueError(f"the time of message {message.get('transactionId')!r} cannot be told; it is left out")
+        return found
+
+
+class SpanWindow(Window):
+    """A window whose spans depend on the time alone."""
+
+    def spans(self, ms: int) -> list[Span]:
+        """The windows that a moment belongs to."""
+        raise NotImplementedError
+
+    def state_key(self, span: Span, key: str) -> str:
+        return SEPARATOR.join((self.tag, span.key, key))
+
+
+class Tumbling(SpanWindow):
+    """Windows of equal length, one after the other."""
+
+    name = "tumbling"
+    default_flush_ms = 5000
+
+    def __init__(self, seconds: float, **options: Any) -> None:
+        self._ms = _millis(seconds, "window_tumbling", "seconds")
+        super().__init__(f"tumb:{seconds}", {"seconds": seconds}, options)
+
+    def spans(self, ms: int) -> list[Span]:
+        return [_span(ms // self._ms * self._ms, self._ms)]
+
+
+class Sliding(SpanWindow):
+    """Windows of `size` seconds that begin every `slide` seconds, so that each moment is in several."""
+
+    name = "sliding"
+    default_flush_ms = 5000
+
+    def __init__(self, size: float, slide: float, **options: Any) -> None:
+        self._size_ms = _millis(size, "window_sliding", "size")
+        self._slide_ms = _millis(slide, "window_sliding", "slide")
+        if size % slide != 0:
+            raise ValueError(f"window_sliding: size ({size}) must be a multiple of slide ({slide})")
+        super().__init__(f"slide:{size}:{slide}", {"size": size, "slide": slide}, options)
+
+    def spans(self, ms: int) -> list[Span]:
+        latest = ms // self._slide_ms * self._slide_ms
+        return [_span(start, self._size_ms) for start in range(latest, ms - self._size_ms, -self._slide_ms)]
+
+
+class Cron(SpanWindow):
+    """Windows on the clock: every second, minute, hour, day or week (from Monday on), all in UTC."""
+
+    name = "cron"
+    default_flush_ms = 30_000
+
+    def __init__(self, every: str, **options: Any) -> None:
+        if every not in _EVERY_MS:
+            raise ValueError(f"window_cron: every must be one of {', '.join(_EVERY_MS)}, not {every!r}")
+        self._ms = _EVERY_MS[every]
+        self._first_ms = _FIRST_MONDAY_MS if every == "week" else 0
+        super().__init__(f"cron:{every}", {"every": every}, options)
+
+    def spans(self, ms: int) -> list[Span]:
+        return [_span((ms - self._first_ms) // self._ms * self._ms + self._first_ms, self._ms)]
+
+
+class Session(Window):
+    """For each key a window that lasts as long as its values come at most `gap` seconds apart."""
+
+    name = "session"
+    default_flush_ms = 1000
+
+    def __init__(self, gap: float, **options: Any) -> None:
+        self.gap_ms = _millis(gap, "window_session", "gap")
+        super().__init__(f"sess:{gap}", {"gap": gap}, options)
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.tag}{SEPARATOR}open{SEPARATOR}"
+
+    def state_key(self, key: str) -> str:
+        return self.prefix + key
+
+    def span(self, start: int, last: int) -> Span:
+        """The window of a session from its first to its last value."""
+        return Span(start, last + self.gap_ms, to_iso(start))
+
+
+def _span(start: int, length: int) -> Span:
+    return Span(start, start + length, to_iso(start))
+
+
+def _millis(seconds: float, what: str, option: str) -> int:
+    if not isinstance(seconds, int | float) or seconds <= 0:
+        raise ValueError(f"{what} requires {option}, a number of seconds above 0, not {seconds!r}")
+    ms = int(seconds * 1000)
+    if ms < 1:
+        raise ValueError(f"{what}: {option} must be at least a millisecond, not {seconds!r} seconds")
+    return ms

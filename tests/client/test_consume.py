@@ -1,0 +1,284 @@
+"""Consuming: acknowledgment, leases, cancelling, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from queen import LeaseLostError, Message, NotFoundError, Queen
+from tests.api import Api
+from tests.client.conftest import MakeClient, url_of
+from tests.faults.load import until
+from tests.faults.proxy import TcpProxy
+
+
+async def push_numbers(queen: Queen, queue: str, count: int, partition: str = "Default") -> None:
+    await queen.queue(queue).partition(partition).push([{"data": n} for n in range(count)])
+
+
+async def left(queen: Queen, queue: str, group: str | None = None) -> list[Any]:
+    """What the group has not consumed and nobody holds."""
+    builder = queen.queue(queue).batch(100).partitions(10).wait(False)
+    return [message["data"] for message in await (builder.group(group) if group else builder).pop()]
+
+
+async def test_error_of_a_handler_is_the_error_of_its_dead_letter(queen: Queen) -> None:
+    await queen.queue("q").config({"retryLimit": 0}).create()
+    await push_numbers(queen, "q", 1)
+
+    async def handle(message: Message) -> None:
+        raise ValueError("no such customer")
+
+    await queen.queue("q").limit(1).consume(handle)
+    found = await queen.queue("q").dlq().get()
+    assert [letter["errorMessage"] for letter in found["messages"]] == ["ValueError: no such customer"]
+
+
+async def test_handler_may_be_a_plain_function(queen: Queen) -> None:
+    await push_numbers(queen, "q", 3)
+    got: list[Any] = []
+
+    def handle(messages: list[Message]) -> None:
+        got.extend(message["data"] for message in messages)
+
+    await queen.queue("q").batch(3).limit(3).consume(handle)
+    assert got == [0, 1, 2]
+    assert await left(queen, "q") == []
+
+
+async def test_handler_whose_lease_runs_out_gets_its_message_again(queen: Queen) -> None:
+    await queen.queue("q").config({"leaseTime": 1}).create()
+    await push_numbers(queen, "q", 1)
+    calls: list[str] = []
+
+    async def handle(message: Message) -> None:
+        calls.append(message["leaseId"])
+        if len(calls) == 1:
+            # Somebody else gets it meanwhile, as it would be with a second consumer.
+            [taken] = await queen.queue("q").timeout_millis(5000).pop()
+            await queen.ack(taken, "retry")
+
+    await queen.queue("q").limit(2).consume(handle)
+    assert len(set(calls)) == 2
+    assert await left(queen, "q") == []
+
+
+async def test_lease_is_renewed_without_being_told_how_often(queen: Queen) -> None:
+    await queen.queue("q").config({"leaseTime": 1}).create()
+    await push_numbers(queen, "q", 1)
+    others: list[Message] = []
+
+    async def handle(message: Message) -> None:
+        others.extend(await queen.queue("q").timeout_millis(1500).pop())
+
+    await queen.queue("q").renew_lease().limit(1).consume(handle)
+    assert others == []
+    assert await left(queen, "q") == []
+
+
+async def test_failed_message_of_each_holds_back_its_partition_alone(queen: Queen) -> None:
+    await queen.queue("q").config({"retryDelay": 0}).create()
+    await push_numbers(queen, "q", 3, "a")
+    await push_numbers(queen, "q", 3, "b")
+    calls: list[tuple[str, int]] = []
+    done = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        calls.append((message["partition"], message["data"]))
+        if calls.count(("a", 1)) == 1 and calls[-1] == ("a", 1):
+            raise ValueError("not yet")
+        if len(calls) == 7:
+            done.set()
+
+    await queen.queue("q").batch(6).partitions(2).each().consume(handle, signal=done)
+    assert [n for partition, n in calls if partition == "a"] == [0, 1, 1, 2]
+    assert [n for partition, n in calls if partition == "b"] == [0, 1, 2]
+    assert await left(queen, "q") == []
+
+
+async def test_limit_is_not_passed_by_a_batch(queen: Queen) -> None:
+    await push_numbers(queen, "q", 10)
+    got: list[int] = []
+
+    async def handle(messages: list[Message]) -> None:
+        got.append(len(messages))
+
+    await queen.queue("q").batch(4).limit(6).consume(handle)
+    assert got == [4, 2]
+    assert await left(queen, "q") == [6, 7, 8, 9]
+
+
+async def test_cancelled_consumer_cancels_its_handler_and_gives_the_messages_back(queen: Queen) -> None:
+    await push_numbers(queen, "q", 3)
+    begun = asyncio.Event()
+    cancelled: list[bool] = []
+
+    async def handle(messages: list[Message]) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.append(True)
+
+    consuming = asyncio.ensure_future(queen.queue("q").batch(2).consume(handle))
+    await begun.wait()
+    consuming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await consuming
+    assert cancelled == [True]
+    # At once, and not after the 300 seconds of the lease.
+    assert await left(queen, "q") == [0, 1, 2]
+
+
+async def test_cancelled_consumer_that_waits_for_messages_ends_at_once(queen: Queen) -> None:
+    async def handle(message: Message) -> None:
+        raise AssertionError(message)
+
+    consuming = asyncio.ensure_future(queen.queue("q").concurrency(3).consume(handle))
+    await queen.request("GET", "/health")
+    consuming.cancel()
+    async with asyncio.timeout(2):
+        await asyncio.wait([consuming])
+    assert consuming.cancelled()
+
+
+async def test_handler_that_cancels_something_of_its_own_has_failed(queen: Queen) -> None:
+    await queen.queue("q").config({"retryLimit": 0}).create()
+    await push_numbers(queen, "q", 1)
+
+    async def handle(message: Message) -> None:
+        inner = asyncio.ensure_future(asyncio.sleep(60))
+        inner.cancel()
+        await inner
+
+    await queen.queue("q").limit(1).consume(handle)
+    assert (await queen.queue("q").dlq().get())["total"] == 1
+
+
+async def test_close_lets_handlers_finish_and_acknowledges(api: Api, queen: Queen, make_client: MakeClient) -> None:
+    await push_numbers(queen, "q", 2)
+    closing = make_client(api.url)
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    finished: list[Any] = []
+
+    async def handle(message: Message) -> None:
+        begun.set()
+        await go_on.wait()
+        finished.append(message["data"])
+
+    consuming = asyncio.ensure_future(closing.queue("q").consume(handle))
+    await begun.wait()
+    ending = asyncio.create_task(closing.close())
+    await asyncio.sleep(0)
+    assert not ending.done()
+    go_on.set()
+    await ending
+    await consuming
+    assert finished == [0]
+    assert await left(queen, "q") == [1]
+
+
+async def test_handler_may_close_its_client(api: Api, queen: Queen, make_client: MakeClient) -> None:
+    await push_numbers(queen, "q", 2)
+    closing = make_client(api.url)
+
+    async def handle(message: Message) -> None:
+        await closing.close()
+
+    async with asyncio.timeout(10):
+        await closing.queue("q").auto_ack(False).consume(handle)
+
+
+async def test_stopping_consumer_that_waits_does_not_wait_out_its_poll(queen: Queen) -> None:
+    stop = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        raise AssertionError(message)
+
+    consuming = asyncio.ensure_future(queen.queue("q").timeout_millis(30_000).consume(handle, signal=stop))
+    await queen.request("GET", "/health")
+    stop.set()
+    async with asyncio.timeout(3):
+        await consuming
+
+
+async def test_error_of_a_handler_that_acknowledges_itself_ends_the_consumer(queen: Queen) -> None:
+    await push_numbers(queen, "q", 1)
+
+    async def handle(message: Message) -> None:
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        await queen.queue("q").auto_ack(False).concurrency(3).consume(handle)
+
+
+async def test_consumer_goes_on_when_the_server_was_away(
+    queen: Queen, make_client: MakeClient, wire: TcpProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    await push_numbers(queen, "q", 1)
+    far = make_client(url_of(wire))
+    got: list[Any] = []
+    first, last = asyncio.Event(), asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        got.append(message["data"])
+        (last if message["data"] == "last" else first).set()
+
+    consuming = asyncio.ensure_future(far.queue("q").limit(2).consume(handle))
+    await first.wait()
+    async with wire.away():
+        await queen.queue("q").push([{"data": "last"}])
+        await until(lambda: "nothing can be fetched" in caplog.text or "not acknowledged yet" in caplog.text)
+    await asyncio.wait_for(last.wait(), 10)
+    await consuming
+    assert got == [0, "last"]
+    assert await left(queen, "q") == []
+
+
+async def test_acknowledgment_waits_for_the_server_to_return(
+    queen: Queen, make_client: MakeClient, wire: TcpProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    await push_numbers(queen, "q", 1)
+    far = make_client(url_of(wire))
+    calls: list[Any] = []
+
+    async def handle(message: Message) -> None:
+        calls.append(message["data"])
+        wire.refusing = True
+        wire.cut()
+
+    consuming = asyncio.ensure_future(far.queue("q").limit(1).consume(handle))
+    await until(lambda: "not acknowledged yet" in caplog.text)
+    wire.refusing = False
+    await asyncio.wait_for(consuming, 10)
+    assert calls == [0]
+    assert await left(queen, "q") == []
+
+
+async def test_strict_client_raises_what_others_answer_with_nothing(
+    api: Api, queen: Queen, make_client: MakeClient
+) -> None:
+    await queen.queue("q").config({"leaseTime": 1}).create()
+    await push_numbers(queen, "q", 1)
+    strict = make_client(api.url, strict=True)
+    [late] = await strict.queue("q").pop()
+    [held] = await strict.queue("q").timeout_millis(5000).pop()
+    with pytest.raises(LeaseLostError, match="Invalid or expired lease"):
+        await strict.ack(late)
+    with pytest.raises(LeaseLostError, match="Invalid or expired lease"):
+        await strict.ack([late])
+    with pytest.raises(LeaseLostError):
+        await strict.renew(late)
+    with pytest.raises(NotFoundError, match="Message not found"):
+        await strict.ack({**held, "transactionId": "nobody"})
+    assert (await queen.ack(late)) == {"success": False, "error": "Invalid or expired lease"}
+    with pytest.raises(LeaseLostError):
+        await queen.transaction().ack(late).queue("other").push([{"data": 1}]).commit()
+    assert await left(queen, "other") == []
+
+
+async def test_unknown_transport_is_refused(queen: Queen) -> None:
+    with pytest.raises(ValueError, match="transport must be one of http"):
+        await queen.queue("q").consume(lambda message: None, transport="pigeon")

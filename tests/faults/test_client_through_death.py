@@ -1,0 +1,53 @@
+"""The client's consumers and buffers while workers of the server are killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from functools import partial
+
+from queen import Message, Queen
+from tests.faults.conftest import Victim
+from tests.faults.load import until
+
+MESSAGES = 1500
+
+
+async def test_everything_buffered_is_handled_although_workers_are_killed(victim: Victim) -> None:
+    handled: Counter[int] = Counter()
+    order: dict[str, list[int]] = {}
+    enough = asyncio.Event()
+
+    async def handle(messages: list[Message]) -> None:
+        for message in messages:
+            number = message["data"]
+            if not handled[number]:
+                order.setdefault(message["partition"], []).append(number)
+            handled[number] += 1
+        if len(handled) == MESSAGES:
+            enough.set()
+
+    async def kill() -> None:
+        """One worker after the other, each when another third has been handled."""
+        for goal in (MESSAGES // 3, 2 * MESSAGES // 3):
+            await until(partial(reached, goal))
+            victim.workers()[0].kill()
+
+    def reached(goal: int) -> bool:
+        return len(handled) > goal
+
+    async with Queen(victim.url, retry_delay_millis=50) as queen:
+        await queen.queue("q").config({"leaseTime": 2}).create()
+        consuming = asyncio.ensure_future(queen.queue("q").batch(10).concurrency(3).consume(handle, signal=enough))
+        killing = asyncio.create_task(kill())
+        for number in range(MESSAGES):
+            buffer = queen.queue("q").partition(f"p{number % 5}").buffer({"message_count": 20, "time_millis": 50})
+            await buffer.push({"data": number})
+            if number % 100 == 0:
+                await asyncio.sleep(0.05)
+        await queen.flush_all_buffers()
+        await asyncio.wait_for(consuming, 60)
+        await killing
+
+    assert set(handled) == set(range(MESSAGES))
+    assert all(numbers == sorted(numbers) for numbers in order.values())
