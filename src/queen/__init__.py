@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from queen.client.messages import AckResponse, BufferStats, DLQResponse, Message, TransactionResponse
     from queen.client.sync import QueenSync
     from queen.errors import QueenError
+    from queen.streams import Stream, sliding_window_gate, token_bucket_gate
 
 __version__ = "0.1.0"
 
@@ -66,16 +67,20 @@ __all__ = [
     "QueenTimeoutError",
     "RequestError",
     "ServerError",
+    "Stream",
     "TransactionError",
     "TransactionResponse",
     "UnsentError",
     "UnsentMessage",
     "__version__",
+    "sliding_window_gate",
+    "token_bucket_gate",
 ]
 
 _HOMES = {
     "queen.client.client": ("Admin", "Queen"),
     "queen.client.sync": ("QueenSync",),
+    "queen.streams": ("Stream", "sliding_window_gate", "token_bucket_gate"),
     "queen.client.messages": ("AckResponse", "BufferStats", "DLQResponse", "Message", "TransactionResponse"),
     "queen.client.defaults": tuple(name for name in __all__ if name.endswith("_DEFAULTS")),
     "queen.client.errors": (*(name for name in __all__ if name.endswith("Error")), "UnsentMessage"),

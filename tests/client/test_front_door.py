@@ -93,6 +93,7 @@ def test_names_of_the_published_client_are_all_there() -> None:
     published = """
         Queen Admin Message AckResponse BufferStats DLQResponse TransactionResponse
         CLIENT_DEFAULTS QUEUE_DEFAULTS CONSUME_DEFAULTS POP_DEFAULTS BUFFER_DEFAULTS
+        Stream token_bucket_gate sliding_window_gate
     """
     assert set(published.split()) <= set(queen.__all__)
 
@@ -121,7 +122,7 @@ def test_client_needs_nothing_of_the_server() -> None:
         for name in queen.__all__:
             getattr(queen, name)
         loaded = {{name.split(".")[1] for name in sys.modules if name.startswith("queen.")}}
-        assert loaded == {{"client", "errors", "wire"}}, loaded
+        assert loaded == {{"client", "errors", "streams", "wire"}}, loaded
     """)
 
 

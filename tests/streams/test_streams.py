@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from queen import Queen
 from queen.streams import (
     HttpBroker,
     PopRequest,
@@ -341,6 +342,14 @@ async def test_a_client_s_queue_is_popped_through_the_client(api: Api) -> None:
         "partitions": 4,
         "subscription_mode": "all",
     }
+
+
+async def test_the_client_of_this_project_pops_for_its_streams(api: Api) -> None:
+    async with Queen(api.url) as queen:
+        await queen.queue("in").push([{"data": {"n": n}} for n in range(3)])
+        async with running(Stream.from_(queen.queue("in")).to(queen.queue("out")), "own", api.url) as runner:
+            assert await drain(api, "out", 3) == [{"n": 0}, {"n": 1}, {"n": 2}]
+    assert runner.metrics()["errorsTotal"] == 0
 
 
 async def test_a_token_is_sent(api: Api) -> None:

@@ -36,6 +36,11 @@ class QueueOptions:
     _start: str | None = None
     _each = False
 
+    @property
+    def name(self) -> str | None:
+        """The name of the queue; None when a namespace or a task stands for several."""
+        return self._name
+
     def namespace(self, name: str) -> Self:
         """The namespace to create the queue in; or, without a queue, to pop from."""
         self._namespace = name
