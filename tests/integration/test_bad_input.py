@@ -94,6 +94,10 @@ _DEAD_LETTER_FAULTS = {
     '{"queue": "q", "transactionIds": [1]}': "transactionIds must be",
 }
 
+_NO_FLAGS = dict.fromkeys(
+    ("{}", '{"enabled": 1}', '{"enabled": "true"}', '{"enabled": null}'), "enabled (boolean) is required"
+)
+
 _SURFACES: dict[str, Surface] = {
     "GET /health": Surface(),
     "GET /livez": Surface(),
@@ -241,6 +245,11 @@ _SURFACES: dict[str, Surface] = {
             r'{"queue": "q", "partition": "a\u0000"}': "(at partition)",
         },
     ),
+    "GET /api/v1/status/buffers": Surface(),
+    "GET /api/v1/system/maintenance": Surface(),
+    "GET /api/v1/system/maintenance/pop": Surface(),
+    "POST /api/v1/system/maintenance": Surface(reads_body=True, refused=_NO_FLAGS),
+    "POST /api/v1/system/maintenance/pop": Surface(reads_body=True, refused=_NO_FLAGS),
     "GET /api/v1/consumer-groups": Surface(),
     "GET /api/v1/consumer-groups/lagging": Surface(
         numbers=_PAGE,
