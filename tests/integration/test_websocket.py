@@ -214,6 +214,20 @@ async def test_an_error_names_the_request_it_is_about(api: Api) -> None:
         (frame(b"x" * 126, PING), 1002),
         (b"\xff" * 100, 1002),
     ],
+    ids=(
+        "binary",
+        "no UTF-8",
+        "UTF-8 broken by a fragment",
+        "too long",
+        "fragments that are too long together",
+        "not masked",
+        "unknown opcode",
+        "continuation of nothing",
+        "a message within fragments",
+        "a fragmented ping",
+        "a ping that is too long",
+        "noise",
+    ),
 )
 async def test_a_frame_that_is_wrong_closes_the_connection_with_its_code(
     start_server: StartServer, sent: bytes, code: int
