@@ -50,6 +50,8 @@ from queen.broker.segments import SegmentCache
 from queen.broker.selections import Selections
 from queen.broker.stream_cycles import StreamCycles
 from queen.broker.streams import StreamQueries
+from queen.broker.topics.topics import TOPIC_EVENTS, Topics
+from queen.broker.topics.upkeep import topic_jobs
 from queen.broker.traces import Traces
 from queen.broker.transaction import Transactions
 from queen.broker.turn import Turn
@@ -173,13 +175,15 @@ class Broker:
         self.messages = Messages(self.database, self.catalog, self.envelope, finder, redriver, self.tell)
         self.dead_letters = DeadLetters(self.database, self.catalog, self.envelope, redriver)
         self.traces = Traces(self.database, self.catalog, self.leases, self.envelope, worker_id)
-        self.janitor = Janitor(self.database, cleaning_jobs(settings, self.tell))
+        self.topics = Topics(settings, self.database, self.ids, worker_id, self._send)
+        self.janitor = Janitor(self.database, [*cleaning_jobs(settings, self.tell), *topic_jobs(settings)])
 
     async def start(self) -> None:
         self.bus.start()
         await self.watch.start()
         self.replayer.start()
         self.popper.start()
+        self.topics.start()
         self.changes.start()
         self.peers.start()
         self.janitor.start()
@@ -189,6 +193,7 @@ class Broker:
         await self.janitor.stop()
         await self.changes.stop()
         await self.popper.stop()
+        await self.topics.stop()
         fusions = (
             self.pusher.fusion,
             self.pusher.buffering,
@@ -338,6 +343,9 @@ class Broker:
 
     def _take_in(self, event: Event) -> None:
         kind, name = event[0], event[5]
+        if kind in TOPIC_EVENTS:
+            self.topics.handle(event)
+            return
         if kind == EventKind.QUEUE_GONE:
             self.catalog.forget_queue(name)
             self.janitor.nudge()
