@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import Any
 
@@ -73,3 +74,11 @@ class TopicApi:
     async def counts(self, topic: str = TOPIC, namespace: str = NAMESPACE) -> dict[str, int]:
         (found,) = await self.good("GET", "/counts", namespace=namespace, topic=topic)
         return {state: found[state] for state in ("ready", "delayed", "leased", "dead")}
+
+    async def until_ready(self, count: int) -> None:
+        """Until so many items are ready: leases lapse when PostgreSQL's clock says so."""
+        async with asyncio.timeout(10):
+            while True:
+                if (await self.counts())["ready"] == count:
+                    return
+                await asyncio.sleep(0.02)

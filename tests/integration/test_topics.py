@@ -139,8 +139,7 @@ async def test_an_extended_lease_lasts(topics: TopicApi) -> None:
 async def test_a_late_ack_counts_until_somebody_else_has_the_item(topics: TopicApi) -> None:
     await topics.enqueue(item("x"), item("y"))
     x, y = await topics.dequeue(lease=0.1)
-    while (await topics.counts())["ready"] != 2:
-        await asyncio.sleep(0.02)
+    await topics.until_ready(2)
     assert (await topics.call("POST", "/ack", named(x, lease_owner=x["lease_owner"]))).status == 200
     (again,) = await topics.dequeue()
     assert again["id"] == y["id"]
@@ -276,7 +275,7 @@ async def test_ids_are_text_on_request(topics: TopicApi) -> None:
 
 
 async def test_the_short_paths_are_those_of_mqueue(api: Api) -> None:
-    base = {"namespace": "payments", "topic": "refunds"}
+    base: dict[str, Any] = {"namespace": "payments", "topic": "refunds"}
     answer = await api.call("POST", "/enqueue", [base | {"payload": b64(b"1")}, base | {"payload": b64(b"2")}])
     assert answer.status == 200 and len(answer.body) == 2
     answer = await api.call("GET", "/topics", namespace="payments")
@@ -409,8 +408,7 @@ async def test_an_item_below_the_head_is_served_first(topics: TopicApi) -> None:
     await topics.enqueue(item("past", deliver_after="2001-01-01T00:00:00Z"))
     assert values(await topics.dequeue(1)) == ["past"]
     await broker.topics.heads.advance(topic.id)
-    while (await topics.counts())["ready"] < 3:
-        await asyncio.sleep(0.02)
+    await topics.until_ready(3)
     assert values(await topics.dequeue()) == [lapsing[0]["data"], 4, 5]
     await broker.topics.heads.advance(topic.id)
     await topics.enqueue(item("new"), item("other priority", priority=9))
