@@ -190,8 +190,8 @@ class Run:
     async def expire(self, expire: Expire) -> None:
         await self.connection.execute(
             "UPDATE queen.topic_items SET leased_until = clock_timestamp() - interval '1 ms'"
-            " WHERE leased_until IS NOT NULL AND topic_id IN (SELECT t.id FROM queen.topics t JOIN queen.topic_namespaces n ON n.id = t.namespace_id"
-            " WHERE n.name = $1)",
+            " WHERE leased_until IS NOT NULL AND topic_id IN (SELECT t.id FROM queen.topics t"
+            " JOIN queen.topic_namespaces n ON n.id = t.namespace_id WHERE n.name = $1)",
             self.namespace,
         )
         worker = self.at(expire.worker).api.worker
