@@ -38,6 +38,10 @@ class TopicApi:
     async def call(self, method: str, path: str, json: Any = None, **query: Any) -> Answer:
         return await self.api.call(method, f"/api/v1/topics{path}", json, **query)
 
+    async def short(self, path: str, ref: dict[str, Any]) -> int:
+        """The status with which a short path answers for one item."""
+        return (await self.api.call("POST", path, ref)).status
+
     async def good(self, method: str, path: str, json: Any = None, **query: Any) -> Any:
         answer = await self.call(method, path, json, **query)
         assert answer.status == 200, answer

@@ -34,6 +34,7 @@ from queen.wire.topics import (
 _BY_DEFAULT: Final = 10
 _MOST_DEQUEUED: Final = 10_000
 _NOT_DEAD: Final = "Dead letter not found"
+_NATIVE: Final = "/api/v1/topics"
 _OK: Final = Response(200, b"OK", b"text/plain; charset=utf-8")
 
 
@@ -46,7 +47,7 @@ class TopicRoutes:
 
     def add_to(self, router: Router) -> None:
         read, write = Access.READ_ONLY, Access.READ_WRITE
-        for prefix in ("/api/v1/topics", ""):
+        for prefix in (_NATIVE, ""):
             router.add("POST", f"{prefix}/enqueue", self.enqueue, write)
             router.add("GET", f"{prefix}/dequeue", self.dequeue, read)
             router.add("POST", f"{prefix}/ack", self.ack, write)
@@ -55,14 +56,14 @@ class TopicRoutes:
             router.add("GET", f"{prefix}/dlq", self.list_dead, read)
             router.add("POST", f"{prefix}/dlq/delete", self.delete_dead, write)
             router.add("POST", f"{prefix}/dlq/retry", self.retry_dead, write)
-        router.add("POST", "/api/v1/topics/extend", self.extend, write)
-        router.add("GET", "/api/v1/topics/peek", self.peek, read)
-        router.add("GET", "/api/v1/topics/counts", self.counts, read)
-        router.add("POST", "/api/v1/topics/configure", self.configure, Access.ADMIN)
-        router.add("POST", "/api/v1/topics/purge", self.purge, Access.ADMIN)
-        router.add("DELETE", "/api/v1/topics", self.delete, Access.ADMIN)
-        router.add("GET", "/api/v1/topics/quotas", self.quotas, Access.ADMIN)
-        router.add("PUT", "/api/v1/topics/quotas", self.set_quota, Access.ADMIN)
+        router.add("POST", f"{_NATIVE}/extend", self.extend, write)
+        router.add("GET", f"{_NATIVE}/peek", self.peek, read)
+        router.add("GET", f"{_NATIVE}/counts", self.counts, read)
+        router.add("POST", f"{_NATIVE}/configure", self.configure, Access.ADMIN)
+        router.add("POST", f"{_NATIVE}/purge", self.purge, Access.ADMIN)
+        router.add("DELETE", _NATIVE, self.delete, Access.ADMIN)
+        router.add("GET", f"{_NATIVE}/quotas", self.quotas, Access.ADMIN)
+        router.add("PUT", f"{_NATIVE}/quotas", self.set_quota, Access.ADMIN)
 
     async def enqueue(self, request: Request) -> Response:
         """Body: an item or an array of them; answers an array of ids."""
@@ -194,8 +195,8 @@ def _settled(
     missing: str,
     describe: Callable[[Any], dict[str, Any]] = lambda outcome: {},
 ) -> Response:
-    """One item is answered with `OK` or 404, an array with what came of each."""
-    if not several:
+    """An array is answered with what came of each. At a short path, one item is answered with `OK` or 404."""
+    if not several and not request.path.startswith(_NATIVE):
         if outcomes[0] is None:
             raise NotFound(f"{missing}: {refs[0].id} in {refs[0].namespace}/{refs[0].topic}")
         return _OK
