@@ -153,6 +153,7 @@ _REF_FAULTS = {
     r'{"id": 1, "namespace": "n", "topic": "\u0000"}': "topic",
     f'{{{_ITEM}, "id": 1, "lease_owner": 1}}': "lease_owner",
 }
+_ACK_ITEM = '{"type": "ackItem", '
 
 _NO_FLAGS = dict.fromkeys(
     ("{}", '{"enabled": 1}', '{"enabled": "true"}', '{"enabled": null}'), "enabled (boolean) is required"
@@ -324,6 +325,20 @@ _SURFACES: dict[str, Surface] = {
             '{"operations": [{"type": "ack", "transactionId": "t"}]}': "operations[0].partitionId",
             '{"operations": [{"type": "ack", "partitionId": "PARTITION"}]}': "operations[0].transactionId",
             f'{{"operations": [{{"type": "ack", {_ACK}, "consumerGroup": "{_LONG}"}}]}}': "operations[0].consumerGroup",
+        }
+        | {
+            f'{{"operations": [{{"type": "ack", {_ACK}}}, {{"type": "enqueue", "items": [{item}]}}]}}': (
+                "operations[1].items[0]"
+            )
+            for item in _ENQUEUE_FAULTS
+        }
+        | {
+            f'{{"operations": [{{"type": "enqueue"{items}}}]}}': "operations[0].items"
+            for items in ("", ', "items": null', ', "items": {}', ', "items": [1]')
+        }
+        | {
+            f'{{"operations": [{ref.replace("{", _ACK_ITEM, 1).replace(", }", "}")}]}}': "operations[0]"
+            for ref in _REF_FAULTS
         }
         | {
             f'{{"operations": [{{"type": "ack", {_ACK}}}, {{"type": "push", "items": [{item}]}}]}}': (

@@ -151,15 +151,21 @@ def _nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
     return [plan, *(node for below in plan.get("Plans", ()) for node in _nodes(below))]
 
 
-async def test_heads_of_priorities_without_items_go(pair: Pair, connection: Connection) -> None:
+async def test_heads_of_priorities_that_are_not_used_any_more_go(pair: Pair, connection: Connection) -> None:
     topics = pair[0]
-    await topics.enqueue(*(item(n, priority=n) for n in range(1500)))
-    await topics.ack(*await topics.dequeue(1200))
+    await topics.enqueue(*(item(n, priority=n) for n in range(900)))
+    await topics.ack(*await topics.dequeue(800))
     assert topics.api.worker is not None
-    await topics.api.worker.broker.topics.heads.stop()
-    heads = await connection.fetch("SELECT priority FROM queen.topic_heads ORDER BY 1")
-    assert len(heads) <= 500
-    assert values(await topics.dequeue(1000)) == list(range(1200, 1500))
+    parts = topics.api.worker.broker.topics
+    topic = await parts.catalog.one((NAMESPACE, "t"))
+    assert topic is not None
+    await parts.heads.advance(topic.id)
+    assert await connection.fetchval("SELECT count(*) FROM queen.topic_heads") == 900
+    await connection.execute("UPDATE queen.topic_heads SET head = head - interval '20 minutes'")
+    await parts.heads.advance(topic.id)
+    assert await connection.fetchval("SELECT count(*) FROM queen.topic_heads") == 100
+    await topics.enqueue(item("back", priority=5))
+    assert values(await topics.dequeue(1000)) == ["back", *range(800, 900)]
 
 
 @pytest.mark.parametrize("node", [-1, 5])

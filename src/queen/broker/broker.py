@@ -155,8 +155,17 @@ class Broker:
         self.acker = Acker(self.database, self.catalog, self.leases, self.envelope, self._freed, meter)
         self.renewer = Renewer(self.database)
         self.releaser = Releaser(self.database, self.leases, self._freed)
+        self.topics = Topics(settings, self.database, self.ids, worker_id, self._send)
         self.transactions = Transactions(
-            self.database, self.catalog, self.pusher, self.leases, self.envelope, self.ids, self._freed, meter
+            self.database,
+            self.catalog,
+            self.pusher,
+            self.leases,
+            self.envelope,
+            self.ids,
+            self._freed,
+            meter,
+            self.topics.steps,
         )
         self.stream_queries = StreamQueries(self.database, self.catalog, self.envelope)
         self.stream_cycles = StreamCycles(
@@ -175,7 +184,6 @@ class Broker:
         self.messages = Messages(self.database, self.catalog, self.envelope, finder, redriver, self.tell)
         self.dead_letters = DeadLetters(self.database, self.catalog, self.envelope, redriver)
         self.traces = Traces(self.database, self.catalog, self.leases, self.envelope, worker_id)
-        self.topics = Topics(settings, self.database, self.ids, worker_id, self._send)
         self.janitor = Janitor(self.database, [*cleaning_jobs(settings, self.tell), *topic_jobs(settings)])
 
     async def start(self) -> None:

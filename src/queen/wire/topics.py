@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
@@ -94,6 +95,7 @@ class QuotaBody(msgspec.Struct):
 
 
 _enqueue = msgspec.json.Decoder(list[EnqueueItem] | EnqueueItem)
+_enqueue_items = msgspec.json.Decoder(list[EnqueueItem])
 _acks = msgspec.json.Decoder(list[ItemRef] | ItemRef)
 _nacks = msgspec.json.Decoder(list[NackRef] | NackRef)
 _extends = msgspec.json.Decoder(list[ExtendRef] | ExtendRef)
@@ -109,6 +111,23 @@ def decode_enqueue(body: bytes) -> list[EnqueueItem]:
     items = decoded if isinstance(decoded, list) else [decoded]
     check_enqueue(items, "" if decoded is items else None)
     return items
+
+
+def decode_enqueue_items(array: bytes, where: str) -> list[EnqueueItem]:
+    """The items of an array that stands somewhere (`where`) in a larger body."""
+    items = _decode(_enqueue_items, array, where)
+    check_enqueue(items, where)
+    return items
+
+
+def decode_item_ref(ref: Mapping[str, object], where: str) -> ItemRef:
+    """Which item is named by fields of a larger body; None counts as absent."""
+    try:
+        item = msgspec.convert({key: value for key, value in ref.items() if value is not None}, ItemRef)
+    except msgspec.ValidationError as error:
+        raise _refusal(error, where) from error
+    check_topic(item.namespace, item.topic, f"{where}.")
+    return item
 
 
 def check_enqueue(items: list[EnqueueItem], where: str | None) -> None:
@@ -205,14 +224,21 @@ def _moment(given: datetime, at: str) -> datetime | None:
     return moment if moment >= _NO_TIME_BEFORE else None
 
 
-def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+def _decode(decoder: msgspec.json.Decoder[T], body: bytes, where: str = "") -> T:
     if not body:
         raise BadRequest("Empty request body")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"Invalid request: {str(error).replace('`$', '`')}") from error
+        raise _refusal(error, where) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"Invalid JSON: {error}") from error
     except RecursionError as error:
         raise BadRequest("Invalid JSON: nested too deeply") from error
+
+
+def _refusal(error: msgspec.ValidationError, where: str) -> BadRequest:
+    """What the decoder says, with the place where it says `$`."""
+    text = str(error)
+    placed = text.replace("`$", f"`{where}") if "`$" in text else f"{text} - at `{where}`"
+    return BadRequest(f"Invalid request: {placed}")

@@ -20,6 +20,7 @@ from queen.broker.topics.ids import ItemIds
 from queen.broker.topics.lapse import Lapses
 from queen.broker.topics.quotas import Quotas
 from queen.broker.topics.settle import Settler
+from queen.broker.topics.steps import TopicSteps
 from queen.errors import QueenError
 from queen.settings import Settings
 from queen.storage.database import Database
@@ -58,6 +59,7 @@ class Topics:
         self.settler = Settler(database, self.catalog, self._fed, self.lapses.note)
         self.dead_letters = TopicDeadLetters(database, self.catalog, self._fed)
         self.admin = TopicAdmin(database, self.catalog, self._changed)
+        self.steps = TopicSteps(self.catalog, self.enqueuer, self.quotas)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:

@@ -2,6 +2,8 @@
 --
 -- Whatever makes an item ready holds a shared advisory lock (class 1366650960) of the topic while it does, and tells the
 -- time only once it has it; who moves heads forward holds it alone. So no item appears before a head that was moved.
+-- A head that is made, rather than moved, is put five minutes back: others who hold the lock may have told the time a
+-- little earlier, and do not see the one that is being made. Where the head exists, it is put to the time itself.
 
 -- name: topic_namespaces_by_names
 -- Namespaces by their names.
@@ -86,12 +88,13 @@ WITH held AS MATERIALIZED (
     FROM firsts f
 ), made AS (
     INSERT INTO queen.topic_heads (topic_id, priority, head)
-    SELECT topic_id, priority, head FROM places WHERE NOT behind ORDER BY topic_id, priority
+    SELECT topic_id, priority, head - interval '5 minutes' FROM places WHERE NOT behind ORDER BY topic_id, priority
     ON CONFLICT DO NOTHING
 ), lowered AS (
     INSERT INTO queen.topic_heads AS h (topic_id, priority, head)
-    SELECT topic_id, priority, head FROM places WHERE behind ORDER BY topic_id, priority
-    ON CONFLICT (topic_id, priority) DO UPDATE SET head = excluded.head WHERE h.head > excluded.head
+    SELECT topic_id, priority, head - interval '5 minutes' FROM places WHERE behind ORDER BY topic_id, priority
+    ON CONFLICT (topic_id, priority) DO UPDATE SET head = excluded.head + interval '5 minutes'
+        WHERE h.head > excluded.head + interval '5 minutes'
 ), stored AS (
     INSERT INTO queen.topic_items (id, deliver_after, expires_at, created_at, updated_at, topic_id, priority, is_json,
         idempotency_key, metadata, payload)
@@ -159,8 +162,10 @@ WITH held AS MATERIALIZED (
     RETURNING i.topic_id, i.priority, i.deliver_after
 )
 INSERT INTO queen.topic_heads AS h (topic_id, priority, head)
-SELECT topic_id, priority, min(deliver_after) FROM back GROUP BY topic_id, priority ORDER BY topic_id, priority
-ON CONFLICT (topic_id, priority) DO UPDATE SET head = excluded.head WHERE h.head > excluded.head;
+SELECT topic_id, priority, min(deliver_after) - interval '5 minutes' FROM back
+    GROUP BY topic_id, priority ORDER BY topic_id, priority
+ON CONFLICT (topic_id, priority) DO UPDATE SET head = excluded.head + interval '5 minutes'
+        WHERE h.head > excluded.head + interval '5 minutes';
 
 -- name: topic_ack
 -- Items that are done go for good. A lease that lapsed still counts while nobody else has taken the item.
@@ -203,8 +208,10 @@ WITH held AS MATERIALIZED (
     RETURNING f.slot, i.topic_id, i.priority, f.at, f.backoff
 ), made AS (
     INSERT INTO queen.topic_heads AS h (topic_id, priority, head)
-    SELECT topic_id, priority, min(at) FROM again GROUP BY topic_id, priority ORDER BY topic_id, priority
-    ON CONFLICT (topic_id, priority) DO UPDATE SET head = excluded.head WHERE h.head > excluded.head
+    SELECT topic_id, priority, min(at) - interval '5 minutes' FROM again
+    GROUP BY topic_id, priority ORDER BY topic_id, priority
+    ON CONFLICT (topic_id, priority) DO UPDATE SET head = excluded.head + interval '5 minutes'
+        WHERE h.head > excluded.head + interval '5 minutes'
 ), dead AS (
     DELETE FROM queen.topic_items i USING failed f WHERE i.id = f.id AND f.over
     RETURNING f.slot, f.at, f.error, i.*
@@ -244,8 +251,10 @@ WITH held AS MATERIALIZED (
     RETURNING i.topic_id, i.priority, i.deliver_after
 ), lowered AS (
     INSERT INTO queen.topic_heads AS h (topic_id, priority, head)
-    SELECT topic_id, priority, min(deliver_after) FROM again GROUP BY topic_id, priority ORDER BY topic_id, priority
-    ON CONFLICT (topic_id, priority) DO UPDATE SET head = excluded.head WHERE h.head > excluded.head
+    SELECT topic_id, priority, min(deliver_after) - interval '5 minutes' FROM again
+    GROUP BY topic_id, priority ORDER BY topic_id, priority
+    ON CONFLICT (topic_id, priority) DO UPDATE SET head = excluded.head + interval '5 minutes'
+        WHERE h.head > excluded.head + interval '5 minutes'
 ), dead AS (
     DELETE FROM queen.topic_items i USING lapsed l WHERE i.id = l.id AND l.over
     RETURNING l.at, i.*
@@ -263,9 +272,10 @@ FROM again a JOIN queen.topics t ON t.id = a.topic_id JOIN queen.topic_namespace
 SELECT set_config('lock_timeout', '200', true), pg_advisory_xact_lock(1366650960, $1::integer);
 
 -- name: topic_advance_heads
--- Move the first heads of a topic to where its ready items begin; a priority without any needs none.
+-- Move the first heads of a topic to where its ready items begin; a priority that has not been used for a while needs none.
 WITH looked AS MATERIALIZED (
-    SELECT h.priority, f.deliver_after
+    SELECT h.priority, f.deliver_after, f.deliver_after IS NULL AND h.head < clock_timestamp() - interval '15 minutes'
+        AS unused
     FROM (SELECT * FROM queen.topic_heads WHERE topic_id = $1 ORDER BY priority LIMIT $2) h
     LEFT JOIN LATERAL (
         SELECT i.deliver_after FROM queen.topic_items i
@@ -274,11 +284,11 @@ WITH looked AS MATERIALIZED (
         ORDER BY i.deliver_after, i.id LIMIT 1
     ) f ON true
 ), gone AS (
-    DELETE FROM queen.topic_heads h USING looked l
-    WHERE h.topic_id = $1 AND h.priority = l.priority AND l.deliver_after IS NULL
+    DELETE FROM queen.topic_heads h USING looked l WHERE h.topic_id = $1 AND h.priority = l.priority AND l.unused
 )
 UPDATE queen.topic_heads h SET head = least(l.deliver_after, clock_timestamp())
-FROM looked l WHERE h.topic_id = $1 AND h.priority = l.priority AND l.deliver_after > h.head;
+FROM looked l WHERE h.topic_id = $1 AND h.priority = l.priority AND NOT l.unused
+    AND least(l.deliver_after, clock_timestamp()) > h.head;
 
 -- name: topic_active
 -- The topics of a namespace that have ready or leased items.
@@ -341,8 +351,10 @@ WITH held AS MATERIALIZED (
     WHERE d.id = r.id AND d.topic_id = r.topic_id RETURNING r.slot, m.at, d.*
 ), made AS (
     INSERT INTO queen.topic_heads AS h (topic_id, priority, head)
-    SELECT topic_id, priority, min(at) FROM taken GROUP BY topic_id, priority ORDER BY topic_id, priority
-    ON CONFLICT (topic_id, priority) DO UPDATE SET head = excluded.head WHERE h.head > excluded.head
+    SELECT topic_id, priority, min(at) - interval '5 minutes' FROM taken
+    GROUP BY topic_id, priority ORDER BY topic_id, priority
+    ON CONFLICT (topic_id, priority) DO UPDATE SET head = excluded.head + interval '5 minutes'
+        WHERE h.head > excluded.head + interval '5 minutes'
 ), stored AS (
     INSERT INTO queen.topic_items (id, deliver_after, expires_at, created_at, updated_at, topic_id, priority, is_json,
         idempotency_key, metadata, payload)
