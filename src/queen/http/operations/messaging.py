@@ -20,9 +20,8 @@ from queen.http.openapi.operation import (
     Time,
     Uuid,
 )
-from queen.wire.push import DEFAULT_PARTITION, LONGEST_BUFFER_MS, LONGEST_NAME, MOST_BUFFERED
 from queen.http.operations.topics import ItemToEnqueue
-from queen.wire.push import DEFAULT_PARTITION, LONGEST_NAME
+from queen.wire.push import DEFAULT_PARTITION, LONGEST_BUFFER_MS, LONGEST_NAME, MOST_BUFFERED
 from queen.wire.topics import ItemRef
 
 _TAG: Final = "Messaging"
