@@ -168,6 +168,26 @@ async def test_heads_of_priorities_that_are_not_used_any_more_go(pair: Pair, con
     assert values(await topics.dequeue(1000)) == ["back", *range(800, 900)]
 
 
+async def test_what_is_done_with_items_is_counted_over_all_workers(pair: Pair) -> None:
+    here, there = pair
+    await here.configure(max_retries=0)
+    await here.enqueue(*(item(n) for n in range(5)), item(5, idempotency_key="k"), item(6, idempotency_key="k"))
+    got = await there.dequeue(4)
+    await here.ack(*got[:3])
+    await there.nack(got[3])
+    assert here.api.worker is not None and there.api.worker is not None
+    counted = Counter(here.api.worker.recorder.report().topics) + Counter(there.api.worker.recorder.report().topics)
+    assert {label.split("\n")[0]: count for label, count in counted.items()} == {
+        "enqueued": 6,
+        "dequeued": 4,
+        "acked": 3,
+        "nacked": 1,
+        "dead": 1,
+    }
+    scraped = (await here.api.call("GET", "/metrics/prometheus")).body
+    assert f'queen_topic_items_total{{namespace="{NAMESPACE}",op="enqueued",topic="t"}} 6.0' in scraped
+
+
 @pytest.mark.parametrize("node", [-1, 5])
 async def test_workers_make_ids_of_different_nodes(start_server: StartServer, node: int) -> None:
     servers = [TopicApi(await start_server(worker_id=id, num_workers=3, mqueue_node_id=node)) for id in range(3)]

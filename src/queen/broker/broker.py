@@ -155,7 +155,7 @@ class Broker:
         self.acker = Acker(self.database, self.catalog, self.leases, self.envelope, self._freed, meter)
         self.renewer = Renewer(self.database)
         self.releaser = Releaser(self.database, self.leases, self._freed)
-        self.topics = Topics(settings, self.database, self.ids, worker_id, self._send)
+        self.topics = Topics(settings, self.database, self.ids, worker_id, self._send, meter)
         self.transactions = Transactions(
             self.database,
             self.catalog,

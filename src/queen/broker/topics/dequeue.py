@@ -17,6 +17,7 @@ from queen.broker.topics.catalog import Topic, TopicCatalog, TopicKey, lock_keys
 from queen.broker.topics.fused import Lane
 from queen.broker.topics.heads import Heads
 from queen.errors import QueenError
+from queen.metrics.meter import Meter
 from queen.storage.database import Database, Record
 from queen.wire.ids import IdSource
 
@@ -70,6 +71,7 @@ class Dequeuer:
         heads: Heads,
         ids: IdSource,
         on_leased: Callable[[float], None],
+        meter: Meter,
     ) -> None:
         """`on_leased` is told how many seconds a lease lasts that has just begun."""
         self._database = database
@@ -78,6 +80,7 @@ class Dequeuer:
         self._heads = heads
         self._ids = ids
         self._on_leased = on_leased
+        self._meter = meter
         self._benches: dict[TopicKey, _Bench] = {}
         self._claiming: set[TopicKey] = set()
         self._missed: set[TopicKey] = set()
@@ -211,6 +214,8 @@ class Dequeuer:
             # Its client has gone away meanwhile.
             self._spawn(self._give_back(request.key, items))
             return
+        if items:
+            self._meter.topic_items("dequeued", *request.key, len(items))
         request.finish(items)
 
     async def _give_back(self, key: TopicKey, items: Sequence[Record]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,6 +14,7 @@ from queen.broker.topics.fused import Lane
 from queen.broker.topics.ids import ItemIds
 from queen.broker.topics.quotas import Quotas
 from queen.errors import Overloaded
+from queen.metrics.meter import Meter
 from queen.storage.database import Database, Fetcher
 from queen.wire.topics import EnqueueItem
 
@@ -41,9 +43,11 @@ class Stored:
     """What an enqueue did, to be told once it is committed."""
 
     fed: dict[TopicKey, float] = field(default_factory=dict)
+    items: Counter[TopicKey] = field(default_factory=Counter)
 
     def note(self, entry: Entry, topic: Topic, at: datetime) -> None:
         item = entry.item
+        self.items[topic.key] += 1
         wait = item.delay or 0.0
         if item.deliver_after is not None:
             wait = max(0.0, (item.deliver_after - at).total_seconds())
@@ -55,12 +59,21 @@ class Stored:
 class Enqueuer:
     """Stores items, each with its idempotency key at most once."""
 
-    def __init__(self, database: Database, catalog: TopicCatalog, ids: ItemIds, quotas: Quotas, on_fed: OnFed) -> None:
+    def __init__(
+        self,
+        database: Database,
+        catalog: TopicCatalog,
+        ids: ItemIds,
+        quotas: Quotas,
+        on_fed: OnFed,
+        meter: Meter,
+    ) -> None:
         self._link = database.link()
         self._catalog = catalog
         self._ids = ids
         self._quotas = quotas
         self._on_fed = on_fed
+        self._meter = meter
         self.lane: Lane[Enqueue] = Lane(self._run, weigh=lambda request: len(request.entries), limit=5000)
 
     async def enqueue(self, items: Sequence[EnqueueItem]) -> list[int]:
@@ -93,6 +106,8 @@ class Enqueuer:
 
     def settle(self, stored: Stored) -> None:
         """Committed: let those who wait know."""
+        for key, count in stored.items.items():
+            self._meter.topic_items("enqueued", *key, count)
         if stored.fed:
             self._on_fed(list(stored.fed.items()))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from queen.errors import BadRequest, QuotaExceeded
+from queen.metrics.meter import Meter
 from queen.storage.database import Database
 from queen.wire.topics import EnqueueItem
 
@@ -27,16 +28,16 @@ class _Share:
 class Quotas:
     """Admits items within their quotas. A worker reserves a little more than it needs, so it seldom has to ask."""
 
-    def __init__(self, database: Database, configured: Mapping[str, int]) -> None:
+    def __init__(self, database: Database, configured: Mapping[str, int], meter: Meter) -> None:
         """`configured` are quotas by namespace; one that was set by `set` wins."""
         self._database = database
         self._configured = dict(configured)
+        self._meter = meter
         self._stored: dict[str, int] = {}
         self._ids: dict[str, int] = {}
         self._shares: dict[str, _Share] = {}
         self._asking: dict[str, asyncio.Lock] = {}
         self._loaded = False
-        self.refused: Counter[str] = Counter()
 
     async def admit(self, items: Sequence[EnqueueItem]) -> None:
         """Count the items. Raises `QuotaExceeded` when one namespace is over its quota; then none of them counts."""
@@ -93,7 +94,7 @@ class Quotas:
             if share.left < count:
                 wait = await self._reserve(share, namespace, count - share.left, limit)
                 if wait is not None:
-                    self.refused[namespace] += count
+                    self._meter.topic_items("refused", namespace, "", count)
                     raise QuotaExceeded(
                         f"namespace {namespace} may enqueue {limit} items a minute; nothing was stored,"
                         f" try again in {wait} s",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +13,7 @@ from queen.broker.storable import storable
 from queen.broker.topics.catalog import TopicCatalog, TopicKey, lock_keys
 from queen.broker.topics.enqueue import OnFed
 from queen.broker.topics.fused import Lane
+from queen.metrics.meter import Meter
 from queen.storage.database import Database, Fetcher
 from queen.wire.topics import ExtendRef, ItemRef, NackRef
 
@@ -43,11 +45,12 @@ class Settler:
     """Acks, nacks and extensions, each kind fused."""
 
     def __init__(
-        self, database: Database, catalog: TopicCatalog, on_fed: OnFed, on_leased: Callable[[float], None]
+        self, database: Database, catalog: TopicCatalog, on_fed: OnFed, on_leased: Callable[[float], None], meter: Meter
     ) -> None:
         self._catalog = catalog
         self._on_fed = on_fed
         self._on_leased = on_leased
+        self._meter = meter
         self._links = [database.link() for _ in range(3)]
         self._acks: Lane[Settlement[ItemRef, bool]] = Lane(self._run_acks, weigh=_weigh, limit=5000)
         self._nacks: Lane[Settlement[NackRef, Nacked]] = Lane(self._run_nacks, weigh=_weigh, limit=2000)
@@ -72,6 +75,7 @@ class Settler:
     async def _run_acks(self, batch: list[Settlement[ItemRef, bool]]) -> None:
         places = await self._places([ref for request in batch for ref in request.refs])
         done = await ack_in(self._links[0], places)
+        self._count("acked", [place.ref for place in done])
         _answer(batch, {place.index: True for place in done})
 
     async def _run_nacks(self, batch: list[Settlement[NackRef, Nacked]]) -> None:
@@ -93,6 +97,9 @@ class Settler:
                 if not outcome.dead:
                     key = (place.ref.namespace, place.ref.topic)
                     fed[key] = min(fed.get(key, outcome.seconds), outcome.seconds)
+        refs = {place.index: place.ref for place in places}
+        self._count("nacked", [refs[index] for index in outcomes])
+        self._count("dead", [refs[index] for index, outcome in outcomes.items() if outcome.dead])
         _answer(batch, outcomes)
         if fed:
             self._on_fed(list(fed.items()))
@@ -113,6 +120,10 @@ class Settler:
                 ends[places[row["slot"] - 1].index] = row["leased_until"]
                 self._on_leased(seconds[row["slot"] - 1])
         _answer(batch, ends)
+
+    def _count(self, done: str, refs: Sequence[ItemRef]) -> None:
+        for key, items in Counter((ref.namespace, ref.topic) for ref in refs).items():
+            self._meter.topic_items(done, *key, items)
 
     async def _places(self, refs: Sequence[Ref]) -> list[Place[Ref]]:
         return await find_places(self._catalog, refs)

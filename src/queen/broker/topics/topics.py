@@ -22,6 +22,7 @@ from queen.broker.topics.quotas import Quotas
 from queen.broker.topics.settle import Settler
 from queen.broker.topics.steps import TopicSteps
 from queen.errors import QueenError
+from queen.metrics.meter import Meter
 from queen.settings import Settings
 from queen.storage.database import Database
 from queen.wire.ids import IdSource
@@ -44,19 +45,20 @@ class Topics:
         ids: IdSource,
         worker_id: int,
         send: Callable[[Sequence[Event]], None],
+        meter: Meter,
     ) -> None:
         """`send` lets the other workers know."""
         self._send = send
         self._poll_seconds = settings.pop_safety_poll_ms / 1000
         self.catalog = TopicCatalog(database)
-        self.quotas = Quotas(database, dict(settings.namespace_quotas))
+        self.quotas = Quotas(database, dict(settings.namespace_quotas), meter)
         self.heads = Heads(database)
         self.lapses = Lapses(database, self._fed)
         node = settings.mqueue_node_id
         item_ids = ItemIds(database, node + worker_id if node >= 0 else None)
-        self.enqueuer = Enqueuer(database, self.catalog, item_ids, self.quotas, self._fed)
-        self.dequeuer = Dequeuer(database, self.catalog, self.heads, ids, self.lapses.note)
-        self.settler = Settler(database, self.catalog, self._fed, self.lapses.note)
+        self.enqueuer = Enqueuer(database, self.catalog, item_ids, self.quotas, self._fed, meter)
+        self.dequeuer = Dequeuer(database, self.catalog, self.heads, ids, self.lapses.note, meter)
+        self.settler = Settler(database, self.catalog, self._fed, self.lapses.note, meter)
         self.dead_letters = TopicDeadLetters(database, self.catalog, self._fed)
         self.admin = TopicAdmin(database, self.catalog, self._changed)
         self.steps = TopicSteps(self.catalog, self.enqueuer, self.quotas)
