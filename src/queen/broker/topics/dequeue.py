@@ -82,6 +82,7 @@ class Dequeuer:
         self._on_leased = on_leased
         self._meter = meter
         self._benches: dict[TopicKey, _Bench] = {}
+        self._closing = False
         self._claiming: set[TopicKey] = set()
         self._missed: set[TopicKey] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -119,7 +120,8 @@ class Dequeuer:
             self._wake(key)
 
     def release_parked(self) -> None:
-        """Answer everybody who waits with nothing."""
+        """Answer everybody who waits with nothing, and let nobody wait from now on."""
+        self._closing = True
         for bench in self._benches.values():
             for request in list(bench.waiting):
                 request.expire()
@@ -152,7 +154,7 @@ class Dequeuer:
         hungry = []
         for request in batch:
             some = given.get(id(request), [])
-            if some or request.expired or not request.wait:
+            if some or request.expired or self._closing or not request.wait:
                 self._hand_over(request, some)
             elif not request.answer.done():
                 hungry.append(request)
