@@ -34,7 +34,10 @@ class Api:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         params = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in query.items()}
         async with self._session.request(method, self.url + path, json=json, data=data, params=params) as answer:
-            body = await answer.json(content_type=None) if answer.content_length else None
+            body: Any = None
+            if answer.content_length:
+                plain = answer.content_type == "text/plain"
+                body = await answer.text() if plain else await answer.json(content_type=None)
             if self.worker is not None:
                 check_conformance(
                     self.worker.shell.router, method, answer.url.raw_path_qs, answer.status, await answer.read()

@@ -8,7 +8,8 @@ QueenError
 ├── BadRequest            the request is wrong; nothing was stored
 ├── NotFound              what the request names does not exist
 ├── Conflict              the request contradicts what is stored
-└── Overloaded            the server refuses work it could not finish in time
+├── Overloaded            the server refuses work it could not finish in time
+└── QuotaExceeded         a namespace has used up its share; nothing was stored
 """
 
 
@@ -46,3 +47,11 @@ class Conflict(QueenError):
 
 class Overloaded(QueenError):
     """The server refuses work it could not finish in time."""
+
+
+class QuotaExceeded(QueenError):
+    """A namespace has used up its share; nothing was stored."""
+
+    def __init__(self, text: str, retry_after: int) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after

@@ -38,6 +38,7 @@ from queen.http.routes.openapi import OpenApiRoutes
 from queen.http.routes.queues import QueueRoutes
 from queen.http.routes.status import StatusRoutes
 from queen.http.routes.streams import StreamRoutes
+from queen.http.routes.topics import TopicRoutes
 from queen.http.routes.traces import TraceRoutes
 from queen.http.shared import SharedAnswers
 from queen.http.slow_log import SlowLog
@@ -96,6 +97,7 @@ class Worker:
             MaintenanceRoutes(self.broker),
             *self._watching_routes(shared),
             StreamRoutes(self.broker),
+            TopicRoutes(self.broker),
         ):
             routes.add_to(router)
         self.port = settings.port if port is None else port
@@ -107,6 +109,7 @@ class Worker:
         self.port = server.sockets[0].getsockname()[1]
         self.shell.shutting_down.append(self.broker.popper.release_parked)
         self.recorder.port = self.port
+        self.shell.shutting_down.append(self.broker.topics.dequeuer.release_parked)
 
     async def stop(self) -> None:
         self._health.stopping = True

@@ -115,6 +115,16 @@ def _parse_urls(text: str) -> tuple[str, ...]:
     return urls
 
 
+def _parse_quotas(text: str) -> tuple[tuple[str, int], ...]:
+    quotas: dict[str, int] = {}
+    for pair in text.split(","):
+        namespace, colon, number = pair.strip().rpartition(":")
+        if not (colon and namespace and number.isascii() and number.isdigit()) or int(number) > 2**31 - 1:
+            raise ValueError
+        quotas[namespace] = int(number)
+    return tuple(quotas.items())
+
+
 def _parse_path(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
@@ -157,6 +167,12 @@ URLS = Kind(
     "URLs that begin with http:// or https://, separated by commas",
     _parse_urls,
     format=",".join,
+)
+QUOTAS = Kind(
+    "namespace:number, by comma",
+    "namespaces, each with a number of items per minute, such as default:10000,payments:5000",
+    _parse_quotas,
+    format=lambda quotas: ",".join(f"{namespace}:{number}" for namespace, number in quotas),
 )
 # 2^31 - 1 is the most that PostgreSQL takes for a timeout.
 DURATION_MS = whole(0, 2**31 - 1)

@@ -24,6 +24,7 @@ from queen.setting_kinds import (
     ORIGINS,
     PATH,
     PEERS,
+    QUOTAS,
     TEXT,
     URLS,
     Kind,
@@ -238,6 +239,20 @@ class Settings:
         int,
         Declared(whole(1, 2**20), "What the spool of a host may hold; beyond it pushes are answered 503.", "MB"),
     ] = 4096
+
+    mqueue_node_id: Annotated[
+        int,
+        Declared(
+            whole(-1, 1023),
+            "Node number in the ids of topic items that the first worker prefers, the next worker the next; -1: any.",
+        ),
+    ] = -1
+    namespace_quotas: Annotated[
+        tuple[tuple[str, int], ...],
+        Declared(
+            QUOTAS, "Items that namespaces of topics may enqueue in any minute, such as `default:10000,payments:5000`."
+        ),
+    ] = ()
 
     retention_interval: Annotated[int, Declared(INTERVAL_MS, "Time between runs of retention.", "ms")] = 300000
     retention_batch_size: Annotated[

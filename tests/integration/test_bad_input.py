@@ -93,12 +93,158 @@ _DEAD_LETTER_FAULTS = {
     '{"queue": "q", "transactionIds": 1}': "transactionIds must be",
     '{"queue": "q", "transactionIds": [1]}': "transactionIds must be",
 }
+_NO_TOPIC = "namespace=nowhere&topic=nowhere"
+_TOPIC_QUERY = {
+    "": "namespace is required",
+    "namespace=n": "topic is required",
+    "topic=t": "namespace is required",
+    "namespace=&topic=t": "namespace is required",
+}
+_TOPIC_NAMES = ("namespace", "topic")
+_ITEM_FAULTS = {
+    "{}": "namespace",
+    '{"namespace": "n"}': "topic",
+    '{"namespace": 1, "topic": "t"}': "namespace",
+    '{"namespace": "n", "topic": null}': "topic",
+    '{"namespace": "", "topic": "t"}': "namespace",
+    '{"namespace": "n", "topic": ""}': "topic",
+    f'{{"namespace": "{_LONG}", "topic": "t"}}': "namespace",
+    f'{{"namespace": "n", "topic": "{_LONG}"}}': "topic",
+    r'{"namespace": "a\u0000b", "topic": "t"}': "namespace",
+    r'{"namespace": "n", "topic": "a\nb"}': "topic",
+}
+_ITEM = '"namespace": "n", "topic": "t"'
+_ENQUEUE_FAULTS = _ITEM_FAULTS | {
+    f"{{{_ITEM}, {field}}}": where
+    for field, where in {
+        '"payload": 1': "payload",
+        '"payload": "no base64!"': "payload",
+        '"payload": "YQ==", "data": 1': "data",
+        '"idempotency_key": 1': "idempotency_key",
+        f'"idempotency_key": "{_LONG}"': "idempotency_key",
+        r'"idempotency_key": "a\u0000"': "idempotency_key",
+        '"priority": 1.5': "priority",
+        '"priority": "high"': "priority",
+        '"priority": 2147483648': "priority",
+        '"priority": -2147483649': "priority",
+        '"metadata": []': "metadata",
+        '"metadata": "text"': "metadata",
+        f'"metadata": {{"a": "{_LONG * 256}"}}': "metadata",
+        '"deliver_after": "yesterday"': "deliver_after",
+        '"deliver_after": 5': "deliver_after",
+        '"deliver_after": "9999-12-31T23:59:59-14:00"': "deliver_after",
+        '"deliver_after": "2026-01-01T00:00:00Z", "delay": 1': "delay",
+        '"delay": -1': "delay",
+        '"delay": "1"': "delay",
+        '"delay": 1e300': "delay",
+        '"ttl": -1': "ttl",
+        '"ttl": 1e300': "ttl",
+    }.items()
+}
+_REF_FAULTS = {
+    "{}": "id",
+    f"{{{_ITEM}}}": "id",
+    f'{{{_ITEM}, "id": 1.5}}': "id",
+    f'{{{_ITEM}, "id": null}}': "id",
+    f'{{{_ITEM}, "id": []}}': "id",
+    '{"id": 1, "namespace": "n"}': "topic",
+    '{"id": 1, "topic": "t"}': "namespace",
+    f'{{"id": 1, "namespace": "{_LONG}", "topic": "t"}}': "namespace",
+    r'{"id": 1, "namespace": "n", "topic": "\u0000"}': "topic",
+    f'{{{_ITEM}, "id": 1, "lease_owner": 1}}': "lease_owner",
+}
+_ACK_ITEM = '{"type": "ackItem", '
 
 _NO_FLAGS = dict.fromkeys(
     ("{}", '{"enabled": 1}', '{"enabled": "true"}', '{"enabled": null}'), "enabled (boolean) is required"
 )
 
+
+def _or_in_an_array(good: str, faults: Mapping[str, str]) -> dict[str, str]:
+    """The same faults where an array is sent: the place is said too."""
+    return {**faults, **{f"[{good}, {fault}]": "[1]" for fault in faults}}
+
+
+_TOPIC_SURFACES = {
+    "POST /enqueue": Surface(reads_body=True, refused=_or_in_an_array(f"{{{_ITEM}}}", _ENQUEUE_FAULTS)),
+    "GET /dequeue": Surface(
+        query=_NO_TOPIC,
+        numbers=("limit", "timeout"),
+        names=_TOPIC_NAMES,
+        words=("ids",),
+        refused_query=_TOPIC_QUERY
+        | {f"{_NO_TOPIC}&lease={text}": "lease" for text in ("0", "-1", "soon", "NaN", "1e9", "Infinity", "%00")},
+    ),
+    "POST /ack": Surface(reads_body=True, refused=_or_in_an_array(f'{{{_ITEM}, "id": 1}}', _REF_FAULTS)),
+    "POST /nack": Surface(
+        reads_body=True,
+        refused=_or_in_an_array(f'{{{_ITEM}, "id": 1}}', _REF_FAULTS | {f'{{{_ITEM}, "id": 1, "error": 1}}': "error"}),
+    ),
+    "GET /topics": Surface(
+        query="namespace=nowhere", names=("namespace",), refused_query={"": "namespace is required"}
+    ),
+    "GET /dlq": Surface(query=_NO_TOPIC, numbers=_PAGE, names=_TOPIC_NAMES, refused_query=_TOPIC_QUERY),
+    "POST /dlq/delete": Surface(reads_body=True, refused=_or_in_an_array(f'{{{_ITEM}, "id": 1}}', _REF_FAULTS)),
+    "POST /dlq/retry": Surface(reads_body=True, refused=_or_in_an_array(f'{{{_ITEM}, "id": 1}}', _REF_FAULTS)),
+}
+_LONG_TOPIC_PATHS = {
+    route.replace(" /topics", " /").replace(" /", " /api/v1/topics/").removesuffix("/"): surface
+    for route, surface in _TOPIC_SURFACES.items()
+}
 _SURFACES: dict[str, Surface] = {
+    **_TOPIC_SURFACES,
+    **_LONG_TOPIC_PATHS,
+    "POST /api/v1/topics/extend": Surface(
+        reads_body=True,
+        refused=_or_in_an_array(
+            f'{{{_ITEM}, "id": 1}}',
+            _REF_FAULTS
+            | {
+                f'{{{_ITEM}, "id": 1, "seconds": {seconds}}}': "seconds"
+                for seconds in ("0", "-1", "604801", '"60"', "true", "[]", "9" * 400)
+            },
+        ),
+    ),
+    "GET /api/v1/topics/peek": Surface(
+        query=_NO_TOPIC, numbers=("limit",), names=_TOPIC_NAMES, refused_query=_TOPIC_QUERY
+    ),
+    "GET /api/v1/topics/counts": Surface(
+        query="namespace=nowhere", names=_TOPIC_NAMES, refused_query={"": "namespace is required"}
+    ),
+    "POST /api/v1/topics/configure": Surface(
+        reads_body=True,
+        refused=_ITEM_FAULTS
+        | {
+            f'{{{_ITEM}, "options": {options}}}': "options"
+            for options in (
+                "[]",
+                '{"colour": 1}',
+                '{"max_retries": -1}',
+                '{"max_retries": 1.5}',
+                '{"max_retries": "many"}',
+                '{"at_most_once": 1}',
+                '{"lease_seconds": 0}',
+                '{"lease_seconds": 604801}',
+                '{"ttl_seconds": 9999999999}',
+            )
+        },
+    ),
+    "POST /api/v1/topics/purge": Surface(reads_body=True, refused=_ITEM_FAULTS),
+    "DELETE /api/v1/topics": Surface(query=_NO_TOPIC, names=_TOPIC_NAMES, refused_query=_TOPIC_QUERY),
+    "GET /api/v1/topics/quotas": Surface(),
+    "PUT /api/v1/topics/quotas": Surface(
+        reads_body=True,
+        refused={
+            "{}": "namespace",
+            '{"namespace": "n"}': "per_minute",
+            '{"namespace": 1, "per_minute": 1}': "namespace",
+            f'{{"namespace": "{_LONG}", "per_minute": 1}}': "namespace",
+        }
+        | {
+            f'{{"namespace": "n", "per_minute": {number}}}': "per_minute"
+            for number in ("-1", "1.5", '"5"', "true", "[]", "2147483648")
+        },
+    ),
     "GET /health": Surface(),
     "GET /livez": Surface(),
     "GET /readyz": Surface(),
@@ -179,6 +325,20 @@ _SURFACES: dict[str, Surface] = {
             '{"operations": [{"type": "ack", "transactionId": "t"}]}': "operations[0].partitionId",
             '{"operations": [{"type": "ack", "partitionId": "PARTITION"}]}': "operations[0].transactionId",
             f'{{"operations": [{{"type": "ack", {_ACK}, "consumerGroup": "{_LONG}"}}]}}': "operations[0].consumerGroup",
+        }
+        | {
+            f'{{"operations": [{{"type": "ack", {_ACK}}}, {{"type": "enqueue", "items": [{item}]}}]}}': (
+                "operations[1].items[0]"
+            )
+            for item in _ENQUEUE_FAULTS
+        }
+        | {
+            f'{{"operations": [{{"type": "enqueue"{items}}}]}}': "operations[0].items"
+            for items in ("", ', "items": null', ', "items": {}', ', "items": [1]')
+        }
+        | {
+            f'{{"operations": [{ref.replace("{", _ACK_ITEM, 1).replace(", }", "}")}]}}': "operations[0]"
+            for ref in _REF_FAULTS
         }
         | {
             f'{{"operations": [{{"type": "ack", {_ACK}}}, {{"type": "push", "items": [{item}]}}]}}': (

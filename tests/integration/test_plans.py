@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
@@ -19,11 +19,13 @@ from tests.conftest import TEMPLATE
 from tests.database import Connection
 
 ROWS = 16
-TABLES = {"partitions", "segments", "cursors"}
+TABLES = {"partitions", "segments", "cursors", "topic_items", "topic_heads", "topic_keys"}
 LEASE = uuid.UUID("019dd000-0000-7000-8000-000000000001")
 
 PARTITIONS = list(range(100, 100 + ROWS))
 GROUPS = [1] * ROWS
+NEW_ITEMS = list(range(10_000_000, 10_000_000 + ROWS))
+LEASED_ITEMS = list(range(1_000_001, 1_000_001 + ROWS))
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "push": (
         PARTITIONS,
@@ -87,6 +89,31 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     # A page here is 10 000 partitions; this is the page of a pop that looks for the next few.
     "ready_partitions": (1, 1, 100, ROWS, None),
     "partition_page_end": (1, 100, ROWS),
+    "topic_enqueue": (
+        [1],
+        [1] * ROWS,
+        [f"new-{number}" for number in range(ROWS)],
+        NEW_ITEMS,
+        NEW_ITEMS,
+        [1] * ROWS,
+        [0] * ROWS,
+        [datetime(2026, 1, 1, tzinfo=UTC)] * ROWS,
+        [0.0] * ROWS,
+        [60.0] * ROWS,
+        [f"new-{number}" for number in range(ROWS)],
+        [True] * ROWS,
+        [b"{}"] * ROWS,
+        [b"body"] * ROWS,
+    ),
+    "topic_key_owners": ([1] * ROWS, [f"key-{number}" for number in range(ROWS)]),
+    "topic_claim": ([1, 2], [ROWS, 1], [0, ROWS], [0, ROWS], [30.0, 30.0], ["a", "b"]),
+    "topic_next_due": ([1, 2],),
+    "topic_give_back": ([1], LEASED_ITEMS, ["owner"] * ROWS),
+    "topic_ack": (LEASED_ITEMS, [3] * ROWS, ["owner"] * ROWS),
+    "topic_extend": (LEASED_ITEMS, [3] * ROWS, ["owner"] * ROWS, [60.0] * ROWS),
+    "topic_nack": ([1], LEASED_ITEMS, [3] * ROWS, ["owner"] * ROWS, ["error"] * ROWS),
+    "topic_lapsed": (datetime(2026, 1, 1, tzinfo=UTC), ROWS),
+    "topic_lapse": ([1], LEASED_ITEMS, "error"),
 }
 # A lane runs these all the time; sorting would mean that rows are read which are not needed, or in the wrong order.
 UNSORTED = {"push_one", "claim", "claim_fresh", "ack", "renew", "why_unclaimed", "save_cursors", "ready_partitions"}
@@ -195,7 +222,8 @@ async def test_what_dashboards_ask_for_is_read_without_a_look_at_segments(
 
 async def test_the_statements_that_change_rows_found_them(hot: Connection) -> None:
     """What is guarded above is the work itself and not a statement that finds nothing to do."""
-    for name in ("push", "push_one", "claim", "claim_fresh", "ack", "save_cursors", "renew"):
+    topic_statements = ("topic_claim", "topic_ack", "topic_extend", "topic_nack")
+    for name in ("push", "push_one", "claim", "claim_fresh", "ack", "save_cursors", "renew", *topic_statements):
         transaction = hot.transaction()
         await transaction.start()
         arguments = ARGUMENTS[name]
@@ -203,7 +231,7 @@ async def test_the_statements_that_change_rows_found_them(hot: Connection) -> No
             await hot.execute("UPDATE queen.cursors SET lease_id = $1 WHERE group_id = 2", LEASE)
         rows = await hot.fetch(Database("").statements[name], *arguments)
         await transaction.rollback()
-        assert len(rows) == (1 if name.startswith("push") else ROWS), name
+        assert len(rows) == (1 if name.startswith("push") else ROWS + (name == "topic_claim")), name
         assert name != "push" or rows[0]["open"]
 
 
@@ -249,7 +277,7 @@ def _literal(value: Any) -> str:
     if isinstance(value, bytes):
         return f"'\\x{value.hex()}'::bytea"
     if isinstance(value, uuid.UUID | datetime | str):
-        return f"'{value}'" + "::uuid" * isinstance(value, uuid.UUID)
+        return f"'{value}'" + "::uuid" * isinstance(value, uuid.UUID) + "::timestamptz" * isinstance(value, datetime)
     return "NULL" if value is None else str(value)
 
 
@@ -261,6 +289,11 @@ def _database(postgres: EmbeddedPostgres, name: str) -> Iterator[str]:
     asyncio.run(_execute(postgres.dsn(), f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}"))
     yield postgres.dsn(name)
     asyncio.run(_execute(postgres.dsn(), f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+_ITEMS = (
+    "INSERT INTO queen.topic_items (id, deliver_after, created_at, updated_at, topic_id, priority, is_json, payload)"
+)
 
 
 async def _fill(dsn: str) -> None:
@@ -279,6 +312,20 @@ async def _fill(dsn: str) -> None:
         "INSERT INTO queen.cursors (partition_id, group_id, committed) SELECT n, 1, 0 FROM generate_series(1, 12000) n",
         "INSERT INTO queen.cursors (partition_id, group_id, committed, lease_id, lease_end, lease_until)"
         f" SELECT n, 2, 0, '{LEASE}', 10, now() + interval '1 h' FROM generate_series(1, 12000) n",
+        "INSERT INTO queen.topic_namespaces (name) VALUES ('ns')",
+        "INSERT INTO queen.topics (namespace_id, name) SELECT 1, n::text FROM generate_series(1, 1000) n",
+        # A deep topic, many shallow ones, and one whose items are leased.
+        f"{_ITEMS} SELECT n, now() + (n - 190000) * interval '1 s', now(), now(), 1, n % 3, true, '\\x00'"
+        " FROM generate_series(1, 200000) n",
+        f"{_ITEMS} SELECT 500000 + n, now() - interval '1 s', now(), now(), 4 + n % 990, 0, true, '\\x00'"
+        " FROM generate_series(1, 10000) n",
+        f"{_ITEMS} SELECT 600000, now() - interval '1 s', now(), now(), 2, 0, true, '\\x00'",
+        f"{_ITEMS} SELECT 1000000 + n, now() - interval '1 s', now(), now(), 3, 0, true, '\\x00'"
+        " FROM generate_series(1, 10000) n",
+        "UPDATE queen.topic_items SET leased_until = now() + interval '1 h', lease_owner = 'owner' WHERE topic_id = 3",
+        "INSERT INTO queen.topic_heads SELECT topic_id, priority, min(deliver_after) FROM queen.topic_items"
+        " GROUP BY topic_id, priority",
+        "INSERT INTO queen.topic_keys SELECT 1, 'key-' || n, n, now() FROM generate_series(1, 20000) n",
         "ANALYZE",
     )
 

@@ -50,6 +50,8 @@ from queen.broker.segments import SegmentCache
 from queen.broker.selections import Selections
 from queen.broker.stream_cycles import StreamCycles
 from queen.broker.streams import StreamQueries
+from queen.broker.topics.topics import TOPIC_EVENTS, Topics
+from queen.broker.topics.upkeep import topic_jobs
 from queen.broker.traces import Traces
 from queen.broker.transaction import Transactions
 from queen.broker.turn import Turn
@@ -153,8 +155,17 @@ class Broker:
         self.acker = Acker(self.database, self.catalog, self.leases, self.envelope, self._freed, meter)
         self.renewer = Renewer(self.database)
         self.releaser = Releaser(self.database, self.leases, self._freed)
+        self.topics = Topics(settings, self.database, self.ids, worker_id, self._send, meter)
         self.transactions = Transactions(
-            self.database, self.catalog, self.pusher, self.leases, self.envelope, self.ids, self._freed, meter
+            self.database,
+            self.catalog,
+            self.pusher,
+            self.leases,
+            self.envelope,
+            self.ids,
+            self._freed,
+            meter,
+            self.topics.steps,
         )
         self.stream_queries = StreamQueries(self.database, self.catalog, self.envelope)
         self.stream_cycles = StreamCycles(
@@ -173,13 +184,14 @@ class Broker:
         self.messages = Messages(self.database, self.catalog, self.envelope, finder, redriver, self.tell)
         self.dead_letters = DeadLetters(self.database, self.catalog, self.envelope, redriver)
         self.traces = Traces(self.database, self.catalog, self.leases, self.envelope, worker_id)
-        self.janitor = Janitor(self.database, cleaning_jobs(settings, self.tell))
+        self.janitor = Janitor(self.database, [*cleaning_jobs(settings, self.tell), *topic_jobs(settings)])
 
     async def start(self) -> None:
         self.bus.start()
         await self.watch.start()
         self.replayer.start()
         self.popper.start()
+        self.topics.start()
         self.changes.start()
         self.peers.start()
         self.janitor.start()
@@ -189,6 +201,7 @@ class Broker:
         await self.janitor.stop()
         await self.changes.stop()
         await self.popper.stop()
+        await self.topics.stop()
         fusions = (
             self.pusher.fusion,
             self.pusher.buffering,
@@ -338,6 +351,9 @@ class Broker:
 
     def _take_in(self, event: Event) -> None:
         kind, name = event[0], event[5]
+        if kind in TOPIC_EVENTS:
+            self.topics.handle(event)
+            return
         if kind == EventKind.QUEUE_GONE:
             self.catalog.forget_queue(name)
             self.janitor.nudge()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 import msgspec
@@ -34,6 +35,12 @@ class EventKind(StrEnum):
     """(queue id): somebody says that something may be there"""
     MODES_CHANGED = "m"
     """a maintenance mode was switched on or off"""
+    TOPIC_FED = "e"
+    """(milliseconds, namespace and topic): it has items that are due in so long"""
+    TOPIC_CHANGED = "o"
+    """(namespace and topic): its options were replaced, or it is gone"""
+    QUOTAS_CHANGED = "q"
+    """the quota of a namespace was changed"""
 
 
 HOST_ONLY = frozenset({EventKind.HELD.value, EventKind.TURN_WANTED.value, EventKind.TURN_DONE.value})
@@ -81,6 +88,11 @@ def named(kind: EventKind, name: str, change: int = 0) -> Event:
 
 def look(queue_id: int) -> Event:
     return (EventKind.LOOK.value, queue_id, 0, 0, 0, "")
+
+
+def topic_fed(name: str, seconds: float) -> Event:
+    # Rounded up: to look too early is to look twice.
+    return (EventKind.TOPIC_FED.value, 0, 0, 0, math.ceil(max(seconds, 0.0) * 1000), name)
 
 
 def turn(kind: EventKind) -> Event:

@@ -1,4 +1,4 @@
-"""Transactions: pushes and acknowledgments that happen together or not at all."""
+"""Transactions: pushes, enqueues and acknowledgments that happen together or not at all."""
 
 from __future__ import annotations
 
@@ -13,12 +13,21 @@ from queen.broker.leases import LeaseBook
 from queen.broker.locate import leased_offsets, locate
 from queen.broker.push import NotStored, Pusher, StoredPush
 from queen.broker.seen import transaction_hash
+from queen.broker.topics.enqueue import Entry
+from queen.broker.topics.steps import TopicSteps
 from queen.broker.whole_acks import OnFreed
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Transaction
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource, is_uuid, parse_partition_uuid
-from queen.wire.transaction import AckOperation, Operation, PushOperation, UnknownOperation
+from queen.wire.transaction import (
+    AckItemOperation,
+    AckOperation,
+    EnqueueOperation,
+    Operation,
+    PushOperation,
+    UnknownOperation,
+)
 
 
 class Transactions:
@@ -34,6 +43,7 @@ class Transactions:
         ids: IdSource,
         on_freed: OnFreed,
         meter: Meter,
+        topics: TopicSteps,
     ) -> None:
         self._database = database
         self._catalog = catalog
@@ -43,10 +53,12 @@ class Transactions:
         self._ids = ids
         self._on_freed = on_freed
         self._meter = meter
+        self._topics = topics
 
     async def run(self, operations: Sequence[Operation], subject: str | None = None) -> dict[str, Any]:
         """Carry out all operations, or none; the answer says which, and why not."""
         answer: dict[str, Any] = {"transactionId": self._ids.uuid(), "success": True, "results": []}
+        await self._topics.admit([one.item for one in operations if isinstance(one, EnqueueOperation)])
         try:
             answer["results"] = await persist(lambda: self._run(operations, subject))
         except Refused as refused:
@@ -67,12 +79,17 @@ class Transactions:
             key: await self._catalog.queue_of(partitions[key[0]]) for key in set(places) if key[0] in partitions
         }
         await self._pusher.prepare(items)
+        refs = [operation.ref for operation in operations if isinstance(operation, AckItemOperation)]
+        entries = [Entry(operation.item) for operation in operations if isinstance(operation, EnqueueOperation)]
         async with self._database.transaction() as transaction:
             decisions, outcomes, available = await self._ack(transaction, acks, places, partitions, queues)
             stored = await self._pusher.store_in(transaction, items, subject)
+            await self._topics.ack_in(transaction, refs)
+            enqueued = await self._topics.enqueue_in(transaction, entries)
         self._settle(decisions, available, partitions, stored)
         self._count(decisions, partitions, stored)
-        return _results(operations, outcomes, stored)
+        self._topics.settle(enqueued)
+        return _results(operations, outcomes, stored, entries)
 
     async def _places(self, acks: Sequence[AckOperation]) -> list[CursorKey]:
         places = []
@@ -180,9 +197,11 @@ class Transactions:
         self._meter.transacted(touched)
 
 
-def _results(operations: Sequence[Operation], dead: Sequence[bool], stored: StoredPush) -> list[dict[str, Any]]:
+def _results(
+    operations: Sequence[Operation], dead: Sequence[bool], stored: StoredPush, entries: Sequence[Entry]
+) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
-    dead_letters, messages = iter(dead), iter(stored.messages)
+    dead_letters, messages, enqueued = iter(dead), iter(stored.messages), iter(entries)
     for index, operation in enumerate(operations):
         if isinstance(operation, PushOperation):
             message_id, partition = next(messages)
@@ -208,4 +227,8 @@ def _results(operations: Sequence[Operation], dead: Sequence[bool], stored: Stor
                     "dlq": next(dead_letters),
                 }
             )
+        elif isinstance(operation, EnqueueOperation):
+            results.append({"index": index, "type": "enqueue", "success": True, "id": str(next(enqueued).id)})
+        elif isinstance(operation, AckItemOperation):
+            results.append({"index": index, "type": "ackItem", "success": True, "id": str(operation.ref.number)})
     return results

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from queen.errors import BadRequest, Conflict, DatabaseAway, NotFound, Overloaded, QueenError
+from queen.errors import BadRequest, Conflict, DatabaseAway, NotFound, Overloaded, QueenError, QuotaExceeded
 from queen.http.message import Headers, HttpError
 
 RETRY_SOON: Final[Headers] = ((b"Retry-After", b"1"),)
@@ -30,6 +30,8 @@ def status_for(error: BaseException) -> int:
 
 def status_of(error: QueenError) -> tuple[int, Headers]:
     """The status and headers that tell a client what kind of failure it was."""
+    if isinstance(error, QuotaExceeded):
+        return 429, ((b"Retry-After", b"%d" % error.retry_after),)
     for kind, status, headers in _STATUSES:
         if isinstance(error, kind):
             return status, headers

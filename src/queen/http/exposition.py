@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -43,6 +44,7 @@ class _Families(Collector):
         yield from _process(reports, alive)
         yield from _database(alive, cluster is not None)
         yield from _work(reports)
+        yield from _topics(reports)
         yield from _histograms(reports)
         yield from _without_meaning()
         if cluster is not None:
@@ -102,6 +104,19 @@ def _database(alive: Sequence[Report], up: bool) -> Iterator[Metric]:
         "Requests that wait for their fused database call (db); system is always 0.",
         ("pool",),
         [((name,), waiting) for name, _, waiting in pools],
+    )
+
+
+def _topics(reports: Sequence[Report]) -> Iterator[Metric]:
+    items = Counter[str]()
+    for report in reports:
+        items.update(report.topics)
+    yield _labelled(
+        CounterMetricFamily,
+        "queen_topic_items_total",
+        "Items of topics that were enqueued, dequeued, acked, nacked, given up on (dead), or refused by a quota.",
+        ("op", "namespace", "topic"),
+        [(label.split("\n"), count) for label, count in sorted(items.items())],
     )
 
 

@@ -18,12 +18,19 @@ _MOST_QUEUES: Final = 10_000
 _FEWEST_KEPT: Final = 2000
 
 
+def topic_label(done: str, namespace: str, topic: str) -> str:
+    """What is counted as one: names hold no control characters, so lines part them."""
+    return f"{done}\n{namespace}\n{topic}"
+
+
 class Meter:
     """Counts what a worker does, in all and for each queue."""
 
     def __init__(self) -> None:
         self.total = WorkerTally()
         self.queues: dict[str, Tally] = {}
+        self.topics: dict[str, int] = {}
+        """Items of topics by what was done with them: see `topic_label`."""
         self.push_latency = Histogram.of(LATENCY_SECONDS)
         self.pop_latency = Histogram.of(LATENCY_SECONDS)
         self.ack_latency = Histogram.of(LATENCY_SECONDS)
@@ -43,6 +50,13 @@ class Meter:
                 name = ""
             tally = self.queues.setdefault(name, Tally())
         return tally
+
+    def topic_items(self, done: str, namespace: str, topic: str, items: int) -> None:
+        """Something was done with so many items of a topic. Beyond a number of topics, all others share one."""
+        label = topic_label(done, namespace, topic)
+        if label not in self.topics and len(self.topics) >= _MOST_QUEUES:
+            label = topic_label(done, "", "")
+        self.topics[label] = self.topics.get(label, 0) + items
 
     def push_requested(self, queues: Sequence[str]) -> None:
         """A push request names these queues (one of them perhaps several times)."""
@@ -115,6 +129,8 @@ class Meter:
         self.total.add(report.total)
         for name, tally in report.queues.items():
             self.queue(name).add(tally)
+        for label, items in report.topics.items():
+            self.topics[label] = self.topics.get(label, 0) + items
         for name, histogram in self.histograms():
             before = report.histograms.get(name)
             if before is not None and before.bounds == histogram.bounds:

@@ -47,6 +47,8 @@ class Report(msgspec.Struct):
     """User and system time of the process."""
     rates: tuple[float, float] = (0.0, 0.0)
     """HTTP answers and messages per second, over the last minute."""
+    topics: dict[str, int] = {}
+    """Items of topics by `topic_label`."""
 
     unsent: Report | None = None
     """The flush before, as long as it is not known to be stored."""

@@ -10,7 +10,8 @@ import msgspec
 from queen.errors import BadRequest
 from queen.wire.ack import decode_object
 from queen.wire.loose_items import LooseItem, read_items
-from queen.wire.push import PushItem, check_name, check_utf8
+from queen.wire.push import NULL, PushItem, check_name, check_utf8
+from queen.wire.topics import EnqueueItem, ItemRef, decode_enqueue_items, decode_item_ref
 
 _EMPTY = msgspec.Raw(b"{}")
 
@@ -31,11 +32,21 @@ class AckOperation:
 
 
 @dataclass(frozen=True, slots=True)
+class EnqueueOperation:
+    item: EnqueueItem
+
+
+@dataclass(frozen=True, slots=True)
+class AckItemOperation:
+    ref: ItemRef
+
+
+@dataclass(frozen=True, slots=True)
 class UnknownOperation:
     type: str
 
 
-Operation: TypeAlias = PushOperation | AckOperation | UnknownOperation
+Operation: TypeAlias = PushOperation | AckOperation | EnqueueOperation | AckItemOperation | UnknownOperation
 
 
 class _Item(LooseItem):
@@ -46,13 +57,17 @@ class _Item(LooseItem):
 
 class _Operation(msgspec.Struct):
     type: Any = None
-    items: list[_Item] | None = None
+    items: msgspec.Raw = NULL
     transaction_id: Any = msgspec.field(default=None, name="transactionId")
     partition_id: Any = msgspec.field(default=None, name="partitionId")
     status: Any = None
     group: Any = msgspec.field(default=None, name="consumerGroup")
     lease_id: Any = msgspec.field(default=None, name="leaseId")
     error: Any = None
+    id: Any = None
+    namespace: Any = None
+    topic: Any = None
+    lease_owner: Any = None
 
 
 class _Body(msgspec.Struct):
@@ -60,6 +75,7 @@ class _Body(msgspec.Struct):
 
 
 _body = msgspec.json.Decoder(_Body)
+_items = msgspec.json.Decoder(list[_Item])
 
 
 def decode_transaction(body: bytes) -> list[Operation]:
@@ -75,14 +91,26 @@ def decode_transaction(body: bytes) -> list[Operation]:
     for index, operation in enumerate(operations):
         where = f"operations[{index}]"
         if operation.type == "push":
-            if operation.items is None:
-                raise BadRequest(f"items array is required (at {where}.items)")
-            read += [PushOperation(item) for item in read_items(operation.items, f"{where}.items")]
+            read += [PushOperation(item) for item in read_items(_push_items(operation, where, body), f"{where}.items")]
         elif operation.type == "ack":
             read.append(_ack(operation, where))
+        elif operation.type == "enqueue":
+            read += map(EnqueueOperation, decode_enqueue_items(operation.items, f"{where}.items"))
+        elif operation.type == "ackItem":
+            ref = {key: getattr(operation, key) for key in ("id", "namespace", "topic", "lease_owner")}
+            read.append(AckItemOperation(decode_item_ref(ref, where)))
         else:
             read.append(UnknownOperation(str(operation.type)))
     return read
+
+
+def _push_items(operation: _Operation, where: str, body: bytes) -> list[_Item]:
+    if operation.items == NULL:
+        raise BadRequest(f"items array is required (at {where}.items)")
+    try:
+        return _items.decode(operation.items)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _explain(body, error) from error
 
 
 def _ack(operation: _Operation, where: str) -> AckOperation:

@@ -119,6 +119,7 @@ class Recorder:
             statuses=self._shell.statuses,
             cpu_seconds=self._cpu_seconds(),
             rates=self._rate(),
+            topics=self._meter.topics,
             unsent=self._unsent,
         )
 

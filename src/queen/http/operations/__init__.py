@@ -24,6 +24,7 @@ from queen.http.operations import (
     queues,
     status,
     streams,
+    topics,
     traces,
 )
 
@@ -40,6 +41,7 @@ _TABLES: Final = (
     analytics,
     metrics,
     streams,
+    topics,
     cluster,
     health,
     documentation,
@@ -51,6 +53,7 @@ TAGS: Final[Mapping[str, str]] = {
     "Consumer groups": "Where groups are, and moving them.",
     "Messages": "Looking at single messages, and doing things to them.",
     "Dead letters": "Messages that were given up on.",
+    "Topics": "Priority queues with delayed delivery, retries and quotas.",
     "Traces": "What consumers say about a message while they work on it.",
     "Streams": "Windows and state of stream processors.",
     "Status": "How the server and its queues are doing, now and over time.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from msgspec import UNSET, Meta, UnsetType, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from queen.http.openapi.operation import (
     FOUND,
@@ -20,7 +20,9 @@ from queen.http.openapi.operation import (
     Time,
     Uuid,
 )
+from queen.http.operations.topics import ItemToEnqueue
 from queen.wire.push import DEFAULT_PARTITION, LONGEST_BUFFER_MS, LONGEST_NAME, MOST_BUFFERED
+from queen.wire.topics import ItemRef
 
 _TAG: Final = "Messaging"
 
@@ -173,10 +175,20 @@ class AckOperation(Body, tag_field="type", tag="ack"):
     error: str | None = None
 
 
+class EnqueueOperation(Struct, tag_field="type", tag="enqueue"):
+    """Enqueue items to topics; a duplicate of an `idempotency_key` is answered with the id of the first."""
+
+    items: Annotated[list[ItemToEnqueue], Meta(min_length=1)]
+
+
+class AckItemOperation(ItemRef, tag_field="type", tag="ackItem"):
+    """An item of a topic is done."""
+
+
 class TransactionRequest(Body):
     """Operations that all happen, or none does."""
 
-    operations: Annotated[list[PushOperation | AckOperation], Meta(min_length=1)]
+    operations: Annotated[list[PushOperation | AckOperation | EnqueueOperation | AckItemOperation], Meta(min_length=1)]
 
 
 class PushDone(Answer, tag_field="type", tag="push"):
@@ -200,12 +212,28 @@ class AckDone(Answer, tag_field="type", tag="ack"):
     dlq: bool
 
 
+class EnqueueDone(Answer, tag_field="type", tag="enqueue"):
+    """An item that a transaction enqueued; the id is text."""
+
+    index: Count
+    success: bool
+    id: str
+
+
+class AckItemDone(Answer, tag_field="type", tag="ackItem"):
+    """An item that a transaction acknowledged."""
+
+    index: Count
+    success: bool
+    id: str
+
+
 class TransactionResult(Answer):
     """Whether the transaction happened; if not, `error` says why, and nothing of it did."""
 
     transaction_id: Uuid
     success: bool
-    results: list[PushDone | AckDone]
+    results: list[PushDone | AckDone | EnqueueDone | AckItemDone]
     error: str | UnsetType = UNSET
 
 
@@ -398,7 +426,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
             ]
         },
         answers={200: TransactionResult},
-        errors=SEALED,
+        errors=(*SEALED, 429),
     ),
     "POST /api/v1/lease/{lease}/extend": Operation(
         id="extendLease",

@@ -1,0 +1,139 @@
+"""How fast topics are: enqueue 100 a request, dequeue 100 and ack, with 1 and 1000 topics, empty and a million deep.
+
+    python -m bench.topics [--seconds 5] [--connections 16] [--depth 1000000] [--workers 2]
+
+Every figure is items per second that were answered 200. Client, server and PostgreSQL share the machine, and a client
+in Python takes a good part of it: the figures are for comparing with each other, in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+import asyncpg
+import msgspec
+
+from bench.target import Target, fresh_server
+
+BATCH = 100
+PAYLOAD = "x" * 256
+NAMESPACE = "bench"
+
+
+class Ref(msgspec.Struct):
+    """What an ack needs of an item that was dequeued."""
+
+    id: int
+    namespace: str
+    topic: str
+    lease_owner: str
+
+
+class Load:
+    """Clients on one server that do the same thing again and again."""
+
+    def __init__(self, target: Target, session: aiohttp.ClientSession, connections: int, seconds: float) -> None:
+        self._url = f"http://{target.host}:{target.port}/api/v1/topics"
+        self._session = session
+        self._connections = connections
+        self._seconds = seconds
+        self._decode = msgspec.json.Decoder(list[Ref]).decode
+
+    async def rate(self, step: Callable[[int], Awaitable[int]]) -> float:
+        """Items per second; `step` does one round trip for the topic of this number, and says how many it moved."""
+        moved = 0
+        numbers = itertools.count()
+        begun = time.monotonic()
+
+        async def run() -> None:
+            nonlocal moved
+            while time.monotonic() - begun < self._seconds:
+                done = await step(next(numbers))
+                moved += done
+
+        await asyncio.gather(*(run() for _ in range(self._connections)))
+        return moved / (time.monotonic() - begun)
+
+    def enqueue(self, topics: int) -> Callable[[int], Awaitable[int]]:
+        bodies = [
+            msgspec.json.encode([{"namespace": NAMESPACE, "topic": f"t{n}", "data": PAYLOAD} for _ in range(BATCH)])
+            for n in range(topics)
+        ]
+
+        async def step(number: int) -> int:
+            async with self._session.post(f"{self._url}/enqueue", data=bodies[number % topics]) as answer:
+                answer.raise_for_status()
+                await answer.read()
+            return BATCH
+
+        return step
+
+    def dequeue(self, topics: int) -> Callable[[int], Awaitable[int]]:
+        async def step(number: int) -> int:
+            query = f"namespace={NAMESPACE}&topic=t{number % topics}&limit={BATCH}"
+            async with self._session.get(f"{self._url}/dequeue?{query}") as answer:
+                answer.raise_for_status()
+                items = self._decode(await answer.read())
+            if items:
+                async with self._session.post(f"{self._url}/ack", data=msgspec.json.encode(items)) as answer:
+                    answer.raise_for_status()
+                    await answer.read()
+            return len(items)
+
+        return step
+
+
+async def fill(target: Target, topics: int, depth: int) -> None:
+    """Have so many items ready, spread over the topics, as if they had been enqueued."""
+    assert target.database is not None
+    connection: asyncpg.Connection[asyncpg.Record] = await target.database.connect()
+    await connection.execute("TRUNCATE queen.topic_items, queen.topic_heads")
+    await connection.execute(
+        "INSERT INTO queen.topic_items"
+        " (id, deliver_after, created_at, updated_at, topic_id, priority, is_json, payload)"
+        " SELECT n, now() - interval '1 h' + n * interval '1 us', now(), now(), t.id, 0, true, convert_to($3, 'UTF8')"
+        " FROM generate_series(1, $1::bigint) n JOIN queen.topics t ON t.name = 't' || n % $2::bigint",
+        depth,
+        topics,
+        msgspec.json.encode(PAYLOAD).decode(),
+    )
+    await connection.execute(
+        "INSERT INTO queen.topic_heads"
+        " SELECT topic_id, priority, min(deliver_after) FROM queen.topic_items GROUP BY topic_id, priority"
+    )
+    await connection.execute("VACUUM ANALYZE queen.topic_items")
+    await connection.execute("CHECKPOINT")
+    await connection.close()
+
+
+async def measure(arguments: argparse.Namespace) -> None:
+    connector = aiohttp.TCPConnector(limit=arguments.connections)
+    async with fresh_server(arguments.workers) as target, aiohttp.ClientSession(connector=connector) as session:
+        load = Load(target, session, arguments.connections, arguments.seconds)
+        print(f"{'topics':>8}{'depth':>10}{'enqueue 100':>14}{'dequeue 100 + ack':>20}   items/s")
+        for topics in (1, 1000):
+            # The first enqueues make the topics, which `fill` needs.
+            await load.rate(load.enqueue(topics))
+            for depth in (0, arguments.depth):
+                await fill(target, topics, depth)
+                enqueued = await load.rate(load.enqueue(topics))
+                dequeued = await load.rate(load.dequeue(topics))
+                print(f"{topics:>8}{depth:>10}{enqueued:>14,.0f}{dequeued:>20,.0f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long each figure is measured")
+    parser.add_argument("--connections", type=int, default=16, help="clients at a time")
+    parser.add_argument("--depth", type=int, default=1_000_000, help="ready items in the deep topics")
+    parser.add_argument("--workers", type=int, default=2, help="worker processes of the server")
+    asyncio.run(measure(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

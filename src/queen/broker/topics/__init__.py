@@ -1,0 +1,1 @@
+"""Topics: priority queues with delayed delivery, retries, idempotency and quotas."""

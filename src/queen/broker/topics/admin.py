@@ -1,0 +1,82 @@
+"""Topics as a whole: their options, what is in them, emptying and deleting them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from queen.broker.topics.catalog import LOCKS, Topic, TopicCatalog, TopicKey
+from queen.broker.topics.options import echo_topic_options, read_topic_options
+from queen.storage.database import Database, Record
+
+_STEP: Final = 5000
+
+
+class TopicAdmin:
+    """Looks at topics, and changes them as a whole."""
+
+    def __init__(self, database: Database, catalog: TopicCatalog, on_changed: Callable[[TopicKey], None]) -> None:
+        """`on_changed` lets this and every other worker know."""
+        self._database = database
+        self._catalog = catalog
+        self._on_changed = on_changed
+
+    async def configure(self, key: TopicKey, options: Mapping[str, object] | None) -> dict[str, Any]:
+        """Set the options that are sent, and make the topic if need be; gives all of them."""
+        topic = await self._catalog.one(key)
+        values = read_topic_options(options, topic if topic is not None else _DEFAULTS)
+        if topic is None:
+            topic = (await self._catalog.ensure([key]))[key]
+        for record in await self._database.fetch("topic_configure", topic.id, *values):
+            topic = Topic.from_record(record)
+        self._on_changed(key)
+        return _named(topic) | {"options": echo_topic_options(topic)}
+
+    async def active(self, namespace: str) -> list[str]:
+        """The names of the topics of a namespace that have ready or leased items."""
+        return [row["name"] for row in await self._database.fetch("topic_active", namespace)]
+
+    async def counts(self, namespace: str, name: str | None) -> list[dict[str, Any]]:
+        """How many items the topics of a namespace, or one of them, have, and their options."""
+        rows = await self._database.fetch("topic_counts", namespace, name)
+        return [
+            _named(topic := Topic.from_record(row))
+            | {state: row[state] for state in ("ready", "delayed", "leased", "dead")}
+            | {"options": echo_topic_options(topic)}
+            for row in rows
+        ]
+
+    async def peek(self, key: TopicKey, limit: int, *, delayed: bool) -> list[Record]:
+        """The next items in the order of service, which stay as they are; with `delayed` also those not due yet."""
+        topic = await self._catalog.one(key)
+        return await self._database.fetch("topic_peek", topic.id, limit, delayed) if topic is not None else []
+
+    async def purge(self, key: TopicKey) -> int:
+        """Remove all items of a topic, leased ones too; dead letters and options stay. Gives how many they were."""
+        topic = await self._catalog.one(key)
+        if topic is None:
+            return 0
+        removed = 0
+        for statement in ("topic_remove_items", "topic_remove_leased_items"):
+            while some := len(await self._database.fetch(statement, topic.id, _STEP)):
+                removed += some
+        return removed
+
+    async def delete(self, key: TopicKey) -> bool:
+        """Delete a topic with all that is in it; False when there is none of that name."""
+        topic = await self._catalog.one(key)
+        if topic is None:
+            return False
+        await self.purge(key)
+        async with self._database.transaction() as transaction:
+            await transaction.fetch("topic_lock_alone", topic.id % LOCKS)
+            dropped = await transaction.fetch("topic_drop", topic.id)
+        self._on_changed(key)
+        return bool(dropped)
+
+
+def _named(topic: Topic) -> dict[str, Any]:
+    return {"namespace": topic.namespace, "topic": topic.name}
+
+
+_DEFAULTS: Final = Topic(0, 0, "", "", 3, 1000, 300_000, 30, False, None)

@@ -1,0 +1,281 @@
+"""Dequeueing: the requests of all topics lease together; who finds nothing may wait."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+import asyncpg
+
+from queen.broker.topics.catalog import Topic, TopicCatalog, TopicKey, lock_keys
+from queen.broker.topics.fused import Lane
+from queen.broker.topics.heads import Heads
+from queen.errors import QueenError
+from queen.metrics.meter import Meter
+from queen.storage.database import Database, Record
+from queen.wire.ids import IdSource
+
+log = logging.getLogger(__name__)
+
+_MOST_AT_ONCE: Final = 5000
+_MOST_WAITING: Final = 1_000_000
+_LONGEST_TIMER: Final = 3600.0
+
+
+@dataclass(slots=True, eq=False)
+class Dequeue:
+    """A request for items. `busy`: a statement is leasing for it, so that its time may be up but not answered yet."""
+
+    key: TopicKey
+    limit: int
+    lease_seconds: float | None
+    wait: bool
+    answer: asyncio.Future[list[Record]]
+    busy: bool = True
+    expired: bool = False
+    timer: asyncio.TimerHandle | None = None
+
+    def expire(self) -> None:
+        self.expired = True
+        if not self.busy:
+            self.finish([])
+
+    def finish(self, items: list[Record]) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        if not self.answer.done():
+            self.answer.set_result(items)
+
+
+@dataclass(slots=True)
+class _Bench:
+    """Those who wait for one topic, and when the next of its items is due."""
+
+    waiting: deque[Dequeue] = field(default_factory=deque)
+    timer: asyncio.TimerHandle | None = None
+
+
+class Dequeuer:
+    """Leases items in the order of service."""
+
+    def __init__(
+        self,
+        database: Database,
+        catalog: TopicCatalog,
+        heads: Heads,
+        ids: IdSource,
+        on_leased: Callable[[float], None],
+        meter: Meter,
+    ) -> None:
+        """`on_leased` is told how many seconds a lease lasts that has just begun."""
+        self._database = database
+        self._link = database.link()
+        self._catalog = catalog
+        self._heads = heads
+        self._ids = ids
+        self._on_leased = on_leased
+        self._meter = meter
+        self._benches: dict[TopicKey, _Bench] = {}
+        self._closing = False
+        self._claiming: set[TopicKey] = set()
+        self._missed: set[TopicKey] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.lane: Lane[Dequeue] = Lane(
+            self._run, weigh=lambda request: min(request.limit, _MOST_AT_ONCE), limit=_MOST_AT_ONCE, most=_MOST_WAITING
+        )
+
+    def dequeue(
+        self, key: TopicKey, limit: int, lease_seconds: float | None, wait_seconds: float
+    ) -> asyncio.Future[list[Record]]:
+        """Lease up to `limit` items; with `wait_seconds`, wait so long for the first of them."""
+        loop = asyncio.get_running_loop()
+        request = Dequeue(key, limit, lease_seconds, wait_seconds > 0, loop.create_future())
+        self.lane.submit(request)
+        if request.wait:
+            request.timer = loop.call_later(wait_seconds, request.expire)
+        return request.answer
+
+    def fed(self, key: TopicKey, seconds: float) -> None:
+        """A topic has items that are due in so many seconds."""
+        if seconds > 0:
+            bench = self._benches.get(key)
+            if bench is not None:
+                self._arm(key, bench, seconds)
+            elif key in self._claiming:
+                self._missed.add(key)
+            return
+        if key in self._claiming:
+            self._missed.add(key)
+        self._wake(key)
+
+    def wake_all(self) -> None:
+        """Let everybody who waits look again."""
+        for key in list(self._benches):
+            self._wake(key)
+
+    def release_parked(self) -> None:
+        """Answer everybody who waits with nothing, and let nobody wait from now on."""
+        self._closing = True
+        for bench in self._benches.values():
+            for request in list(bench.waiting):
+                request.expire()
+
+    @property
+    def parked(self) -> int:
+        return sum(not request.answer.done() for bench in self._benches.values() for request in bench.waiting)
+
+    async def stop(self) -> None:
+        self.release_parked()
+        await self.lane.fusion.join()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _run(self, batch: list[Dequeue]) -> None:
+        batch = [request for request in batch if not request.answer.done()]
+        self._missed.clear()
+        self._claiming = {request.key for request in batch}
+        try:
+            await self._serve(batch)
+        finally:
+            self._claiming = set()
+
+    async def _serve(self, batch: list[Dequeue]) -> None:
+        topics = await self._catalog.find({request.key for request in batch})
+        requests = sorted(
+            (request for request in batch if request.key in topics), key=lambda request: topics[request.key].id
+        )
+        items = await self._claim(requests, topics) if requests else []
+        given = {id(request): some for request, some in zip(requests, items, strict=True)}
+        hungry = []
+        for request in batch:
+            some = given.get(id(request), [])
+            if some or request.expired or self._closing or not request.wait:
+                self._hand_over(request, some)
+            elif not request.answer.done():
+                hungry.append(request)
+        if hungry:
+            await self._park(hungry, topics)
+
+    async def _claim(self, requests: Sequence[Dequeue], topics: dict[TopicKey, Topic]) -> list[list[Record]]:
+        """Lease for the requests, which are sorted by topic; those that came first are served first."""
+        starts = [0, *itertools.accumulate(request.limit for request in requests)]
+        wanted: Counter[int] = Counter()
+        bases: dict[int, int] = {}
+        for request, start in zip(requests, starts, strict=False):
+            topic_id = topics[request.key].id
+            wanted[topic_id] += request.limit
+            bases.setdefault(topic_id, start)
+        seconds = [
+            request.lease_seconds if request.lease_seconds is not None else float(topics[request.key].lease_seconds)
+            for request in requests
+        ]
+        owners = [self._ids.uuid() for _ in requests]
+        rows = await self._link.fetch(
+            "topic_claim", list(wanted), list(wanted.values()), list(bases.values()), starts[:-1], seconds, owners
+        )
+        items: list[list[Record]] = [[] for _ in requests]
+        for row in rows:
+            items[row["slot"] - 1].append(row)
+        await self._give_up_leases(requests, topics, items)
+        leased: Counter[int] = Counter()
+        for request, some, lease in zip(requests, items, seconds, strict=True):
+            if some:
+                some.sort(key=_service_order)
+                leased[topics[request.key].id] += len(some)
+                self._on_leased(lease)
+        for topic_id, count in leased.items():
+            self._heads.note(topic_id, count)
+        return items
+
+    async def _give_up_leases(
+        self, requests: Sequence[Dequeue], topics: dict[TopicKey, Topic], items: list[list[Record]]
+    ) -> None:
+        """Items that are delivered at most once are gone before anybody is told of them."""
+        rows = [
+            row
+            for request, some in zip(requests, items, strict=True)
+            if some and topics[request.key].at_most_once and not request.answer.done()
+            for row in some
+        ]
+        if rows:
+            rows.sort(key=lambda row: int(row["id"]))
+            await self._link.fetch(
+                "topic_ack",
+                [row["id"] for row in rows],
+                [row["topic_id"] for row in rows],
+                [row["lease_owner"] for row in rows],
+            )
+
+    def _hand_over(self, request: Dequeue, items: list[Record]) -> None:
+        if items and request.answer.done():
+            # Its client has gone away meanwhile.
+            self._spawn(self._give_back(request.key, items))
+            return
+        if items:
+            self._meter.topic_items("dequeued", *request.key, len(items))
+        request.finish(items)
+
+    async def _give_back(self, key: TopicKey, items: Sequence[Record]) -> None:
+        rows = sorted(items, key=lambda row: int(row["id"]))
+        try:
+            await self._database.fetch(
+                "topic_give_back",
+                lock_keys({row["topic_id"] for row in rows}),
+                [row["id"] for row in rows],
+                [row["lease_owner"] for row in rows],
+            )
+        except (QueenError, asyncpg.PostgresError) as error:
+            log.warning("%d items of %s could not be given back; their leases have to lapse: %s", len(rows), key, error)
+            return
+        self.fed(key, 0.0)
+
+    async def _park(self, hungry: Sequence[Dequeue], topics: dict[TopicKey, Topic]) -> None:
+        """Have requests wait for what happens next: something is enqueued or given back, or becomes due."""
+        keys = set()
+        for request in hungry:
+            request.busy = False
+            self._benches.setdefault(request.key, _Bench()).waiting.append(request)
+            keys.add(request.key)
+        by_id = {topics[key].id: key for key in keys if key in topics}
+        if by_id:
+            for row in await self._link.fetch("topic_next_due", list(by_id)):
+                key = by_id[row["topic_id"]]
+                bench = self._benches.get(key)
+                if bench is not None:
+                    self._arm(key, bench, row["seconds"])
+        for key in keys & self._missed:
+            self._wake(key)
+
+    def _arm(self, key: TopicKey, bench: _Bench, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        # A millisecond later than told, as PostgreSQL counts finer than timers do.
+        at = loop.time() + min(max(seconds, 0.0) + 0.001, _LONGEST_TIMER)
+        if bench.timer is None or bench.timer.cancelled() or bench.timer.when() > at:
+            if bench.timer is not None:
+                bench.timer.cancel()
+            bench.timer = loop.call_at(at, self._wake, key)
+
+    def _wake(self, key: TopicKey) -> None:
+        bench = self._benches.pop(key, None)
+        if bench is None:
+            return
+        if bench.timer is not None:
+            bench.timer.cancel()
+        for request in bench.waiting:
+            if not request.answer.done():
+                request.busy = True
+                self.lane.submit(request)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _service_order(row: Record) -> tuple[int, datetime, int]:
+    return row["priority"], row["deliver_after"], row["id"]

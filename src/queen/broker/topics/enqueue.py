@@ -1,0 +1,169 @@
+"""Enqueueing: the items of concurrent requests are stored by one statement."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final, TypeAlias
+
+from queen.broker.topics.catalog import Topic, TopicCatalog, TopicKey, lock_keys
+from queen.broker.topics.fused import Lane
+from queen.broker.topics.ids import ItemIds
+from queen.broker.topics.quotas import Quotas
+from queen.errors import Overloaded
+from queen.metrics.meter import Meter
+from queen.storage.database import Database, Fetcher
+from queen.wire.topics import EnqueueItem
+
+OnFed: TypeAlias = Callable[[Sequence[tuple[TopicKey, float]]], None]
+"""Told of topics that have new items, and in how many seconds the first of them is due."""
+
+_MOST_ATTEMPTS: Final = 5
+
+
+@dataclass(slots=True)
+class Entry:
+    """One item, and the id that it has or (as a duplicate) names; 0: not known yet."""
+
+    item: EnqueueItem
+    id: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Enqueue:
+    entries: list[Entry]
+    answer: asyncio.Future[list[int]]
+
+
+@dataclass(slots=True)
+class Stored:
+    """What an enqueue did, to be told once it is committed."""
+
+    fed: dict[TopicKey, float] = field(default_factory=dict)
+    items: Counter[TopicKey] = field(default_factory=Counter)
+
+    def note(self, entry: Entry, topic: Topic, at: datetime) -> None:
+        item = entry.item
+        self.items[topic.key] += 1
+        wait = item.delay or 0.0
+        if item.deliver_after is not None:
+            wait = max(0.0, (item.deliver_after - at).total_seconds())
+        known = self.fed.get(topic.key)
+        if known is None or wait < known:
+            self.fed[topic.key] = wait
+
+
+class Enqueuer:
+    """Stores items, each with its idempotency key at most once."""
+
+    def __init__(
+        self,
+        database: Database,
+        catalog: TopicCatalog,
+        ids: ItemIds,
+        quotas: Quotas,
+        on_fed: OnFed,
+        meter: Meter,
+    ) -> None:
+        self._link = database.link()
+        self._catalog = catalog
+        self._ids = ids
+        self._quotas = quotas
+        self._on_fed = on_fed
+        self._meter = meter
+        self.lane: Lane[Enqueue] = Lane(self._run, weigh=lambda request: len(request.entries), limit=5000)
+
+    async def enqueue(self, items: Sequence[EnqueueItem]) -> list[int]:
+        """Store items; gives their ids in the order of the items, a duplicate that of the first with its key."""
+        await self._quotas.admit(items)
+        request = Enqueue([Entry(item) for item in items], asyncio.get_running_loop().create_future())
+        self.lane.submit(request)
+        return await request.answer
+
+    async def _run(self, batch: list[Enqueue]) -> None:
+        stored = await self.store(self._link, [entry for request in batch for entry in request.entries])
+        for request in batch:
+            if not request.answer.done():
+                request.answer.set_result([entry.id for entry in request.entries])
+        self.settle(stored)
+
+    async def store(self, fetcher: Fetcher, entries: Sequence[Entry]) -> Stored:
+        """Store items by statements of `fetcher`; `settle` is to be called once they are committed."""
+        stored = Stored()
+        waiting = list(entries)
+        for _ in range(_MOST_ATTEMPTS):
+            topics = await self._catalog.ensure({(entry.item.namespace, entry.item.topic) for entry in waiting})
+            ids = await self._ids.take(len(waiting))
+            for entry, id in zip(waiting, ids, strict=True):
+                entry.id = id
+            waiting = await self._store(fetcher, waiting, topics, stored)
+            if not waiting:
+                return stored
+        raise Overloaded("topics are being deleted while they are enqueued to; nothing is sure, try again soon")
+
+    def settle(self, stored: Stored) -> None:
+        """Committed: let those who wait know."""
+        for key, count in stored.items.items():
+            self._meter.topic_items("enqueued", *key, count)
+        if stored.fed:
+            self._on_fed(list(stored.fed.items()))
+
+    async def _store(
+        self, fetcher: Fetcher, entries: list[Entry], topics: dict[TopicKey, Topic], stored: Stored
+    ) -> list[Entry]:
+        """Returns what was not stored because its topic, or the owner of its key, has just gone."""
+        homes = [topics.get((entry.item.namespace, entry.item.topic)) for entry in entries]
+        housed = [(entry, topic) for entry, topic in zip(entries, homes, strict=True) if topic is not None]
+        homeless = [entry for entry, topic in zip(entries, homes, strict=True) if topic is None]
+        keyed = [(topic, entry.item.idempotency_key, entry) for entry, topic in housed if entry.item.idempotency_key]
+        # In the same order as everybody else, so that nobody waits for each other in a circle.
+        keyed.sort(key=lambda one: (one[0].namespace_id, one[1]))
+        (row,) = await fetcher.fetch(
+            "topic_enqueue",
+            lock_keys({topic.id for _, topic in housed}),
+            [topic.id for topic, _, _ in keyed],
+            [key for _, key, _ in keyed],
+            [entry.id for _, _, entry in keyed],
+            [entry.id for entry, _ in housed],
+            [topic.id for _, topic in housed],
+            [entry.item.priority or 0 for entry, _ in housed],
+            [entry.item.deliver_after for entry, _ in housed],
+            [entry.item.delay for entry, _ in housed],
+            [entry.item.ttl for entry, _ in housed],
+            [entry.item.idempotency_key for entry, _ in housed],
+            [entry.item.is_json for entry, _ in housed],
+            [entry.item.stored_metadata for entry, _ in housed],
+            [entry.item.stored_payload for entry, _ in housed],
+        )
+        new = set(row["ids"] or ())
+        left: list[tuple[Entry, Topic]] = []
+        for entry, topic in housed:
+            if entry.id in new:
+                stored.note(entry, topic, row["at"])
+            else:
+                left.append((entry, topic))
+        return homeless + await self._duplicates(fetcher, left)
+
+    async def _duplicates(self, fetcher: Fetcher, left: list[tuple[Entry, Topic]]) -> list[Entry]:
+        """Give duplicates the ids of the first; returns those that are none."""
+        keyed = [(entry, topic) for entry, topic in left if entry.item.idempotency_key]
+        owners: dict[int, int] = {}
+        if keyed:
+            rows = await fetcher.fetch(
+                "topic_key_owners",
+                [topic.namespace_id for _, topic in keyed],
+                [entry.item.idempotency_key for entry, _ in keyed],
+            )
+            owners = {id(keyed[row["place"] - 1][0]): row["item_id"] for row in rows}
+        again = []
+        for entry, topic in left:
+            owner = owners.get(id(entry))
+            if owner is None:
+                self._catalog.forget(topic.key)
+                again.append(entry)
+            else:
+                entry.id = owner
+        return again

@@ -1,0 +1,186 @@
+"""Acknowledging, failing and extending: what a consumer says about items it has leased."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from queen.broker.storable import storable
+from queen.broker.topics.catalog import TopicCatalog, TopicKey, lock_keys
+from queen.broker.topics.enqueue import OnFed
+from queen.broker.topics.fused import Lane
+from queen.metrics.meter import Meter
+from queen.storage.database import Database, Fetcher
+from queen.wire.topics import ExtendRef, ItemRef, NackRef
+
+NOT_LEASED = "Item not found or not leased"
+_LONGEST_ERROR = 10_000
+_DEFAULT_ERROR = "Failed without an error message"
+
+Ref = TypeVar("Ref", bound=ItemRef)
+R = TypeVar("R")
+
+
+@dataclass(slots=True, eq=False)
+class Settlement(Generic[Ref, R]):
+    """What one request says, and for each item what came of it; None: it is not there, or not leased."""
+
+    refs: Sequence[Ref]
+    answer: asyncio.Future[list[R | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Nacked:
+    """What became of an item that failed: a dead letter, or ready again after so many seconds."""
+
+    dead: bool
+    seconds: float
+
+
+class Settler:
+    """Acks, nacks and extensions, each kind fused."""
+
+    def __init__(
+        self, database: Database, catalog: TopicCatalog, on_fed: OnFed, on_leased: Callable[[float], None], meter: Meter
+    ) -> None:
+        self._catalog = catalog
+        self._on_fed = on_fed
+        self._on_leased = on_leased
+        self._meter = meter
+        self._links = [database.link() for _ in range(3)]
+        self._acks: Lane[Settlement[ItemRef, bool]] = Lane(self._run_acks, weigh=_weigh, limit=5000)
+        self._nacks: Lane[Settlement[NackRef, Nacked]] = Lane(self._run_nacks, weigh=_weigh, limit=2000)
+        self._extensions: Lane[Settlement[ExtendRef, datetime]] = Lane(self._run_extensions, weigh=_weigh, limit=2000)
+
+    def ack(self, refs: Sequence[ItemRef]) -> asyncio.Future[list[bool | None]]:
+        """The items are done and go for good."""
+        return _submit(self._acks, refs)
+
+    def nack(self, refs: Sequence[NackRef]) -> asyncio.Future[list[Nacked | None]]:
+        """The items failed: they are retried later, or become dead letters."""
+        return _submit(self._nacks, refs)
+
+    def extend(self, refs: Sequence[ExtendRef]) -> asyncio.Future[list[datetime | None]]:
+        """The leases of the items last longer; gives until when."""
+        return _submit(self._extensions, refs)
+
+    async def stop(self) -> None:
+        for lane in (self._acks, self._nacks, self._extensions):
+            await lane.fusion.join()
+
+    async def _run_acks(self, batch: list[Settlement[ItemRef, bool]]) -> None:
+        places = await self._places([ref for request in batch for ref in request.refs])
+        done = await ack_in(self._links[0], places)
+        self._count("acked", [place.ref for place in done])
+        _answer(batch, {place.index: True for place in done})
+
+    async def _run_nacks(self, batch: list[Settlement[NackRef, Nacked]]) -> None:
+        places = await self._places([ref for request in batch for ref in request.refs])
+        outcomes: dict[int, Nacked] = {}
+        fed: dict[TopicKey, float] = {}
+        if places:
+            rows = await self._links[1].fetch(
+                "topic_nack",
+                lock_keys({place.topic_id for place in places}),
+                [place.ref.number for place in places],
+                [place.topic_id for place in places],
+                [place.ref.lease_owner for place in places],
+                [_error_text(place.ref.error) for place in places],
+            )
+            for row in rows:
+                place = places[row["slot"] - 1]
+                outcome = outcomes[place.index] = Nacked(row["dead"], row["seconds"])
+                if not outcome.dead:
+                    key = (place.ref.namespace, place.ref.topic)
+                    fed[key] = min(fed.get(key, outcome.seconds), outcome.seconds)
+        refs = {place.index: place.ref for place in places}
+        self._count("nacked", [refs[index] for index in outcomes])
+        self._count("dead", [refs[index] for index, outcome in outcomes.items() if outcome.dead])
+        _answer(batch, outcomes)
+        if fed:
+            self._on_fed(list(fed.items()))
+
+    async def _run_extensions(self, batch: list[Settlement[ExtendRef, datetime]]) -> None:
+        places = await self._places([ref for request in batch for ref in request.refs])
+        ends: dict[int, datetime] = {}
+        if places:
+            seconds = [place.ref.seconds or float(place.lease_seconds) for place in places]
+            rows = await self._links[2].fetch(
+                "topic_extend",
+                [place.ref.number for place in places],
+                [place.topic_id for place in places],
+                [place.ref.lease_owner for place in places],
+                seconds,
+            )
+            for row in rows:
+                ends[places[row["slot"] - 1].index] = row["leased_until"]
+                self._on_leased(seconds[row["slot"] - 1])
+        _answer(batch, ends)
+
+    def _count(self, done: str, refs: Sequence[ItemRef]) -> None:
+        for key, items in Counter((ref.namespace, ref.topic) for ref in refs).items():
+            self._meter.topic_items(done, *key, items)
+
+    async def _places(self, refs: Sequence[Ref]) -> list[Place[Ref]]:
+        return await find_places(self._catalog, refs)
+
+
+@dataclass(frozen=True, slots=True)
+class Place(Generic[Ref]):
+    """An item that a request names: where in the request, and on which topic."""
+
+    index: int
+    ref: Ref
+    topic_id: int
+    lease_seconds: int
+
+
+async def find_places(catalog: TopicCatalog, refs: Sequence[Ref]) -> list[Place[Ref]]:
+    """Those whose topics exist, in the order of their ids, in which everybody locks items; each item once."""
+    topics = await catalog.find({(ref.namespace, ref.topic) for ref in refs})
+    places: dict[int, Place[Ref]] = {}
+    for index, ref in enumerate(refs):
+        topic = topics.get((ref.namespace, ref.topic))
+        if topic is not None:
+            places.setdefault(ref.number, Place(index, ref, topic.id, topic.lease_seconds))
+    return sorted(places.values(), key=lambda place: place.ref.number)
+
+
+async def ack_in(fetcher: Fetcher, places: Sequence[Place[ItemRef]]) -> list[Place[ItemRef]]:
+    """Remove leased items; returns those that were."""
+    if not places:
+        return []
+    rows = await fetcher.fetch(
+        "topic_ack",
+        [place.ref.number for place in places],
+        [place.topic_id for place in places],
+        [place.ref.lease_owner for place in places],
+    )
+    return [places[row["slot"] - 1] for row in rows]
+
+
+def _submit(lane: Lane[Settlement[Ref, R]], refs: Sequence[Ref]) -> asyncio.Future[list[R | None]]:
+    request: Settlement[Ref, R] = Settlement(refs, asyncio.get_running_loop().create_future())
+    lane.submit(request)
+    return request.answer
+
+
+def _weigh(request: Settlement[Any, Any]) -> int:
+    return len(request.refs)
+
+
+def _answer(batch: Sequence[Settlement[Any, R]], outcomes: dict[int, R]) -> None:
+    start = 0
+    for request in batch:
+        end = start + len(request.refs)
+        if not request.answer.done():
+            request.answer.set_result([outcomes.get(index) for index in range(start, end)])
+        start = end
+
+
+def _error_text(error: str | None) -> str:
+    return storable(error)[:_LONGEST_ERROR] if error else _DEFAULT_ERROR

@@ -1,0 +1,119 @@
+"""The topics of one worker: their parts, wired."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import asyncpg
+
+from queen.broker.events import Event, EventKind, named, topic_fed
+from queen.broker.topics.admin import TopicAdmin
+from queen.broker.topics.catalog import TopicCatalog, TopicKey
+from queen.broker.topics.dead_letters import TopicDeadLetters
+from queen.broker.topics.dequeue import Dequeuer
+from queen.broker.topics.enqueue import Enqueuer
+from queen.broker.topics.heads import Heads
+from queen.broker.topics.ids import ItemIds
+from queen.broker.topics.lapse import Lapses
+from queen.broker.topics.quotas import Quotas
+from queen.broker.topics.settle import Settler
+from queen.broker.topics.steps import TopicSteps
+from queen.errors import QueenError
+from queen.metrics.meter import Meter
+from queen.settings import Settings
+from queen.storage.database import Database
+from queen.wire.ids import IdSource
+
+log = logging.getLogger(__name__)
+
+TOPIC_EVENTS: Final = frozenset({EventKind.TOPIC_FED, EventKind.TOPIC_CHANGED, EventKind.QUOTAS_CHANGED})
+# Names hold no control characters, so this cannot be part of one.
+_BETWEEN: Final = "\n"
+_POLLS_PER_SEARCH: Final = 12
+
+
+class Topics:
+    """Everything a worker does with topics. Parts are public: routes call the one they need."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        ids: IdSource,
+        worker_id: int,
+        send: Callable[[Sequence[Event]], None],
+        meter: Meter,
+    ) -> None:
+        """`send` lets the other workers know."""
+        self._send = send
+        self._poll_seconds = settings.pop_safety_poll_ms / 1000
+        self.catalog = TopicCatalog(database)
+        self.quotas = Quotas(database, dict(settings.namespace_quotas), meter)
+        self.heads = Heads(database)
+        self.lapses = Lapses(database, self._fed)
+        node = settings.mqueue_node_id
+        item_ids = ItemIds(database, node + worker_id if node >= 0 else None)
+        self.enqueuer = Enqueuer(database, self.catalog, item_ids, self.quotas, self._fed, meter)
+        self.dequeuer = Dequeuer(database, self.catalog, self.heads, ids, self.lapses.note, meter)
+        self.settler = Settler(database, self.catalog, self._fed, self.lapses.note, meter)
+        self.dead_letters = TopicDeadLetters(database, self.catalog, self._fed)
+        self.admin = TopicAdmin(database, self.catalog, self._changed)
+        self.steps = TopicSteps(self.catalog, self.enqueuer, self.quotas)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self.lapses.start()
+        self._task = asyncio.get_running_loop().create_task(self._keep_safe())
+
+    async def stop(self) -> None:
+        """Finish what was accepted, and answer those who wait."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self.lapses.stop()
+        await self.enqueuer.lane.fusion.join()
+        await self.settler.stop()
+        await self.dequeuer.stop()
+        await self.heads.stop()
+
+    async def set_quota(self, namespace: str, per_minute: int | None) -> None:
+        """Set the quota of a namespace here and at every other worker."""
+        await self.quotas.set(namespace, per_minute)
+        self._send([named(EventKind.QUOTAS_CHANGED, namespace)])
+
+    def handle(self, event: Event) -> None:
+        """Take in what another worker did."""
+        namespace, _, name = event[5].partition(_BETWEEN)
+        if event[0] == EventKind.TOPIC_FED:
+            self.dequeuer.fed((namespace, name), event[4] / 1000)
+        elif event[0] == EventKind.TOPIC_CHANGED:
+            self.catalog.forget((namespace, name))
+        elif event[0] == EventKind.QUOTAS_CHANGED:
+            self.quotas.forget()
+
+    def _fed(self, topics: Sequence[tuple[TopicKey, float]]) -> None:
+        for key, seconds in topics:
+            self.dequeuer.fed(key, seconds)
+        self._send([topic_fed(_BETWEEN.join(key), seconds) for key, seconds in topics])
+
+    def _changed(self, key: TopicKey) -> None:
+        self.catalog.forget(key)
+        self._send([named(EventKind.TOPIC_CHANGED, _BETWEEN.join(key))])
+
+    async def _keep_safe(self) -> None:
+        """Now and then look for what no other worker of this host told of."""
+        polls = 0
+        while True:
+            await asyncio.sleep(self._poll_seconds)
+            polls += 1
+            try:
+                await self.lapses.look(everywhere=polls % _POLLS_PER_SEARCH == 0)
+                await self.catalog.refresh()
+                await self.quotas.refresh()
+            except (QueenError, asyncpg.PostgresError) as error:
+                log.debug("the slow poll of topics failed; the next tries again: %s", error)
+                continue
+            self.dequeuer.wake_all()

@@ -1,0 +1,468 @@
+-- Topics: priority queues with one row per item.
+--
+-- Whatever makes an item ready holds a shared advisory lock (class 1366650960) of the topic while it does, and tells the
+-- time only once it has it; who moves heads forward holds it alone. So no item appears before a head that was moved.
+-- A head that is made, rather than moved, is put five minutes back: others who hold the lock may have told the time a
+-- little earlier, and do not see the one that is being made. Where the head exists, it is put to the time itself.
+
+-- name: topic_namespaces_by_names
+-- Namespaces by their names.
+SELECT id, name, quota_per_minute FROM queen.topic_namespaces WHERE name = ANY ($1::text[]);
+
+-- name: topic_quotas
+-- Every namespace that has a quota of its own.
+SELECT id, name, quota_per_minute FROM queen.topic_namespaces WHERE quota_per_minute IS NOT NULL ORDER BY name;
+
+-- name: topic_set_quota
+-- Give a namespace, made if need be, a quota of its own, or (null) none.
+INSERT INTO queen.topic_namespaces (name, quota_per_minute) VALUES ($1, $2)
+ON CONFLICT (name) DO UPDATE SET quota_per_minute = excluded.quota_per_minute;
+
+-- name: topic_create_namespaces
+-- Make namespaces that do not exist yet.
+INSERT INTO queen.topic_namespaces (name) SELECT DISTINCT n FROM unnest($1::text[]) AS n ORDER BY n ON CONFLICT DO NOTHING;
+
+-- name: topic_create
+-- Make topics that do not exist yet, in namespaces that do.
+INSERT INTO queen.topics (namespace_id, name)
+SELECT n.id, i.topic FROM unnest($1::text[], $2::text[]) AS i (namespace, topic)
+JOIN queen.topic_namespaces n ON n.name = i.namespace
+ORDER BY 1, 2 ON CONFLICT DO NOTHING;
+
+-- name: topics_by_names
+-- Topics by namespace and name.
+SELECT t.*, n.name AS namespace FROM unnest($1::text[], $2::text[]) AS i (namespace, topic)
+JOIN queen.topic_namespaces n ON n.name = i.namespace
+JOIN queen.topics t ON t.namespace_id = n.id AND t.name = i.topic;
+
+-- name: topics_by_ids
+-- Topics by their ids.
+SELECT t.*, n.name AS namespace FROM queen.topics t JOIN queen.topic_namespaces n ON n.id = t.namespace_id
+WHERE t.id = ANY ($1::integer[]);
+
+-- name: topic_configure
+-- Replace the options of a topic that exists.
+UPDATE queen.topics t SET max_retries = $2, backoff_base_ms = $3, backoff_cap_ms = $4, lease_seconds = $5,
+    at_most_once = $6, ttl_seconds = $7
+FROM queen.topic_namespaces n WHERE t.id = $1 AND n.id = t.namespace_id
+RETURNING t.*, n.name AS namespace;
+
+-- name: topic_reserve_ids
+-- Reserve a stretch of time ($2 ms long, not before $1) for ids of one node: the preferred one ($3) when it is free.
+UPDATE queen.topic_nodes SET upto_ms = greatest(upto_ms, $1::bigint) + $2::bigint
+WHERE node = (
+    SELECT node FROM queen.topic_nodes ORDER BY node = $3::integer AND upto_ms <= $1::bigint DESC, upto_ms, node
+    LIMIT 1 FOR UPDATE SKIP LOCKED
+)
+RETURNING node, upto_ms - $2::bigint AS from_ms, upto_ms;
+
+-- name: topic_enqueue
+-- Store items whose topics exist and whose keys are new; gives the time of it and the ids that were stored.
+WITH held AS MATERIALIZED (
+    SELECT count(pg_advisory_xact_lock_shared(1366650960, k)) AS locks FROM unnest($1::integer[]) AS k
+), moment AS MATERIALIZED (
+    SELECT clock_timestamp() AS at FROM held
+), keyed AS (
+    INSERT INTO queen.topic_keys (namespace_id, key, item_id, created_at)
+    SELECT t.namespace_id, k.key, k.item_id, m.at
+    FROM moment m CROSS JOIN unnest($2::integer[], $3::text[], $4::bigint[]) WITH ORDINALITY
+        AS k (topic_id, key, item_id, place)
+    JOIN queen.topics t ON t.id = k.topic_id
+    ORDER BY k.place
+    ON CONFLICT DO NOTHING RETURNING item_id
+), fresh AS MATERIALIZED (
+    SELECT i.*, m.at, coalesce(i.given, m.at + make_interval(secs => coalesce(i.delay, 0))) AS due,
+        coalesce(i.own_ttl, t.ttl_seconds) AS ttl
+    FROM moment m
+    CROSS JOIN unnest($5::bigint[], $6::integer[], $7::integer[], $8::timestamptz[], $9::float8[], $10::float8[],
+        $11::text[], $12::boolean[], $13::bytea[], $14::bytea[])
+        AS i (id, topic_id, priority, given, delay, own_ttl, key, is_json, metadata, payload)
+    JOIN queen.topics t ON t.id = i.topic_id
+    WHERE i.key IS NULL OR i.id IN (SELECT item_id FROM keyed)
+), firsts AS MATERIALIZED (
+    SELECT topic_id, priority, least(min(due), min(at)) AS head, min(at) AS at FROM fresh GROUP BY topic_id, priority
+), places AS MATERIALIZED (
+    -- Behind the clock of those who moved the head: by what the client asked for, or because the clock was set back.
+    SELECT f.topic_id, f.priority, f.head, f.head < f.at OR EXISTS (SELECT FROM queen.topic_heads h
+        WHERE h.topic_id = f.topic_id AND h.priority = f.priority AND h.head > f.head) AS behind
+    FROM firsts f
+), made AS (
+    INSERT INTO queen.topic_heads (topic_id, priority, head)
+    SELECT topic_id, priority, head - interval '5 minutes' FROM places WHERE NOT behind ORDER BY topic_id, priority
+    ON CONFLICT DO NOTHING
+), lowered AS (
+    INSERT INTO queen.topic_heads AS h (topic_id, priority, head)
+    SELECT topic_id, priority, head - interval '5 minutes' FROM places WHERE behind ORDER BY topic_id, priority
+    ON CONFLICT (topic_id, priority) DO UPDATE SET head = excluded.head + interval '5 minutes'
+        WHERE h.head > excluded.head + interval '5 minutes'
+), stored AS (
+    INSERT INTO queen.topic_items (id, deliver_after, expires_at, created_at, updated_at, topic_id, priority, is_json,
+        idempotency_key, metadata, payload)
+    SELECT id, due, greatest(due, at) + make_interval(secs => ttl), at, at, topic_id, priority, is_json, key, metadata,
+        payload
+    FROM fresh
+    ON CONFLICT DO NOTHING RETURNING id
+)
+SELECT (SELECT at FROM moment) AS at, (SELECT array_agg(id) FROM stored) AS ids;
+
+-- name: topic_key_owners
+-- The items that were enqueued with keys.
+SELECT i.place, k.item_id FROM unnest($1::integer[], $2::text[]) WITH ORDINALITY AS i (namespace_id, key, place)
+JOIN queen.topic_keys k ON k.namespace_id = i.namespace_id AND k.key = i.key;
+
+-- name: topic_claim
+-- Lease the first items that are ready and due: so many ($2) of each topic ($1). Topics have a stretch of places each
+-- that begins at $3; whoever's places begin at $4 leases for $5 seconds as $6.
+WITH picked AS MATERIALIZED (
+    SELECT p.id, width_bucket(a.base + row_number() OVER (PARTITION BY a.topic_id
+        ORDER BY p.priority, p.deliver_after, p.id) - 1, $4::bigint[]) AS slot
+    FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS a (topic_id, wanted, base)
+    CROSS JOIN LATERAL (
+        SELECT r.id, r.priority, r.deliver_after
+        FROM queen.topic_heads h
+        CROSS JOIN LATERAL (
+            SELECT i.id, i.priority, i.deliver_after FROM queen.topic_items i
+            WHERE i.topic_id = h.topic_id AND i.priority = h.priority AND i.leased_until IS NULL
+                AND i.deliver_after >= h.head AND i.deliver_after <= statement_timestamp()
+                AND (i.expires_at IS NULL OR i.expires_at > statement_timestamp())
+            ORDER BY i.deliver_after, i.id LIMIT a.wanted FOR UPDATE SKIP LOCKED
+        ) r
+        WHERE h.topic_id = a.topic_id ORDER BY h.priority LIMIT a.wanted
+    ) p
+)
+UPDATE queen.topic_items i SET
+    leased_until = clock_timestamp() + make_interval(secs => ($5::float8[])[p.slot]),
+    lease_owner = ($6::text[])[p.slot], updated_at = clock_timestamp()
+FROM picked p
+WHERE i.id = p.id AND i.id = ANY (ARRAY(SELECT id FROM picked))
+RETURNING p.slot, i.id, i.topic_id, i.priority, i.deliver_after, i.leased_until, i.lease_owner, i.retries, i.created_at,
+    i.updated_at, i.first_failed_at, i.last_error, i.expires_at, i.idempotency_key, i.is_json, i.metadata, i.payload;
+
+-- name: topic_next_due
+-- Seconds until the next item of each topic becomes due; no row when none is waiting.
+SELECT t.topic_id, extract(epoch FROM min(f.deliver_after) - clock_timestamp())::float8 AS seconds
+FROM unnest($1::integer[]) AS t (topic_id)
+JOIN queen.topic_heads h ON h.topic_id = t.topic_id
+CROSS JOIN LATERAL (
+    SELECT i.deliver_after FROM queen.topic_items i
+    WHERE i.topic_id = h.topic_id AND i.priority = h.priority AND i.leased_until IS NULL
+        AND i.deliver_after >= greatest(h.head, statement_timestamp())
+    ORDER BY i.deliver_after, i.id LIMIT 1
+) f
+GROUP BY t.topic_id;
+
+-- name: topic_give_back
+-- End leases whose items nobody was told of: they are ready as before.
+WITH held AS MATERIALIZED (
+    SELECT count(pg_advisory_xact_lock_shared(1366650960, k)) AS locks FROM unnest($1::integer[]) AS k
+), back AS (
+    UPDATE queen.topic_items i SET leased_until = NULL, lease_owner = NULL
+    FROM unnest($2::bigint[], $3::text[]) AS g (id, owner) CROSS JOIN held
+    WHERE i.id = g.id AND i.lease_owner = g.owner AND i.leased_until IS NOT NULL
+    RETURNING i.topic_id, i.priority, i.deliver_after
+)
+INSERT INTO queen.topic_heads AS h (topic_id, priority, head)
+SELECT topic_id, priority, min(deliver_after) - interval '5 minutes' FROM back
+    GROUP BY topic_id, priority ORDER BY topic_id, priority
+ON CONFLICT (topic_id, priority) DO UPDATE SET head = excluded.head + interval '5 minutes'
+        WHERE h.head > excluded.head + interval '5 minutes';
+
+-- name: topic_ack
+-- Items that are done go for good. A lease that lapsed still counts while nobody else has taken the item.
+DELETE FROM queen.topic_items i
+USING unnest($1::bigint[], $2::integer[], $3::text[]) WITH ORDINALITY AS a (id, topic_id, owner, slot)
+WHERE i.id = a.id AND i.topic_id = a.topic_id AND i.lease_owner IS NOT NULL
+    AND (a.owner IS NULL OR a.owner = i.lease_owner)
+RETURNING a.slot;
+
+-- name: topic_extend
+-- Make live leases end so many seconds from now; never earlier than they would.
+UPDATE queen.topic_items i
+SET leased_until = greatest(i.leased_until, clock_timestamp() + make_interval(secs => e.seconds)),
+    updated_at = clock_timestamp()
+FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::float8[]) WITH ORDINALITY
+    AS e (id, topic_id, owner, seconds, slot)
+WHERE i.id = e.id AND i.topic_id = e.topic_id AND i.leased_until > clock_timestamp()
+    AND (e.owner IS NULL OR e.owner = i.lease_owner)
+RETURNING e.slot, i.leased_until;
+
+-- name: topic_nack
+-- Leased items that failed wait longer each time, and become dead letters when their retries are used up.
+WITH held AS MATERIALIZED (
+    SELECT count(pg_advisory_xact_lock_shared(1366650960, k)) AS locks FROM unnest($1::integer[]) AS k
+), failed AS MATERIALIZED (
+    SELECT n.slot, i.id, n.error, clock_timestamp() AS at, i.retries >= t.max_retries AS over,
+        least(t.backoff_cap_ms, t.backoff_base_ms * power(2::float8, least(i.retries, 40))) * (0.5 + random() / 2)
+            AS backoff
+    FROM held CROSS JOIN unnest($2::bigint[], $3::integer[], $4::text[], $5::text[]) WITH ORDINALITY
+        AS n (id, topic_id, owner, error, slot)
+    JOIN queen.topic_items i ON i.id = n.id AND i.topic_id = n.topic_id
+    JOIN queen.topics t ON t.id = i.topic_id
+    WHERE i.lease_owner IS NOT NULL AND (n.owner IS NULL OR n.owner = i.lease_owner)
+    FOR UPDATE OF i
+), again AS (
+    UPDATE queen.topic_items i SET deliver_after = f.at + make_interval(secs => f.backoff / 1000),
+        leased_until = NULL, lease_owner = NULL, retries = i.retries + 1, updated_at = f.at, last_error = f.error,
+        first_failed_at = coalesce(i.first_failed_at, f.at)
+    FROM failed f WHERE i.id = f.id AND NOT f.over
+    RETURNING f.slot, i.topic_id, i.priority, f.at, f.backoff
+), made AS (
+    INSERT INTO queen.topic_heads AS h (topic_id, priority, head)
+    SELECT topic_id, priority, min(at) - interval '5 minutes' FROM again
+    GROUP BY topic_id, priority ORDER BY topic_id, priority
+    ON CONFLICT (topic_id, priority) DO UPDATE SET head = excluded.head + interval '5 minutes'
+        WHERE h.head > excluded.head + interval '5 minutes'
+), dead AS (
+    DELETE FROM queen.topic_items i USING failed f WHERE i.id = f.id AND f.over
+    RETURNING f.slot, f.at, f.error, i.*
+), letters AS (
+    INSERT INTO queen.topic_dead_letters (id, topic_id, priority, retries, is_json, deliver_after, created_at,
+        first_failed_at, moved_at, idempotency_key, last_error, metadata, payload)
+    SELECT id, topic_id, priority, retries, is_json, deliver_after, created_at, coalesce(first_failed_at, at), at,
+        idempotency_key, error, metadata, payload FROM dead
+)
+SELECT slot, false AS dead, backoff / 1000 AS seconds FROM again
+UNION ALL SELECT slot, true, 0 FROM dead;
+
+-- name: topic_lapsed
+-- Leases that ended since a time, and what the time is.
+SELECT statement_timestamp() AS at, max(l.leased_until) AS last, array_agg(l.id) AS ids,
+    array_agg(DISTINCT l.topic_id) AS topic_ids
+FROM (
+    SELECT id, topic_id, leased_until FROM queen.topic_items
+    WHERE leased_until > $1::timestamptz AND leased_until <= statement_timestamp() ORDER BY leased_until LIMIT $2
+) l;
+
+-- name: topic_lapse
+-- Items whose leases ended are ready again, or become dead letters when their retries are used up.
+WITH held AS MATERIALIZED (
+    SELECT count(pg_advisory_xact_lock_shared(1366650960, k)) AS locks FROM unnest($1::integer[]) AS k
+), lapsed AS MATERIALIZED (
+    SELECT i.id, clock_timestamp() AS at, i.retries >= t.max_retries AS over
+    FROM held CROSS JOIN unnest($2::bigint[]) AS n (id)
+    JOIN queen.topic_items i ON i.id = n.id
+    JOIN queen.topics t ON t.id = i.topic_id
+    WHERE i.leased_until <= statement_timestamp()
+    FOR UPDATE OF i SKIP LOCKED
+), again AS (
+    UPDATE queen.topic_items i SET leased_until = NULL, retries = i.retries + 1, updated_at = l.at, last_error = $3,
+        first_failed_at = coalesce(i.first_failed_at, l.at)
+    FROM lapsed l WHERE i.id = l.id AND NOT l.over
+    RETURNING i.topic_id, i.priority, i.deliver_after
+), lowered AS (
+    INSERT INTO queen.topic_heads AS h (topic_id, priority, head)
+    SELECT topic_id, priority, min(deliver_after) - interval '5 minutes' FROM again
+    GROUP BY topic_id, priority ORDER BY topic_id, priority
+    ON CONFLICT (topic_id, priority) DO UPDATE SET head = excluded.head + interval '5 minutes'
+        WHERE h.head > excluded.head + interval '5 minutes'
+), dead AS (
+    DELETE FROM queen.topic_items i USING lapsed l WHERE i.id = l.id AND l.over
+    RETURNING l.at, i.*
+), letters AS (
+    INSERT INTO queen.topic_dead_letters (id, topic_id, priority, retries, is_json, deliver_after, created_at,
+        first_failed_at, moved_at, idempotency_key, last_error, metadata, payload)
+    SELECT id, topic_id, priority, retries, is_json, deliver_after, created_at, coalesce(first_failed_at, at), at,
+        idempotency_key, $3, metadata, payload FROM dead
+)
+SELECT DISTINCT n.name AS namespace, t.name AS topic
+FROM again a JOIN queen.topics t ON t.id = a.topic_id JOIN queen.topic_namespaces n ON n.id = t.namespace_id;
+
+-- name: topic_lock_alone
+-- Nobody makes items of these topics ready until this transaction ends; give up soon, for others wait meanwhile.
+SELECT set_config('lock_timeout', '200', true), pg_advisory_xact_lock(1366650960, $1::integer);
+
+-- name: topic_advance_heads
+-- Move the first heads of a topic to where its ready items begin; a priority that has not been used for a while needs none.
+WITH looked AS MATERIALIZED (
+    SELECT h.priority, f.deliver_after, f.deliver_after IS NULL AND h.head < clock_timestamp() - interval '15 minutes'
+        AS unused
+    FROM (SELECT * FROM queen.topic_heads WHERE topic_id = $1 ORDER BY priority LIMIT $2) h
+    LEFT JOIN LATERAL (
+        SELECT i.deliver_after FROM queen.topic_items i
+        WHERE i.topic_id = h.topic_id AND i.priority = h.priority AND i.leased_until IS NULL
+            AND i.deliver_after >= h.head
+        ORDER BY i.deliver_after, i.id LIMIT 1
+    ) f ON true
+), gone AS (
+    DELETE FROM queen.topic_heads h USING looked l WHERE h.topic_id = $1 AND h.priority = l.priority AND l.unused
+)
+UPDATE queen.topic_heads h SET head = least(l.deliver_after, clock_timestamp())
+FROM looked l WHERE h.topic_id = $1 AND h.priority = l.priority AND NOT l.unused
+    AND least(l.deliver_after, clock_timestamp()) > h.head;
+
+-- name: topic_active
+-- The topics of a namespace that have ready or leased items.
+SELECT t.name FROM queen.topic_namespaces n JOIN queen.topics t ON t.namespace_id = n.id
+WHERE n.name = $1 AND (
+    EXISTS (SELECT FROM queen.topic_heads h CROSS JOIN LATERAL (
+        SELECT FROM queen.topic_items i WHERE i.topic_id = h.topic_id AND i.priority = h.priority
+            AND i.leased_until IS NULL AND i.deliver_after >= h.head LIMIT 1) f WHERE h.topic_id = t.id)
+    OR t.id IN (SELECT i.topic_id FROM queen.topic_items i WHERE i.leased_until IS NOT NULL)
+)
+ORDER BY t.name;
+
+-- name: topic_counts
+-- How many items the topics of a namespace, or one of them, have in each state.
+SELECT t.*, n.name AS namespace,
+    coalesce(c.ready, 0) AS ready, coalesce(c.delayed, 0) AS delayed, coalesce(c.leased, 0) AS leased,
+    (SELECT count(*) FROM queen.topic_dead_letters d WHERE d.topic_id = t.id) AS dead
+FROM queen.topic_namespaces n JOIN queen.topics t ON t.namespace_id = n.id
+LEFT JOIN (
+    SELECT topic_id, count(*) FILTER (WHERE leased_until IS NULL AND deliver_after <= statement_timestamp()) AS ready,
+        count(*) FILTER (WHERE leased_until IS NULL AND deliver_after > statement_timestamp()) AS delayed,
+        count(*) FILTER (WHERE leased_until IS NOT NULL) AS leased
+    FROM queen.topic_items
+    WHERE topic_id IN (SELECT o.id FROM queen.topics o JOIN queen.topic_namespaces m ON m.id = o.namespace_id
+        WHERE m.name = $1 AND ($2::text IS NULL OR o.name = $2))
+    GROUP BY topic_id
+) c ON c.topic_id = t.id
+WHERE n.name = $1 AND ($2::text IS NULL OR t.name = $2)
+ORDER BY t.name;
+
+-- name: topic_peek
+-- The items of a topic that are ready, due or not, in the order of service.
+SELECT r.* FROM queen.topic_heads h CROSS JOIN LATERAL (
+    SELECT i.* FROM queen.topic_items i
+    WHERE i.topic_id = h.topic_id AND i.priority = h.priority AND i.leased_until IS NULL AND i.deliver_after >= h.head
+        AND (i.expires_at IS NULL OR i.expires_at > statement_timestamp())
+        AND ($3 OR i.deliver_after <= statement_timestamp())
+    ORDER BY i.deliver_after, i.id LIMIT $2
+) r
+WHERE h.topic_id = $1 ORDER BY h.priority LIMIT $2;
+
+-- name: topic_dead_letters
+-- The dead letters of a topic, oldest first, after so many.
+SELECT * FROM queen.topic_dead_letters WHERE topic_id = $1 ORDER BY moved_at, id LIMIT $2 OFFSET $3;
+
+-- name: topic_delete_dead_letters
+-- Throw dead letters away.
+DELETE FROM queen.topic_dead_letters d USING unnest($1::bigint[], $2::integer[]) WITH ORDINALITY AS i (id, topic_id, slot)
+WHERE d.id = i.id AND d.topic_id = i.topic_id RETURNING i.slot;
+
+-- name: topic_retry_dead_letters
+-- Send dead letters round again: ready now, as if they had never failed.
+WITH held AS MATERIALIZED (
+    SELECT count(pg_advisory_xact_lock_shared(1366650960, k)) AS locks FROM unnest($1::integer[]) AS k
+), moment AS MATERIALIZED (
+    SELECT clock_timestamp() AS at FROM held
+), taken AS (
+    DELETE FROM queen.topic_dead_letters d
+    USING moment m, unnest($2::bigint[], $3::integer[]) WITH ORDINALITY AS r (id, topic_id, slot)
+    WHERE d.id = r.id AND d.topic_id = r.topic_id RETURNING r.slot, m.at, d.*
+), made AS (
+    INSERT INTO queen.topic_heads AS h (topic_id, priority, head)
+    SELECT topic_id, priority, min(at) - interval '5 minutes' FROM taken
+    GROUP BY topic_id, priority ORDER BY topic_id, priority
+    ON CONFLICT (topic_id, priority) DO UPDATE SET head = excluded.head + interval '5 minutes'
+        WHERE h.head > excluded.head + interval '5 minutes'
+), stored AS (
+    INSERT INTO queen.topic_items (id, deliver_after, expires_at, created_at, updated_at, topic_id, priority, is_json,
+        idempotency_key, metadata, payload)
+    SELECT t.id, t.at, t.at + make_interval(secs => o.ttl_seconds), t.created_at, t.at, t.topic_id, t.priority,
+        t.is_json, t.idempotency_key, t.metadata, t.payload
+    FROM taken t JOIN queen.topics o ON o.id = t.topic_id
+)
+SELECT slot FROM taken;
+
+-- name: topic_remove_items
+-- Remove some items of a topic, whatever their state, with their keys; gives how many.
+WITH doomed AS MATERIALIZED (
+    SELECT id FROM queen.topic_items WHERE topic_id = $1 AND leased_until IS NULL
+    ORDER BY topic_id, priority, deliver_after, id LIMIT $2
+), removed AS (
+    DELETE FROM queen.topic_items WHERE id = ANY (ARRAY(SELECT id FROM doomed)) RETURNING id, topic_id, idempotency_key
+), forgotten AS (
+    DELETE FROM queen.topic_keys k USING removed r JOIN queen.topics t ON t.id = r.topic_id
+    WHERE k.namespace_id = t.namespace_id AND k.key = r.idempotency_key
+)
+SELECT id FROM removed;
+
+-- name: topic_remove_leased_items
+-- The same for items that are leased, which no index lists by topic.
+WITH doomed AS MATERIALIZED (
+    SELECT id FROM queen.topic_items WHERE topic_id = $1 AND leased_until IS NOT NULL LIMIT $2
+), removed AS (
+    DELETE FROM queen.topic_items WHERE id = ANY (ARRAY(SELECT id FROM doomed)) RETURNING id, topic_id, idempotency_key
+), forgotten AS (
+    DELETE FROM queen.topic_keys k USING removed r JOIN queen.topics t ON t.id = r.topic_id
+    WHERE k.namespace_id = t.namespace_id AND k.key = r.idempotency_key
+)
+SELECT id FROM removed;
+
+-- name: topic_drop
+-- Delete a topic; its items follow in steps.
+WITH gone AS (
+    DELETE FROM queen.topics WHERE id = $1 RETURNING id
+), heads AS (
+    DELETE FROM queen.topic_heads WHERE topic_id = $1
+), letters AS (
+    DELETE FROM queen.topic_dead_letters WHERE topic_id = $1
+)
+INSERT INTO queen.dropped_topics (topic_id) SELECT id FROM gone ON CONFLICT DO NOTHING RETURNING topic_id;
+
+-- name: topic_hold_namespace
+-- Nobody else reserves of this namespace's quota until this transaction ends.
+SELECT id FROM queen.topic_namespaces WHERE id = $1 FOR NO KEY UPDATE;
+
+-- name: topic_reserve_quota
+-- Reserve up to so many ($3) enqueues, but no fewer than $2, of a namespace's quota ($4) in the last minute. Gives how
+-- many it may (0: too few are left), and in how many seconds the least would be free.
+WITH own AS MATERIALIZED (
+    SELECT $1::integer AS id, floor(extract(epoch FROM clock_timestamp()))::bigint AS second
+), used AS MATERIALIZED (
+    SELECT coalesce(sum(u.used), 0) AS total FROM own o JOIN queen.topic_usage u
+        ON u.namespace_id = o.id AND u.second > o.second - 60
+), granted AS MATERIALIZED (
+    SELECT CASE WHEN $4::bigint - u.total >= $2::bigint THEN least($3::bigint, $4::bigint - u.total) ELSE 0 END AS n
+    FROM used u
+), noted AS (
+    INSERT INTO queen.topic_usage AS u (namespace_id, second, used)
+    SELECT o.id, o.second, g.n FROM own o, granted g WHERE g.n > 0
+    ON CONFLICT (namespace_id, second) DO UPDATE SET used = u.used + excluded.used
+)
+SELECT g.n AS granted, coalesce((
+    SELECT min(f.second) + 60 - o.second FROM (
+        SELECT u.second, sum(u.used) OVER (ORDER BY u.second) AS freed
+        FROM queen.topic_usage u WHERE u.namespace_id = o.id AND u.second > o.second - 60
+    ) f WHERE f.freed >= $2::bigint - ($4::bigint - s.total)
+), 60) AS wait
+FROM own o, granted g, used s;
+
+-- name: topic_expire_items
+-- Remove some items that waited longer than they may; gives how many.
+WITH doomed AS MATERIALIZED (
+    SELECT id FROM queen.topic_items WHERE expires_at <= statement_timestamp() AND leased_until IS NULL
+    ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED
+)
+DELETE FROM queen.topic_items WHERE id = ANY (ARRAY(SELECT id FROM doomed)) RETURNING id;
+
+-- name: topic_forget_keys
+-- Forget some keys that are older than so many seconds, after a time, and whose items are gone.
+WITH old AS MATERIALIZED (
+    SELECT namespace_id, key, item_id, created_at FROM queen.topic_keys
+    WHERE created_at < statement_timestamp() - make_interval(secs => $1) AND created_at >= $2
+    ORDER BY created_at LIMIT $3
+), gone AS (
+    DELETE FROM queen.topic_keys k USING old o
+    WHERE k.namespace_id = o.namespace_id AND k.key = o.key AND k.item_id = o.item_id
+        AND NOT EXISTS (SELECT FROM queen.topic_items i WHERE i.id = o.item_id)
+        AND NOT EXISTS (SELECT FROM queen.topic_dead_letters d WHERE d.id = o.item_id)
+)
+SELECT count(*) AS looked_at, max(created_at) AS last FROM old;
+
+-- name: topic_forget_usage
+-- Forget what was enqueued before the last minutes.
+DELETE FROM queen.topic_usage WHERE second < floor(extract(epoch FROM clock_timestamp()))::bigint - 120;
+
+-- name: topic_dropped
+-- Deleted topics, and whether that was long enough ago for nobody to be enqueueing to them still.
+SELECT topic_id, dropped_at < statement_timestamp() - interval '5 minutes' AS settled FROM queen.dropped_topics;
+
+-- name: topic_forget_dropped
+-- Nothing is left of a deleted topic.
+WITH heads AS (
+    DELETE FROM queen.topic_heads WHERE topic_id = $1
+), letters AS (
+    DELETE FROM queen.topic_dead_letters WHERE topic_id = $1
+)
+DELETE FROM queen.dropped_topics WHERE topic_id = $1;

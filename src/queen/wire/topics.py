@@ -1,0 +1,244 @@
+"""The bodies of requests about topics, and items as they are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
+
+import msgspec
+
+from queen.errors import BadRequest
+from queen.wire.push import check_name, check_utf8
+from queen.wire.snowflake import LARGEST_ID
+
+MOST_ITEMS: Final = 10_000
+LARGEST_METADATA: Final = 65_536
+LONGEST_SECONDS: Final = 10 * 366 * 86_400
+LONGEST_LEASE: Final = 7 * 86_400
+# Clients in Go send the zero of their time type, in the year 1, when they mean none.
+_NO_TIME_BEFORE: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_NO_RAW: Final = msgspec.Raw(b"")
+
+Priority: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_SECONDS)]
+LeaseSeconds: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_LEASE)]
+
+T = TypeVar("T")
+
+
+class EnqueueItem(msgspec.Struct):
+    """One item on its way in. `payload` is bytes, base64 on the wire; `data`, in its place, any JSON value."""
+
+    namespace: str
+    topic: str
+    payload: bytes | None = None
+    data: msgspec.Raw = _NO_RAW
+    idempotency_key: str | None = None
+    priority: Priority | None = None
+    metadata: msgspec.Raw = _NO_RAW
+    deliver_after: datetime | None = None
+    delay: Seconds | None = None
+    ttl: Seconds | None = None
+
+    @property
+    def is_json(self) -> bool:
+        return bool(self.data)
+
+    @property
+    def stored_payload(self) -> bytes:
+        return bytes(self.data) if self.data else self.payload or b""
+
+    @property
+    def stored_metadata(self) -> bytes | None:
+        raw = bytes(self.metadata)
+        return raw if raw and raw != b"null" else None
+
+
+class ItemRef(msgspec.Struct):
+    """Which item a request is about. `lease_owner`, when it is sent, has to be who holds the lease."""
+
+    id: int | str
+    namespace: str
+    topic: str
+    lease_owner: str | None = None
+
+    @property
+    def number(self) -> int:
+        """The id; 0, which no item has, when it is not one."""
+        text = self.id
+        if isinstance(text, str):
+            text = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
+        return text if 0 <= text <= LARGEST_ID else 0
+
+
+class NackRef(ItemRef):
+    error: str | None = None
+
+
+class ExtendRef(ItemRef):
+    seconds: LeaseSeconds | None = None
+
+
+class TopicName(msgspec.Struct):
+    namespace: str
+    topic: str
+
+
+class ConfigureBody(TopicName):
+    options: dict[str, Any] | None = None
+
+
+class QuotaBody(msgspec.Struct):
+    namespace: str
+    per_minute: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None
+
+
+_enqueue = msgspec.json.Decoder(list[EnqueueItem] | EnqueueItem)
+_enqueue_items = msgspec.json.Decoder(list[EnqueueItem])
+_acks = msgspec.json.Decoder(list[ItemRef] | ItemRef)
+_nacks = msgspec.json.Decoder(list[NackRef] | NackRef)
+_extends = msgspec.json.Decoder(list[ExtendRef] | ExtendRef)
+_name = msgspec.json.Decoder(TopicName)
+_configure = msgspec.json.Decoder(ConfigureBody)
+_quota = msgspec.json.Decoder(QuotaBody)
+
+
+def decode_enqueue(body: bytes) -> list[EnqueueItem]:
+    """The items of an enqueue, each one valid. Raises `BadRequest` that says which is wrong, and how."""
+    check_utf8(body)
+    decoded = _decode(_enqueue, body)
+    items = decoded if isinstance(decoded, list) else [decoded]
+    check_enqueue(items, "" if decoded is items else None)
+    return items
+
+
+def decode_enqueue_items(array: bytes, where: str) -> list[EnqueueItem]:
+    """The items of an array that stands somewhere (`where`) in a larger body."""
+    items = _decode(_enqueue_items, array, where)
+    check_enqueue(items, where)
+    return items
+
+
+def decode_item_ref(ref: Mapping[str, object], where: str) -> ItemRef:
+    """Which item is named by fields of a larger body; None counts as absent."""
+    try:
+        item = msgspec.convert({key: value for key, value in ref.items() if value is not None}, ItemRef)
+    except msgspec.ValidationError as error:
+        raise _refusal(error, where) from error
+    check_topic(item.namespace, item.topic, f"{where}.")
+    return item
+
+
+def check_enqueue(items: list[EnqueueItem], where: str | None) -> None:
+    """Names, keys, times and metadata within their limits; `where` is None for an item that stands alone."""
+    _check_count(len(items))
+    checked: tuple[str, str] | None = None
+    for index, item in enumerate(items):
+        at = "" if where is None else f"{where}[{index}]."
+        if (item.namespace, item.topic) != checked:
+            check_topic(item.namespace, item.topic, at)
+            checked = (item.namespace, item.topic)
+        if item.idempotency_key == "":
+            item.idempotency_key = None
+        elif item.idempotency_key is not None:
+            check_name(item.idempotency_key, "idempotency_key", f"{at}idempotency_key")
+        if item.data and item.payload is not None:
+            raise BadRequest(f"payload and data exclude each other: send one of them (at {at}data)")
+        if item.metadata:
+            _check_metadata(bytes(item.metadata), at)
+        if item.deliver_after is not None:
+            item.deliver_after = _moment(item.deliver_after, at)
+        if item.delay is not None and item.deliver_after is not None:
+            raise BadRequest(f"deliver_after and delay exclude each other: send one of them (at {at}delay)")
+
+
+def decode_acks(body: bytes) -> tuple[list[ItemRef], bool]:
+    """The items that a request names, and whether it named them in an array."""
+    return _refs(_decode(_acks, body))
+
+
+def decode_nacks(body: bytes) -> tuple[list[NackRef], bool]:
+    return _refs(_decode(_nacks, body))
+
+
+def decode_extends(body: bytes) -> tuple[list[ExtendRef], bool]:
+    return _refs(_decode(_extends, body))
+
+
+def decode_topic(body: bytes) -> TopicName:
+    name = _decode(_name, body)
+    check_topic(name.namespace, name.topic)
+    return name
+
+
+def decode_configure(body: bytes) -> ConfigureBody:
+    sent = _decode(_configure, body)
+    check_topic(sent.namespace, sent.topic)
+    return sent
+
+
+def decode_quota(body: bytes) -> QuotaBody:
+    sent = _decode(_quota, body)
+    check_name(sent.namespace, "Namespace", "namespace")
+    return sent
+
+
+def check_topic(namespace: str, topic: str, at: str = "") -> None:
+    check_name(namespace, "Namespace", f"{at}namespace")
+    check_name(topic, "Topic", f"{at}topic")
+
+
+Ref = TypeVar("Ref", bound=ItemRef)
+
+
+def _refs(decoded: list[Ref] | Ref) -> tuple[list[Ref], bool]:
+    refs, several = (decoded, True) if isinstance(decoded, list) else ([decoded], False)
+    _check_count(len(refs))
+    for index, ref in enumerate(refs):
+        check_topic(ref.namespace, ref.topic, f"[{index}]." if several else "")
+    return refs, several
+
+
+def _check_count(count: int) -> None:
+    if not count:
+        raise BadRequest("the array is empty: send at least one item")
+    if count > MOST_ITEMS:
+        raise BadRequest(f"a request may hold at most {MOST_ITEMS} items, not {count}: send several")
+
+
+def _check_metadata(raw: bytes, at: str) -> None:
+    if raw == b"null":
+        return
+    if raw[:1] != b"{":
+        raise BadRequest(f"metadata must be a JSON object (at {at}metadata)")
+    if len(raw) > LARGEST_METADATA:
+        raise BadRequest(f"metadata must be at most {LARGEST_METADATA} bytes, not {len(raw)} (at {at}metadata)")
+
+
+def _moment(given: datetime, at: str) -> datetime | None:
+    try:
+        moment = given.astimezone(UTC) if given.tzinfo else given.replace(tzinfo=UTC)
+    except OverflowError:
+        raise BadRequest(f"deliver_after lies beyond what can be stored (at {at}deliver_after)") from None
+    return moment if moment >= _NO_TIME_BEFORE else None
+
+
+def _decode(decoder: msgspec.json.Decoder[T], body: bytes, where: str = "") -> T:
+    if not body:
+        raise BadRequest("Empty request body")
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _refusal(error, where) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"Invalid JSON: {error}") from error
+    except RecursionError as error:
+        raise BadRequest("Invalid JSON: nested too deeply") from error
+
+
+def _refusal(error: msgspec.ValidationError, where: str) -> BadRequest:
+    """What the decoder says, with the place where it says `$`."""
+    text = str(error)
+    placed = text.replace("`$", f"`{where}") if "`$" in text else f"{text} - at `{where}`"
+    return BadRequest(f"Invalid request: {placed}")
