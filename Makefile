@@ -31,9 +31,9 @@ $(STAMP): pyproject.toml constraints.txt
 serve: setup ## Start the server; variables and ARGS are those of `queen serve`.
 	@exec $(BIN)/queen serve $(ARGS)
 
-# Tests wait more than they compute: three at a time take half as long on two cores. A file stays in one process.
+# Tests wait more than they compute: three at a time take half as long on two cores.
 test: setup ## Run the tests.
-	$(BIN)/pytest --numprocesses 3 --dist loadfile $(ARGS)
+	$(BIN)/pytest --numprocesses 3 --dist loadgroup $(ARGS)
 
 acceptance: setup ## Run the published clients against the server; part of `make test`.
 	$(BIN)/pytest tests/acceptance $(ARGS)

@@ -126,6 +126,7 @@ async def test_servers_killed_during_replay_store_everything_once(
             kills += 1
         assert kills > 1, "it was over before it could be disturbed"
         await check_stored(connection, producers)
+        await server.ready()
         await check_delivered(server.url, producers)
 
 

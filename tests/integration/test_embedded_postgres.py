@@ -26,6 +26,9 @@ import sys, time
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 from queen.postgres import EmbeddedPostgres
+
+# What they share takes long to make: one process runs them all.
+pytestmark = pytest.mark.xdist_group("embedded")
 postgres = EmbeddedPostgres(Path(sys.argv[1]))
 postgres.start()
 print(postgres.pid, flush=True)

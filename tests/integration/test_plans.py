@@ -18,6 +18,9 @@ from queen.storage.database import Database
 from tests.conftest import TEMPLATE
 from tests.database import Connection
 
+# What they share takes long to make: one process runs them all.
+pytestmark = pytest.mark.xdist_group("plans")
+
 ROWS = 16
 TABLES = {"partitions", "segments", "cursors", "topic_items", "topic_heads", "topic_keys"}
 LEASE = uuid.UUID("019dd000-0000-7000-8000-000000000001")

@@ -162,11 +162,11 @@ async def test_a_client_that_does_not_sample_gets_no_span(traced: Traced) -> Non
 
 async def test_a_failure_of_the_server_is_an_error_of_its_span(traced: Traced) -> None:
     async with traced.proxy.away():
-        answer = await traced.api.call("POST", "/api/v1/push", {"items": [{"queue": "orders", "payload": 1}]})
+        answer = await traced.api.call("GET", "/api/v1/pop/queue/orders")
     assert answer.status == 503
     name, attributes, span = traced.one()
     assert (name, attributes["error.type"], span.status.status_code) == (
-        "push orders",
+        "pop orders",
         "DatabaseAway",
         StatusCode.ERROR,
     )

@@ -7,14 +7,19 @@ from datetime import UTC, datetime
 
 def iso_micros(moment: datetime) -> str:
     """`2026-04-26T10:59:28.267966Z`, the form of `createdAt` in a pop."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return _iso(moment, "microseconds")
 
 
 def iso_millis(moment: datetime | None) -> str | None:
     """`2026-04-26T10:59:28.267Z`, the form everywhere else; None stays None."""
     if moment is None:
         return None
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return _iso(moment, "milliseconds")
+
+
+def iso_seconds(moment: datetime) -> str:
+    """`2026-04-26T10:59:00Z`, the form of stretches of time that are counted together."""
+    return _iso(moment, "seconds")
 
 
 def parse_time(text: str) -> datetime | None:
@@ -27,3 +32,8 @@ def parse_time(text: str) -> datetime | None:
             continue
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return None
+
+
+def _iso(moment: datetime, precision: str) -> str:
+    # Not strftime: it writes the year 251 with three digits.
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec=precision) + "Z"

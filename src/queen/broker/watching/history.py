@@ -15,11 +15,11 @@ import msgspec
 
 from queen.broker.gently import gently
 from queen.broker.watching.recorder import Recorder
-from queen.broker.watching.time_range import TimeRange, iso_seconds
+from queen.broker.watching.time_range import TimeRange
 from queen.metrics.report import Row
 from queen.metrics.tally import WorkerTally
 from queen.storage.database import Database, Record
-from queen.wire.times import iso_millis
+from queen.wire.times import iso_millis, iso_seconds
 
 
 class History:

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, Final
 
 from queen.broker.watching.history import History, lag, last_seen, number, seen_worker
-from queen.broker.watching.time_range import TimeRange, iso_seconds
+from queen.broker.watching.time_range import TimeRange
 from queen.storage.database import Database, Record
-from queen.wire.times import iso_millis
+from queen.wire.times import iso_millis, iso_seconds
 
 _RECENT: Final = timedelta(minutes=5)
 

@@ -30,8 +30,3 @@ class TimeRange:
 
     def show(self) -> dict[str, Any]:
         return {"from": iso_millis(self.since), "to": iso_millis(self.until)}
-
-
-def iso_seconds(moment: datetime) -> str:
-    """`2026-04-26T10:59:00Z`, the form of buckets."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
