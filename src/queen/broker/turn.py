@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 _LONGEST_WAIT = 0.25
-_POLL = 0.01
+_POLL = 0.005
 """How long a word from the other worker is waited for; it does not come only when that worker has died."""
 
 
@@ -30,6 +30,7 @@ class Turn:
         self._file: int | None = None
         self._freed: asyncio.Future[bool] | None = None
         self._peer_waits = False
+        self._asked = False
 
     async def __aenter__(self) -> None:
         if self._file is None:
@@ -39,8 +40,9 @@ class Turn:
         # A peer that asked before us has its turn first.
         while self._peer_waits or not self._try():
             self._tell_wanted()
-            await self._until_freed()
-            if loop.time() > give_up:
+            self._asked = True
+            # Word that a turn is over makes this one ours, also when the peer has asked for the next meanwhile.
+            if (await self._is_freed() and self._try()) or loop.time() > give_up:
                 return
 
     async def __aexit__(
@@ -48,7 +50,9 @@ class Turn:
     ) -> None:
         assert self._file is not None
         fcntl.flock(self._file, fcntl.LOCK_UN)
-        if self._peer_waits:
+        # Who asked for this turn was let go first by the others, and they wait for word that it is over.
+        if self._peer_waits or self._asked:
+            self._asked = False
             self._tell_passed_on()
 
     def peer_wants(self) -> None:
@@ -71,13 +75,16 @@ class Turn:
             return False
         return True
 
-    async def _until_freed(self) -> None:
+    async def _is_freed(self) -> bool:
+        """Wait for word from a peer; False when none came, and it counts as gone."""
         loop = asyncio.get_running_loop()
         self._freed = loop.create_future()
         timer = loop.call_later(_POLL, self._wake, False)
-        if not await self._freed:
-            self._peer_waits = False
+        freed = await self._freed
         timer.cancel()
+        if not freed:
+            self._peer_waits = False
+        return freed
 
     def _wake(self, freed: bool) -> None:
         if self._freed is not None and not self._freed.done():
