@@ -9,13 +9,12 @@ from collections.abc import Iterable
 
 import aiohttp
 
-from queen.cluster.packet import Event, Heartbeat
+from queen.cluster.packet import ROUTE, Event, Heartbeat
 from queen.cluster.stats import Traffic
 from queen.cluster.writer import PacketWriter
 
 log = logging.getLogger(__name__)
 
-ROUTE = "/internal/api/events"
 # Well below what the gate of the other host lets in.
 _BODY_BYTES = 48_000
 _MOST_AT_ONCE = 2000

@@ -10,6 +10,9 @@ import msgspec
 Event: TypeAlias = tuple[str, int, int, int, int, str]
 """(kind, queue id, partition id, group id, number, name); this package does not care what the kinds mean."""
 
+ROUTE = "/internal/api/events"
+"""Where a host takes packets over HTTP."""
+
 _Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 # What a packet takes beside its events: the frame, the signature, and the fields before them.
 _OVERHEAD = 96

@@ -13,10 +13,10 @@ import logging
 import math
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from queen.cluster.addresses import Address, AddressBook
 from queen.cluster.gate import Gate, decode
-from queen.cluster.http_peer import HttpPeer
 from queen.cluster.identity import boot_number, server_name
 from queen.cluster.members import Members
 from queen.cluster.packet import Event, Heartbeat, Packet
@@ -26,6 +26,9 @@ from queen.cluster.stats import PeerStats, Traffic
 from queen.cluster.udp import DATAGRAM_BYTES, UdpSocket
 from queen.cluster.writer import PacketWriter
 from queen.settings import Settings
+
+if TYPE_CHECKING:
+    from queen.cluster.http_peer import HttpPeer
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +68,10 @@ class Peers:
             self._udp = UdpSocket(settings.host, settings.queen_udp_notify_port, self._arrived, self._traffic)
         batch = settings.peer_notify_batch_ms / 1000
         self._http: list[HttpPeer] = []
-        if self.enabled:
+        if self.enabled and settings.queen_peers:
+            # An HTTP client is 10 MB of memory that few workers have a use for.
+            from queen.cluster.http_peer import HttpPeer
+
             self._http = [
                 HttpPeer(url, self.name, writer, self._traffic, batch_seconds=batch) for url in settings.queen_peers
             ]

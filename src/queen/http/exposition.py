@@ -17,9 +17,6 @@ from queen.metrics.histogram import Histogram
 from queen.metrics.report import Report
 from queen.metrics.tally import WorkerTally
 
-Source: TypeAlias = Callable[[], Iterable[Metric]]
-"""Gives families of metrics that something else keeps, such as the spool or the peers."""
-
 Values: TypeAlias = Iterable[tuple[Sequence[str], float]]
 
 _OPS: Final = ("push", "pop", "ack")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from typing import TYPE_CHECKING
 
 from queen.broker.broker import Broker
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 
 class HostFamilies:
@@ -17,6 +19,8 @@ class HostFamilies:
 
     def spool(self) -> Iterator[Metric]:
         """What is on disk of this host and not yet in PostgreSQL. The same from each of its workers."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
         broker, stats = self._broker, self._broker.spool.stats()
         for name, meaning, value in (
             ("queen_file_buffer_pending", "Messages in the spool that wait for PostgreSQL.", stats.messages),
@@ -45,6 +49,8 @@ class HostFamilies:
 
     def peers(self) -> Iterator[Metric]:
         """Other hosts as the worker that answers sees them; nothing further where none are configured."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
         stats, catalog = self._broker.peers.stats(), self._broker.catalog
         yield GaugeMetricFamily("queen_shared_state_enabled", "1 when hosts tell each other.", value=stats.enabled)
         if not stats.transports:

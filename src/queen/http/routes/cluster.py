@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from queen.broker.broker import Broker
-from queen.cluster.http_peer import ROUTE
+from queen.cluster.packet import ROUTE
 from queen.cluster.seal import Refusal, Refused
 from queen.errors import BadRequest, Conflict
 from queen.http.message import HttpError, Request, Response, json_response

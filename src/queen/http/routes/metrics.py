@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from queen.broker.watching.recorder import Recorder
 from queen.broker.watching.scrape import Scraper
-from queen.http.exposition import Source, expose
 from queen.http.message import Request, Response, json_response
 from queen.http.router import Access, Router
 from queen.http.shared import SharedAnswers
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+Source: TypeAlias = "Callable[[], Iterable[Metric]]"
+"""Gives families of metrics that something else keeps, such as the spool or the peers."""
 
 _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _UNCACHED: Final = ((b"Cache-Control", b"no-cache"),)
@@ -74,6 +80,9 @@ class MetricsRoutes:
 
     async def prometheus(self, request: Request) -> Response:
         scrape = await self._scraper.scrape()
+        # The library is loaded where it is scraped, and not in every worker.
+        from queen.http.exposition import expose
+
         more = [family for source in self._sources for family in source()]
         # In a thread, so that requests are served in between.
         body = await asyncio.to_thread(expose, scrape, more)

@@ -8,8 +8,6 @@ from importlib.resources import files
 import msgspec
 
 from queen.http.message import Request, Response
-from queen.http.openapi.document import build_document
-from queen.http.operations import TAGS, all_operations
 from queen.http.router import Access, Route, Router
 
 # The page needs nothing from anywhere else, and must not get it from there either.
@@ -40,6 +38,10 @@ class OpenApiRoutes:
     def document(self, request: Request) -> Response:
         """Made when it is first asked for, after every route has been added."""
         if self._document is None:
+            # Megabytes of descriptions, which most workers are never asked for.
+            from queen.http.openapi.document import build_document
+            from queen.http.operations import TAGS, all_operations
+
             made = build_document(self._routes, all_operations(), TAGS)
             self._document = msgspec.json.encode(made)
         return Response(200, self._document)
