@@ -7,8 +7,10 @@ remove. That moment is learnt by looking at a partition once; pushes that are he
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from queen.broker.janitor.agenda import AT_ONCE, Agenda, Room
+from queen.broker.janitor.ears import Listener
 from queen.storage.database import Record
 
 PAGE = 1000
@@ -16,8 +18,19 @@ UNSETTLED_SECONDS = 60.0
 """For so long after a partition was made, one with a lower id may yet turn up: its transaction has not ended."""
 _LIFE_SECONDS = 86_400.0
 """After that everything is looked at anew, in case something was missed that nobody thought of."""
-_MOST_AWAKE = 100_000
+_MOST_FRESH = 100_000
 _BETWEEN_ROUNDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the schedules of a job share: room for partitions, and for those among them that were pushed to lately.
+
+    The former take about 10 bytes each, the latter about 80.
+    """
+
+    known: Room
+    awake: Room
 
 
 class Schedule:
@@ -26,15 +39,14 @@ class Schedule:
     A run takes what is `due`, then pages of partitions `after` the known ones, and says of each when to `look_again`.
     """
 
-    def __init__(self, seconds: float, room: Room, heard: set[int], now: float) -> None:
-        """`heard` is filled by others with the ids of partitions that were pushed to."""
+    def __init__(self, seconds: float, memory: Memory, listener: Listener, now: float) -> None:
         # As late as that is not late for who keeps messages for so many seconds, and pages stay few.
         grain = min(max(1.0, seconds / 1000), 60.0)
-        self.heard = heard
+        self.listener = listener
         self._seconds = seconds
-        self._agenda = Agenda(grain, room)
+        self._agenda = Agenda(grain, memory.known)
         # Partitions that were pushed to stand here too, while they hold something and wherever the agenda has them.
-        self._news = Agenda(grain, room)
+        self._news = Agenda(grain, memory.awake)
         self._awake: set[int] = set()
         self.forget(now)
 
@@ -43,7 +55,7 @@ class Schedule:
         self._agenda.clear()
         self._news.clear()
         self._awake.clear()
-        self.heard.clear()
+        self.listener.take()
         self._heard_since = self._began = self._next_round = now
         self._woken: set[int] = set()
         self._only_woken: set[int] = set()
@@ -73,8 +85,10 @@ class Schedule:
         ids = [row["id"] for row in rows if row["id"] not in self._fresh]
         self._only_woken.difference_update(ids)
         if not self._overfull:
-            self._fresh.update(row["id"] for row in rows if not row["settled"])
-            self._settled = max([self._settled, *(row["id"] for row in rows if row["settled"])])
+            # With very many new ones, those that turn up late are left to the next day.
+            few = len(self._fresh) < _MOST_FRESH
+            self._fresh.update(row["id"] for row in rows if few and not row["settled"])
+            self._settled = max([self._settled, *(row["id"] for row in rows if row["settled"] or not few)])
         if len(rows) == PAGE:
             self._after = rows[-1]["id"]
             return ids, False
@@ -94,12 +108,10 @@ class Schedule:
                 self._awake.discard(partition_id)
 
     def _wake_up(self, now: float) -> None:
-        for id_ in self.heard - self._awake:
-            if len(self._awake) >= _MOST_AWAKE:
+        for id_ in self.listener.take() - self._awake:
+            if not self._news.put(id_, self._heard_since + self._seconds):
                 break
-            if self._news.put(id_, self._heard_since + self._seconds):
-                self._awake.add(id_)
-        self.heard.clear()
+            self._awake.add(id_)
         self._heard_since = now
 
     def _put(self, partition_id: int, moment: float) -> None:

@@ -21,13 +21,14 @@ from queen.broker.janitor.agenda import Room
 from queen.broker.janitor.ears import Ears
 from queen.broker.janitor.election import Session
 from queen.broker.janitor.rule import Cut, pause_after
-from queen.broker.janitor.schedule import PAGE, UNSETTLED_SECONDS, Schedule
+from queen.broker.janitor.schedule import PAGE, UNSETTLED_SECONDS, Memory, Schedule
 from queen.broker.janitor.sweep import STEPS, Sweep, Sweeper
 
 log = logging.getLogger(__name__)
 
-MOST_REMEMBERED = 4_000_000
-"""Partitions, each counted for every option of its queue. They take about 40 MB."""
+_MOST_KNOWN = 4_000_000
+"""Partitions, each counted for every option of its queue."""
+_MOST_AWAKE = 100_000
 _PAGES_PER_RUN = 10
 _TOGETHER = 100
 _LOOK_AT_FIRST = 16
@@ -45,10 +46,10 @@ class _Tally:
 class Trimmer:
     """Makes cuts, `batch` segments at a time, and remembers where there can be nothing to cut yet."""
 
-    def __init__(self, batch: int, ears: Ears, most_remembered: int = MOST_REMEMBERED) -> None:
+    def __init__(self, batch: int, ears: Ears, most_known: int = _MOST_KNOWN) -> None:
         self._batch = batch
         self._ears = ears
-        self._room = Room(most_remembered)
+        self._memory = Memory(Room(most_known), Room(_MOST_AWAKE))
         self._sweeper = Sweeper(batch)
         self._schedules: dict[Cut, Schedule] = {}
 
@@ -72,11 +73,11 @@ class Trimmer:
         for cut in cuts:
             schedule = kept.pop(cut, None)
             if schedule is None:
-                schedule = Schedule(cut.seconds, self._room, self._ears.listen(cut.queue_id), now)
+                schedule = Schedule(cut.seconds, self._memory, self._ears.listen(cut.queue_id), now)
             self._schedules[cut] = schedule
         for cut, schedule in kept.items():
             schedule.forget(now)
-            self._ears.stop(cut.queue_id, schedule.heard)
+            self._ears.stop(cut.queue_id, schedule.listener)
 
     async def _trim_queue(self, session: Session, cut: Cut, schedule: Schedule) -> bool:
         tally = _Tally()

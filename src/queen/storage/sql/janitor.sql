@@ -32,7 +32,7 @@ WHERE max_wait_time_seconds > 0 OR ttl > 0 ORDER BY id;
 -- A page of a queue's partitions after an id ($2), in order. `settled`: made so many seconds ($4) ago that none with a
 -- lower id can turn up any more.
 SELECT id, created_at < statement_timestamp() - make_interval(secs => $4::float8) AS settled
-FROM queen.partitions WHERE queue_id = $1 AND id > $2 ORDER BY id LIMIT $3;
+FROM queen.partitions WHERE (queue_id, id) > ($1, $2) AND queue_id <= $1 ORDER BY queue_id, id LIMIT $3;
 
 -- name: look_aged
 -- What there is to do in partitions ($1) for messages older than some seconds ($2). `wait`: seconds until the oldest
