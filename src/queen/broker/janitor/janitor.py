@@ -14,6 +14,7 @@ from queen.broker.janitor.eviction import Eviction
 from queen.broker.janitor.job import Job
 from queen.broker.janitor.retention import Retention
 from queen.broker.janitor.rewrite import Rewrite
+from queen.broker.janitor.trim import Trimmer
 from queen.errors import DatabaseAway
 from queen.settings import Settings
 from queen.storage.database import Database
@@ -36,8 +37,8 @@ def cleaning_jobs(settings: Settings, tell: Tell, ears: Ears) -> list[Job]:
     retention_seconds = settings.retention_interval / 1000
     batch = settings.retention_batch_size
     jobs = [
-        Job("retention", retention_seconds, Retention(batch, ears).run),
-        Job("eviction", settings.eviction_interval / 1000, Eviction(settings.eviction_batch_size, ears).run),
+        Job("retention", retention_seconds, Retention(Trimmer(batch, ears)).run),
+        Job("eviction", settings.eviction_interval / 1000, Eviction(Trimmer(settings.eviction_batch_size, ears)).run),
         Job("rounds", retention_seconds, Rounds(batch, settings.partition_cleanup_days, tell).run),
         Job("old history", retention_seconds, OldRows("remove_old_history", _HISTORY_DAYS, batch).run),
         Job("old changes", _CHANGES_INTERVAL, OldRows("remove_old_changes", KEPT_SECONDS, batch).run),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from queen.broker.janitor.ears import Ears
 from queen.broker.janitor.election import Session
 from queen.broker.janitor.rule import Kind, Rule, cuts_of
 from queen.broker.janitor.trim import Trimmer
@@ -16,8 +15,8 @@ _CUTS = (
 class Retention:
     """`retentionSeconds` removes consumed or not, `completedRetentionSeconds` only what every group has consumed."""
 
-    def __init__(self, batch: int, ears: Ears) -> None:
-        self._trimmer = Trimmer(batch, ears)
+    def __init__(self, trimmer: Trimmer) -> None:
+        self._trimmer = trimmer
 
     async def run(self, session: Session) -> bool:
         return await self._trimmer.trim(session, cuts_of(await session.fetch("queues_with_retention"), _CUTS))

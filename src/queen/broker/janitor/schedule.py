@@ -34,7 +34,7 @@ class Memory:
 
 
 class Schedule:
-    """Remembers when to look at each partition of a queue, for one rule. Moments are those of the event loop's clock.
+    """Remembers when to look at each partition of a queue, for one rule. Moments are those of one clock.
 
     A run takes what is `due`, then pages of partitions `after` the known ones, and says of each when to `look_again`.
     """

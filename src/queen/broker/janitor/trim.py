@@ -10,9 +10,9 @@ floor checks for itself that the time has come.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import asyncpg
@@ -46,8 +46,11 @@ class _Tally:
 class Trimmer:
     """Makes cuts, `batch` segments at a time, and remembers where there can be nothing to cut yet."""
 
-    def __init__(self, batch: int, ears: Ears, most_known: int = _MOST_KNOWN) -> None:
+    def __init__(
+        self, batch: int, ears: Ears, *, clock: Callable[[], float] = time.monotonic, most_known: int = _MOST_KNOWN
+    ) -> None:
         self._batch = batch
+        self._clock = clock
         self._ears = ears
         self._memory = Memory(Room(most_known), Room(_MOST_AWAKE))
         self._sweeper = Sweeper(batch)
@@ -62,13 +65,13 @@ class Trimmer:
                 more |= await self._trim_queue(session, cut, schedule)
             except Exception:
                 # What the schedule gave out was not looked at.
-                schedule.forget(_now())
+                schedule.forget(self._clock())
                 raise
         return more
 
     def _keep_schedules(self, cuts: Sequence[Cut]) -> None:
         """Have one for each cut, and forget those of queues that are gone or have another option now."""
-        now = _now()
+        now = self._clock()
         kept, self._schedules = self._schedules, {}
         for cut in cuts:
             schedule = kept.pop(cut, None)
@@ -81,7 +84,7 @@ class Trimmer:
 
     async def _trim_queue(self, session: Session, cut: Cut, schedule: Schedule) -> bool:
         tally = _Tally()
-        for ids in _portions(schedule.due(_now()), PAGE):
+        for ids in _portions(schedule.due(self._clock()), PAGE):
             await self._trim_partitions(session, cut, schedule, ids, tally)
         tally.more |= await self._trim_unknown(session, cut, schedule, tally)
         if tally.messages:
@@ -95,7 +98,7 @@ class Trimmer:
             if schedule.after is None:
                 return False
             rows = await session.fetch("partitions_after", cut.queue_id, schedule.after, PAGE, UNSETTLED_SECONDS)
-            ids, last = schedule.meet(rows, _now())
+            ids, last = schedule.meet(rows, self._clock())
             await self._trim_partitions(session, cut, schedule, ids, tally)
             if last:
                 return False
@@ -116,7 +119,7 @@ class Trimmer:
             # Where a live lease holds what was cut off, there is still something to do, but not at once.
             pause = 0.0 if sweep.unfinished else _LEASE_PAUSE
             for partition_id in await self._look(session, cut, schedule, some):
-                schedule.look_again(partition_id, pause, _now(), empty=False)
+                schedule.look_again(partition_id, pause, self._clock(), empty=False)
 
     async def _look(self, session: Session, cut: Cut, schedule: Schedule, ids: Sequence[int]) -> list[int]:
         """The partitions where there is something to do; when to look at the others again is noted."""
@@ -124,7 +127,7 @@ class Trimmer:
             return []
         statement, _ = cut.rule.value
         rows = await session.fetch(statement, ids, float(cut.seconds))
-        now = _now()
+        now = self._clock()
         due = []
         for row in rows:
             if row["due"]:
@@ -152,7 +155,3 @@ class Trimmer:
 def _portions(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     for start in range(0, len(ids), size):
         yield ids[start : start + size]
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
