@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from queen.broker.janitor.agenda import AT_ONCE, Agenda, Room
 from queen.broker.janitor.ears import Listener
-from queen.storage.database import Record
 
 PAGE = 1000
 UNSETTLED_SECONDS = 60.0
@@ -61,7 +60,7 @@ class Schedule:
         self._only_woken: set[int] = set()
         self._fresh: set[int] = set()
         self._after = self._settled = 0
-        self._overfull = False
+        self._listed = self._overfull = False
 
     def due(self, now: float) -> list[int]:
         """Take the partitions that are to be looked at now."""
@@ -69,6 +68,7 @@ class Schedule:
             self.forget(now)
         # Those of the last run of which nothing was said are gone.
         self._awake -= self._woken
+        self._listed = False
         self._wake_up(now)
         ids = self._agenda.take(now)
         self._woken = {*self._news.take(now)}
@@ -80,17 +80,18 @@ class Schedule:
         """After which id to look for partitions that are not known yet; None: not now."""
         return None if self._overfull and self._after == 0 else self._after
 
-    def meet(self, rows: Sequence[Record], now: float) -> tuple[list[int], bool]:
+    def meet(self, page: Sequence[tuple[int, bool]], now: float) -> tuple[list[int], bool]:
         """Take in a page of partitions (id, settled) after `after`: those to look at, and whether it was the last."""
-        ids = [row["id"] for row in rows if row["id"] not in self._fresh]
+        ids = [id_ for id_, _ in page if id_ not in self._fresh]
         self._only_woken.difference_update(ids)
         if not self._overfull:
             # With very many new ones, those that turn up late are left to the next day.
             few = len(self._fresh) < _MOST_FRESH
-            self._fresh.update(row["id"] for row in rows if few and not row["settled"])
-            self._settled = max([self._settled, *(row["id"] for row in rows if row["settled"] or not few)])
-        if len(rows) == PAGE:
-            self._after = rows[-1]["id"]
+            self._fresh.update(id_ for id_, settled in page if few and not settled)
+            self._settled = max([self._settled, *(id_ for id_, settled in page if settled or not few)])
+        self._listed = len(page) < PAGE
+        if not self._listed:
+            self._after, _ = page[-1]
             return ids, False
         self._fresh = {id_ for id_ in self._fresh if id_ > self._settled}
         self._after = self._settled
@@ -122,3 +123,5 @@ class Schedule:
         self._fresh.clear()
         self._settled = 0
         self._overfull = True
+        if self._listed:
+            self._after = 0

@@ -98,7 +98,8 @@ class Trimmer:
             if schedule.after is None:
                 return False
             rows = await session.fetch("partitions_after", cut.queue_id, schedule.after, PAGE, UNSETTLED_SECONDS)
-            ids, last = schedule.meet(rows, self._clock())
+            page = [(row["id"], row["settled"]) for row in rows]
+            ids, last = schedule.meet(page, self._clock())
             await self._trim_partitions(session, cut, schedule, ids, tally)
             if last:
                 return False
