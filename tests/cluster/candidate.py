@@ -10,7 +10,7 @@ from queen.storage.database import Database
 
 
 async def main(dsn: str) -> None:
-    janitor = Janitor(Database(dsn), [])
+    janitor = Janitor(Database(dsn), lambda ears: [])
     janitor.start()
     elected = False
     while True:

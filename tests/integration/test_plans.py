@@ -22,6 +22,7 @@ from tests.database import Connection
 pytestmark = pytest.mark.xdist_group("plans")
 
 ROWS = 16
+SIZE = "the size of the page"
 TABLES = {"partitions", "segments", "cursors", "topic_items", "topic_heads", "topic_keys"}
 LEASE = uuid.UUID("019dd000-0000-7000-8000-000000000001")
 
@@ -117,9 +118,18 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "topic_nack": ([1], LEASED_ITEMS, [3] * ROWS, ["owner"] * ROWS, ["error"] * ROWS),
     "topic_lapsed": (datetime(2026, 1, 1, tzinfo=UTC), ROWS),
     "topic_lapse": ([1], LEASED_ITEMS, "error"),
+    "partitions_after": (1, 100, ROWS, 60.0),
+    "look_aged": (PARTITIONS, 60.0),
+    "look_consumed": (PARTITIONS, 60.0),
+    "look_waiting": (PARTITIONS, 60.0),
+    "raise_floors_aged": (PARTITIONS, 60.0, 16),
+    "raise_floors_consumed": (PARTITIONS, 60.0, 16),
+    "raise_floors_waiting": (PARTITIONS, 60.0, 16),
+    "sweep": (PARTITIONS, [0] * ROWS, 100),
 }
 # A lane runs these all the time; sorting would mean that rows are read which are not needed, or in the wrong order.
 UNSORTED = {"push_one", "claim", "claim_fresh", "ack", "renew", "why_unclaimed", "save_cursors", "ready_partitions"}
+UNSORTED |= {"partitions_after", "look_aged", "look_consumed", "look_waiting"}
 
 
 @pytest.fixture(scope="module")
@@ -238,17 +248,24 @@ async def test_the_statements_that_change_rows_found_them(hot: Connection) -> No
         assert name != "push" or rows[0]["open"]
 
 
-@pytest.mark.parametrize("name", ["ready_partitions", "partition_page_end"])
+@pytest.mark.parametrize(
+    ("name", "types", "arguments"),
+    [
+        ("ready_partitions", "int, int, bigint, bigint, timestamptz", (1, 1, 100, SIZE, None)),
+        ("partition_page_end", "int, bigint, bigint", (1, 100, SIZE)),
+        ("partitions_after", "int, bigint, bigint, float8", (1, 100, SIZE, 60.0)),
+    ],
+)
 @pytest.mark.parametrize("pooled", [True, False], ids=["pooled", "hot"])
-async def test_a_page_of_partitions_is_read_without_the_others(full: str, name: str, pooled: bool) -> None:
+async def test_a_page_of_partitions_is_read_without_the_others(
+    full: str, name: str, types: str, arguments: tuple[Any, ...], pooled: bool
+) -> None:
     """On the connections of the pool too, where plans are made for the queue at hand."""
     database = Database(full)
     async with database.connection() as connection:
         session = connection if pooled else await database.connect()
         for size in (ROWS, 1000):
-            arguments = (1, 1, 100, size, None) if name == "ready_partitions" else (1, 100, size)
-            literals = ", ".join(_literal(value) for value in arguments)
-            types = "int, int, bigint, bigint, timestamptz" if name == "ready_partitions" else "int, bigint, bigint"
+            literals = ", ".join(_literal(size if value == SIZE else value) for value in arguments)
             await session.execute(f"PREPARE page_{size} ({types}) AS {database.statements[name]}")
             text = await session.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE page_{size} ({literals})")
             for node in _nodes(msgspec.json.decode(text)[0]["Plan"]):

@@ -405,9 +405,9 @@ async def test_losing_the_connection_ends_the_term_at_once(start_server: StartSe
 @pytest.mark.parametrize(
     ("statement", "values"),
     [
-        ("aged_partitions", "1, 0, 100, 1.0"),
-        ("consumed_partitions", "1, 0, 100, 1.0"),
-        ("waiting_partitions", "1, 0, 100, 1.0"),
+        ("look_aged", "'{1,2}', 1.0"),
+        ("look_consumed", "'{1,2}', 1.0"),
+        ("look_waiting", "'{1,2}', 1.0"),
         ("raise_floors_aged", "'{1,2}', 1.0, 10"),
         ("raise_floors_consumed", "'{1,2}', 1.0, 10"),
         ("raise_floors_waiting", "'{1,2}', 1.0, 10"),

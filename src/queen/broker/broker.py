@@ -184,7 +184,9 @@ class Broker:
         self.messages = Messages(self.database, self.catalog, self.envelope, finder, redriver, self.tell)
         self.dead_letters = DeadLetters(self.database, self.catalog, self.envelope, redriver)
         self.traces = Traces(self.database, self.catalog, self.leases, self.envelope, worker_id)
-        self.janitor = Janitor(self.database, [*cleaning_jobs(settings, self.tell), *topic_jobs(settings)])
+        self.janitor = Janitor(
+            self.database, lambda ears: [*cleaning_jobs(settings, self.tell, ears), *topic_jobs(settings)]
+        )
 
     async def start(self) -> None:
         self.bus.start()
@@ -256,6 +258,7 @@ class Broker:
         for partition, _, count in stored:
             self.meter.stored(partition.queue_name, count)
             self.popper.fed(partition.queue_id, partition.id, count)
+            self.janitor.ears.pushed(partition.queue_id, partition.id)
         if self.peers.active:
             self.peers.tell([pushed(partition.queue_id, partition.id, count) for partition, _, count in stored])
         if self._alone:
@@ -354,7 +357,9 @@ class Broker:
         if kind in TOPIC_EVENTS:
             self.topics.handle(event)
             return
-        if kind == EventKind.QUEUE_GONE:
+        if kind == EventKind.PUSHED:
+            self.janitor.ears.pushed(event[1], event[2])
+        elif kind == EventKind.QUEUE_GONE:
             self.catalog.forget_queue(name)
             self.janitor.nudge()
         elif kind == EventKind.GROUP_CHANGED:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from queen.broker.events import Event, partition_gone
 from queen.broker.janitor.election import Session
-from queen.broker.janitor.trim import Pause, Trimmer
+from queen.broker.janitor.sweep import Pause, Sweeper
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +18,7 @@ Tell: TypeAlias = Callable[[Sequence[Event]], None]
 _PAGE = 1000
 _PAGES_PER_RUN = 10
 _STEPS_PER_RUN = 100
+_ROUND_SECONDS = 86_400.0
 
 
 class DroppedPartitions:
@@ -53,27 +55,32 @@ class DroppedPartitions:
 
 
 class Rounds:
-    """Goes the round of all partitions, a bounded number in each run, going on where the last run ended.
+    """Goes the round of all partitions once a day, a bounded number in each run, going on where the last run ended.
 
     Sweeps away what lies out of reach below a floor and was not removed when the floor was raised (a clear that was
     interrupted, say), and removes partitions that have been empty and unused for `days`.
     """
 
     def __init__(self, batch: int, days: int, tell: Tell) -> None:
-        self._trimmer = Trimmer(batch)
+        self._sweeper = Sweeper(batch)
         self._days = days
         self._tell = tell
         self._after = 0
+        self._next_round = 0.0
 
     async def run(self, session: Session) -> bool:
+        now = asyncio.get_running_loop().time()
+        if now < self._next_round:
+            return False
         for _ in range(_PAGES_PER_RUN):
             (page,) = await session.fetch("all_partitions_page_end", self._after, _PAGE)
             unswept = await session.fetch("unswept_partitions", self._after, _PAGE)
             if unswept:
-                await self._trimmer.sweep(session, [row["id"] for row in unswept])
+                await self._sweeper.sweep(session, [row["id"] for row in unswept])
             await self._remove_idle(session)
             self._after = page["last_id"] if page["found"] == _PAGE else 0
             if not self._after:
+                self._next_round = now + _ROUND_SECONDS
                 break
         return False
 

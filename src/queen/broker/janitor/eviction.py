@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from queen.broker.janitor.election import Session
-from queen.broker.janitor.trim import Kind, Rule, Trimmer
+from queen.broker.janitor.rule import Kind, Rule, cuts_of
+from queen.broker.janitor.trim import Trimmer
+
+_CUTS = (
+    (Rule.AGED, Kind.TTL, "ttl"),
+    (Rule.WAITING, Kind.MAX_WAIT, "max_wait_time_seconds"),
+)
 
 
 class Eviction:
@@ -12,16 +18,8 @@ class Eviction:
     A partition is cut at one place, so what everybody has consumed before an evicted message goes with it.
     """
 
-    def __init__(self, batch: int) -> None:
-        self._trimmer = Trimmer(batch)
+    def __init__(self, trimmer: Trimmer) -> None:
+        self._trimmer = trimmer
 
     async def run(self, session: Session) -> bool:
-        more = False
-        for queue in await session.fetch("queues_with_eviction"):
-            for rule, kind, seconds in (
-                (Rule.AGED, Kind.TTL, queue["ttl"]),
-                (Rule.WAITING, Kind.MAX_WAIT, queue["max_wait_time_seconds"]),
-            ):
-                if seconds > 0:
-                    more |= await self._trimmer.trim(session, rule, kind, queue["id"], queue["name"], seconds)
-        return more
+        return await self._trimmer.trim(session, cuts_of(await session.fetch("queues_with_eviction"), _CUTS))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from queen.broker.changes import KEPT_SECONDS
 from queen.broker.janitor.cleanup import DroppedPartitions, OldMetrics, OldRows, Rounds, Tell
+from queen.broker.janitor.ears import Ears
 from queen.broker.janitor.election import Election, Session
 from queen.broker.janitor.eviction import Eviction
 from queen.broker.janitor.job import Job
 from queen.broker.janitor.retention import Retention
 from queen.broker.janitor.rewrite import Rewrite
+from queen.broker.janitor.trim import Trimmer
 from queen.errors import DatabaseAway
 from queen.settings import Settings
 from queen.storage.database import Database
@@ -27,13 +29,16 @@ _BETWEEN_PIECES = 0.05
 _BETWEEN_TERMS = 1.0
 
 
-def cleaning_jobs(settings: Settings, tell: Tell) -> list[Job]:
-    """The jobs that keep the tables of the queues small; `tell` lets the workers know what is gone."""
+def cleaning_jobs(settings: Settings, tell: Tell, ears: Ears) -> list[Job]:
+    """The jobs that keep the tables of the queues small; `tell` lets the workers know what is gone.
+
+    What they remember of partitions they have learnt by looking, and by what `ears` hear of pushes.
+    """
     retention_seconds = settings.retention_interval / 1000
     batch = settings.retention_batch_size
     jobs = [
-        Job("retention", retention_seconds, Retention(batch).run),
-        Job("eviction", settings.eviction_interval / 1000, Eviction(settings.eviction_batch_size).run),
+        Job("retention", retention_seconds, Retention(Trimmer(batch, ears)).run),
+        Job("eviction", settings.eviction_interval / 1000, Eviction(Trimmer(settings.eviction_batch_size, ears)).run),
         Job("rounds", retention_seconds, Rounds(batch, settings.partition_cleanup_days, tell).run),
         Job("old history", retention_seconds, OldRows("remove_old_history", _HISTORY_DAYS, batch).run),
         Job("old changes", _CHANGES_INTERVAL, OldRows("remove_old_changes", KEPT_SECONDS, batch).run),
@@ -49,10 +54,13 @@ def cleaning_jobs(settings: Settings, tell: Tell) -> list[Job]:
 class Janitor:
     """Stands for election as long as it runs, and does the jobs while elected."""
 
-    def __init__(self, database: Database, jobs: Sequence[Job]) -> None:
+    def __init__(self, database: Database, make_jobs: Callable[[Ears], Sequence[Job]]) -> None:
+        """Jobs are made for each term of office: what those of another term remember may be long out of date."""
         self._database = database
         self._election = Election(database)
-        self._wake_ups = {job: asyncio.Event() for job in jobs}
+        self._make_jobs = make_jobs
+        self._wake_ups: dict[Job, asyncio.Event] = {}
+        self.ears = Ears()
         self._task: asyncio.Task[None] | None = None
         self.elected = asyncio.Event()
 
@@ -73,10 +81,13 @@ class Janitor:
                 wake_up.set()
 
     async def run_once(self) -> None:
-        """Do all that is due now, elected or not: every step is safe beside another janitor's."""
+        """Do all that is due now, elected or not: every step is safe beside another janitor's.
+
+        The jobs remember nothing, so they look everywhere.
+        """
         session = await Session.open(self._database)
         try:
-            for job in self._wake_ups:
+            for job in self._make_jobs(Ears()):
                 while await job.run(session):
                     pass
         finally:
@@ -99,17 +110,20 @@ class Janitor:
         """Run the jobs side by side until the lock is lost."""
         loop = asyncio.get_running_loop()
         lost = loop.create_task(session.lost.wait())
-        jobs = [loop.create_task(self._repeat(job, session)) for job in self._wake_ups]
+        self.ears = Ears()
+        self._wake_ups = {job: asyncio.Event() for job in self._make_jobs(self.ears)}
+        jobs = [loop.create_task(self._repeat(job, wake_up, session)) for job, wake_up in self._wake_ups.items()]
         jobs.append(loop.create_task(session.keep_alive()))
         try:
             await asyncio.wait([lost, *jobs], return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self.ears = Ears()
+            self._wake_ups = {}
             for task in (lost, *jobs):
                 task.cancel()
             await asyncio.gather(lost, *jobs, return_exceptions=True)
 
-    async def _repeat(self, job: Job, session: Session) -> None:
-        wake_up = self._wake_ups[job]
+    async def _repeat(self, job: Job, wake_up: asyncio.Event, session: Session) -> None:
         while True:
             wake_up.clear()
             try:

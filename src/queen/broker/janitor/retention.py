@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from queen.broker.janitor.election import Session
-from queen.broker.janitor.trim import Kind, Rule, Trimmer
+from queen.broker.janitor.rule import Kind, Rule, cuts_of
+from queen.broker.janitor.trim import Trimmer
+
+_CUTS = (
+    (Rule.AGED, Kind.RETENTION, "retention_seconds"),
+    (Rule.CONSUMED, Kind.COMPLETED_RETENTION, "completed_retention_seconds"),
+)
 
 
 class Retention:
     """`retentionSeconds` removes consumed or not, `completedRetentionSeconds` only what every group has consumed."""
 
-    def __init__(self, batch: int) -> None:
-        self._trimmer = Trimmer(batch)
+    def __init__(self, trimmer: Trimmer) -> None:
+        self._trimmer = trimmer
 
     async def run(self, session: Session) -> bool:
-        more = False
-        for queue in await session.fetch("queues_with_retention"):
-            for rule, kind, seconds in (
-                (Rule.AGED, Kind.RETENTION, queue["retention_seconds"]),
-                (Rule.CONSUMED, Kind.COMPLETED_RETENTION, queue["completed_retention_seconds"]),
-            ):
-                if seconds > 0:
-                    more |= await self._trimmer.trim(session, rule, kind, queue["id"], queue["name"], seconds)
-        return more
+        return await self._trimmer.trim(session, cuts_of(await session.fetch("queues_with_retention"), _CUTS))

@@ -28,43 +28,54 @@ WHERE retention_enabled AND (retention_seconds > 0 OR completed_retention_second
 SELECT id, name, max_wait_time_seconds, coalesce(ttl, 0) AS ttl FROM queen.queues
 WHERE max_wait_time_seconds > 0 OR ttl > 0 ORDER BY id;
 
--- name: aged_partitions
--- Of a page of a queue's partitions, those whose oldest segment is older than some seconds or lies below the floor.
-SELECT p.id
-FROM (SELECT id, floor_offset FROM queen.partitions WHERE queue_id = $1 AND id > $2 ORDER BY id LIMIT $3) p
-CROSS JOIN LATERAL (
-    SELECT base_offset, created_at FROM queen.segments WHERE partition_id = p.id ORDER BY base_offset LIMIT 1
-) s
-WHERE s.created_at < clock_timestamp() - make_interval(secs => $4::float8) OR s.base_offset < p.floor_offset
-ORDER BY p.id;
+-- name: partitions_after
+-- A page of a queue's partitions after an id ($2), in order. `settled`: made so many seconds ($4) ago that none with a
+-- lower id can turn up any more.
+SELECT id, created_at < statement_timestamp() - make_interval(secs => $4::float8) AS settled
+FROM queen.partitions WHERE (queue_id, id) > ($1, $2) AND queue_id <= $1 ORDER BY queue_id, id LIMIT $3;
 
--- name: consumed_partitions
--- The same, where every group that has a cursor must have consumed that segment.
-SELECT p.id
-FROM (SELECT id, floor_offset FROM queen.partitions WHERE queue_id = $1 AND id > $2 ORDER BY id LIMIT $3) p
-CROSS JOIN LATERAL (
+-- name: look_aged
+-- What there is to do in partitions ($1) for messages older than some seconds ($2). `wait`: seconds until the oldest
+-- segment is that old, null when there is none; `due`: it is, or lies below the floor; `idle`: seconds since a push.
+SELECT p.id, extract(epoch FROM s.created_at - statement_timestamp())::float8 + $2::float8 AS wait,
+    extract(epoch FROM statement_timestamp() - coalesce(p.last_at, p.created_at))::float8 AS idle,
+    coalesce(s.created_at < statement_timestamp() - make_interval(secs => $2::float8)
+        OR s.base_offset + s.count <= p.floor_offset, false) AS due
+FROM unnest($1::bigint[]) AS i (id)
+JOIN queen.partitions p ON p.id = i.id
+LEFT JOIN LATERAL (
     SELECT base_offset, count, created_at FROM queen.segments WHERE partition_id = p.id ORDER BY base_offset LIMIT 1
-) s
-WHERE (s.created_at < clock_timestamp() - make_interval(secs => $4::float8) AND s.base_offset + s.count <=
-        (SELECT min(committed) FROM queen.cursors WHERE partition_id = p.id))
-    OR s.base_offset < p.floor_offset
-ORDER BY p.id;
+) s ON true;
 
--- name: waiting_partitions
--- Of a page of a queue's partitions, those where the first message that some group has not consumed (or the first at
--- all, when no group has a cursor) is older than some seconds, or where something lies below the floor.
-SELECT p.id
-FROM (SELECT id, floor_offset, next_offset FROM queen.partitions WHERE queue_id = $1 AND id > $2 ORDER BY id LIMIT $3) p
+-- name: look_consumed
+-- The same, but due only when every group that has a cursor has consumed that segment.
+SELECT p.id, extract(epoch FROM s.created_at - statement_timestamp())::float8 + $2::float8 AS wait,
+    extract(epoch FROM statement_timestamp() - coalesce(p.last_at, p.created_at))::float8 AS idle,
+    coalesce((s.created_at < statement_timestamp() - make_interval(secs => $2::float8) AND s.base_offset + s.count <=
+            (SELECT min(committed) FROM queen.cursors WHERE partition_id = p.id))
+        OR s.base_offset + s.count <= p.floor_offset, false) AS due
+FROM unnest($1::bigint[]) AS i (id)
+JOIN queen.partitions p ON p.id = i.id
+LEFT JOIN LATERAL (
+    SELECT base_offset, count, created_at FROM queen.segments WHERE partition_id = p.id ORDER BY base_offset LIMIT 1
+) s ON true;
+
+-- name: look_waiting
+-- The same for the first message that some group has not consumed (or the first at all, when no group has a cursor).
+SELECT p.id, extract(epoch FROM s.created_at - statement_timestamp())::float8 + $2::float8 AS wait,
+    extract(epoch FROM statement_timestamp() - coalesce(p.last_at, p.created_at))::float8 AS idle,
+    coalesce(s.created_at < statement_timestamp() - make_interval(secs => $2::float8), false) OR coalesce((
+        SELECT g.base_offset + g.count <= p.floor_offset FROM queen.segments g WHERE g.partition_id = p.id
+        ORDER BY g.base_offset LIMIT 1), false) AS due
+FROM unnest($1::bigint[]) AS i (id)
+JOIN queen.partitions p ON p.id = i.id
 CROSS JOIN LATERAL (
     SELECT greatest(p.floor_offset, coalesce(min(committed), 0)) AS first FROM queen.cursors WHERE partition_id = p.id
 ) w
 LEFT JOIN LATERAL (
     SELECT created_at FROM queen.segments
     WHERE partition_id = p.id AND base_offset <= w.first AND w.first < p.next_offset ORDER BY base_offset DESC LIMIT 1
-) s ON true
-WHERE s.created_at < clock_timestamp() - make_interval(secs => $4::float8)
-    OR EXISTS (SELECT FROM queen.segments g WHERE g.partition_id = p.id AND g.base_offset < p.floor_offset)
-ORDER BY p.id;
+) s ON true;
 
 -- name: raise_floors_aged
 -- Deliver nothing of partitions ($1, ascending) that is older than some seconds ($2) any more, looking at a number of
@@ -191,11 +202,11 @@ DELETE FROM queen.retention_history WHERE id = ANY(ARRAY(
 )) RETURNING 1;
 
 -- name: unswept_partitions
--- Of a page of all partitions, those that have segments below their floor and whose queue no other job sweeps.
+-- Of a page of all partitions, those that have segments below their floor. Where pops raise it, eviction sweeps.
 SELECT p.id
 FROM (SELECT id, queue_id, floor_offset FROM queen.partitions WHERE id > $1 ORDER BY id LIMIT $2) p
 JOIN queen.queues q ON q.id = p.queue_id
-WHERE p.floor_offset > 0 AND NOT q.retention_enabled AND q.max_wait_time_seconds = 0 AND coalesce(q.ttl, 0) = 0
+WHERE p.floor_offset > 0 AND coalesce(q.ttl, 0) = 0
     AND EXISTS (SELECT FROM queen.segments s WHERE s.partition_id = p.id AND s.base_offset < p.floor_offset)
 ORDER BY p.id;
 

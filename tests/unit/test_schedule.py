@@ -1,0 +1,154 @@
+"""When partitions are looked at: once their moment has come, and no partition is lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from queen.broker.janitor.agenda import AT_ONCE, Agenda, Room
+from queen.broker.janitor.ears import Ears
+from queen.broker.janitor.schedule import PAGE, Memory, Schedule
+
+SECONDS = 10.0
+
+
+@pytest.fixture
+def ears() -> Ears:
+    return Ears()
+
+
+@pytest.fixture
+def schedule(ears: Ears) -> Iterator[Schedule]:
+    """Of a queue with partitions 1, 2 and 3, met at the moment 100 and to be looked at from 150 on."""
+    schedule = Schedule(SECONDS, Memory(Room(100), Room(10)), ears.listen(1), 100.0)
+    assert schedule.due(100.0) == []
+    assert meet(schedule, 1, 2, 3) == [1, 2, 3]
+    for id_ in (1, 2, 3):
+        schedule.look_again(id_, 50.0, 100.0, empty=True)
+    yield schedule
+
+
+def meet(schedule: Schedule, *ids: int, settled: bool = True, now: float = 100.0) -> list[int]:
+    assert schedule.after is not None
+    page = [(id_, settled) for id_ in ids if id_ > schedule.after]
+    new, last = schedule.meet(page, now)
+    assert last == (len(page) < PAGE)
+    return new
+
+
+@given(st.lists(st.tuples(st.integers(1, 1000), st.floats(0, 1e6))), st.lists(st.floats(0, 1e6)), st.floats(0.5, 60))
+def test_an_agenda_gives_out_each_id_once_and_never_early(
+    entries: list[tuple[int, float]], moments: list[float], grain: float
+) -> None:
+    room = Room(10_000)
+    agenda = Agenda(grain, room)
+    for entry in entries:
+        assert agenda.put(*entry)
+    left = list(entries)
+    for now in sorted(moments):
+        for id_ in agenda.take(now):
+            left.remove(next(entry for entry in left if entry[0] == id_ and entry[1] <= now))
+        assert all(moment + grain > now for _, moment in left)
+    assert len(agenda) == len(left) == 10_000 - room.left
+
+
+def test_an_agenda_takes_no_more_than_there_is_room_for() -> None:
+    room = Room(1)
+    first, second = Agenda(1.0, room), Agenda(1.0, room)
+    assert first.put(1, AT_ONCE)
+    assert not second.put(2, AT_ONCE)
+    assert first.take(0.0) == [1]
+    assert second.put(2, AT_ONCE)
+    second.clear()
+    assert room.left == 1
+
+
+def test_a_partition_is_due_when_its_pause_is_over(schedule: Schedule) -> None:
+    assert schedule.due(149.0) == []
+    assert sorted(schedule.due(150.0)) == [1, 2, 3]
+    schedule.look_again(2, 0.0, 150.0, empty=False)
+    assert schedule.due(150.0) == [2]
+
+
+def test_a_partition_that_is_gone_is_forgotten(schedule: Schedule) -> None:
+    schedule.due(150.0)
+    assert schedule.due(50_000.0) == []
+
+
+def test_partitions_made_lately_are_listed_again_but_looked_at_once(schedule: Schedule) -> None:
+    assert meet(schedule, 1, 2, 3, 5, settled=False) == [5]
+    assert meet(schedule, 1, 2, 3, 4, 5, settled=False) == [4]
+    assert meet(schedule, 1, 2, 3, 4, 5, settled=True) == []
+    assert schedule.after == 5
+
+
+def test_pages_go_on_where_the_last_ended(schedule: Schedule) -> None:
+    many = range(10, 10 + PAGE)
+    assert meet(schedule, *many, settled=False) == [*many]
+    assert schedule.after == many[-1]
+    assert meet(schedule, *many, 5000, settled=True) == [5000]
+
+
+def test_a_push_brings_the_look_forward(schedule: Schedule, ears: Ears) -> None:
+    ears.pushed(1, 2)
+    ears.pushed(7, 3)
+    assert schedule.due(105.0) == []
+    assert schedule.due(109.0) == []
+    assert schedule.due(110.0) == [2]
+    schedule.look_again(2, 20.0, 110.0, empty=False)
+    assert schedule.due(130.0) == [2]
+    schedule.look_again(2, 20.0, 130.0, empty=False)
+    assert sorted(schedule.due(150.0)) == [1, 2, 3]
+
+
+def test_a_partition_that_is_empty_again_is_left_to_the_agenda(schedule: Schedule, ears: Ears) -> None:
+    ears.pushed(1, 2)
+    schedule.due(105.0)
+    assert schedule.due(110.0) == [2]
+    schedule.look_again(2, 20.0, 110.0, empty=True)
+    assert schedule.due(149.0) == []
+    assert sorted(schedule.due(150.0)) == [1, 2, 3]
+
+
+def test_a_push_that_is_heard_before_its_partition_is_met_counts_once(schedule: Schedule, ears: Ears) -> None:
+    ears.pushed(1, 4)
+    schedule.due(105.0)
+    assert schedule.due(110.0) == [4]
+    schedule.look_again(4, 60.0, 110.0, empty=False)
+    assert meet(schedule, 4) == [4]
+    schedule.look_again(4, 60.0, 110.0, empty=False)
+    assert 4 not in schedule.due(169.0)
+    assert schedule.due(170.0) == [4]
+
+
+def test_after_a_day_everything_is_looked_at_anew(schedule: Schedule) -> None:
+    assert schedule.due(100.0 + 86_401) == []
+    assert schedule.after == 0
+
+
+def test_without_room_the_queue_is_paged_through_again_and_again(ears: Ears) -> None:
+    memory = Memory(Room(2), Room(2))
+    schedule = Schedule(SECONDS, memory, ears.listen(1), 100.0)
+    for now in (100.0, 161.0):
+        assert schedule.due(now) == []
+        assert schedule.after == 0
+        assert meet(schedule, 1, 2, 3, now=now) == [1, 2, 3]
+        for id_ in (1, 2, 3):
+            schedule.look_again(id_, 5.0, now, empty=False)
+        assert memory.known.left == 2
+    assert schedule.due(170.0) == []
+    assert schedule.after is None
+
+
+def test_ears_keep_nothing_for_those_who_stopped_listening(ears: Ears) -> None:
+    first, second = ears.listen(1), ears.listen(1)
+    ears.pushed(1, 5)
+    ears.stop(1, first)
+    ears.pushed(1, 6)
+    assert (first.take(), second.take()) == (set(), {5, 6})
+    ears.stop(1, second)
+    ears.pushed(1, 7)
+    assert second.take() == set()
