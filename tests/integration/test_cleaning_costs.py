@@ -222,8 +222,9 @@ async def test_the_round_of_all_partitions_is_gone_once_a_day(costs: Costs) -> N
 
 
 async def test_the_elected_janitor_hears_of_pushes_to_another_worker(start_server: StartServer) -> None:
-    here, there = await start_server(0, num_workers=2), await start_server(1, num_workers=2)
+    here = await start_server(0, num_workers=2)
     await broker_of(here).janitor.elected.wait()
+    there = await start_server(1, num_workers=2)
     await here.push("logs", 1)
     queue = await broker_of(here).catalog.queue("logs")
     assert queue is not None
