@@ -293,8 +293,10 @@ async def test_a_server_that_is_not_there_or_refuses_is_an_error_at_the_start(ap
 async def test_a_stream_begins_where_it_is_told_to(api: Api) -> None:
     await api.push("in", {"n": 1})
     stream = Stream.from_("in").to("out")
+    assert api.worker is not None
+    popper = api.worker.broker.popper
     async with running(stream, "new", api.url, subscription_mode="new") as runner:
-        await asyncio.sleep(0.3)
+        await until(lambda: popper.parked > 0)
         await api.push("in", {"n": 2})
         assert await drain(api, "out", 1) == [{"n": 2}]
     assert runner.metrics()["messagesTotal"] == 1
