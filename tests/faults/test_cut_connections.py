@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -120,7 +121,8 @@ async def lose_ack(api: Api, proxy: Proxy, messages: list[dict[str, Any]]) -> No
     """Ack messages; the server does not get to know whether that was committed."""
     keys = ("transactionId", "partitionId", "leaseId")
     before = proxy.lost_answers
-    proxy.lose_answers(1)
+    lease = uuid.UUID(messages[0]["leaseId"]).bytes
+    proxy.lose_answers(1, of=lambda sent: lease in sent)
     body = {"acknowledgments": [{key: message[key] for key in keys} for message in messages]}
     answer = await api.call("POST", "/api/v1/ack/batch", body)
     assert proxy.lost_answers == before + 1

@@ -165,7 +165,8 @@ class Assembler:
             chunks += part.chunks
         if small:
             chunks += self._join(small, lot.queue)
-        if len(chunks) > 1:
+        # Not where somebody may know their ids already: from the spool, or from an attempt of unknown outcome.
+        if len(chunks) > 1 and not any(part.block is not None or part.sender.blocks for part in lot.parts):
             self._preparer.put_ids_in_order(chunks)
         lot.fill(chunks, None)
 
