@@ -50,7 +50,6 @@ class Scenario:
     server: Server
     seconds: float
     alone: bool
-    not_served: str
 
     @property
     def name(self) -> str:
@@ -87,16 +86,15 @@ class Scene:
 
 
 def scenario(
-    *, server: Server = Server.MAIN, seconds: float = 30.0, alone: bool = False, not_served: str = ""
+    *, server: Server = Server.MAIN, seconds: float = 30.0, alone: bool = False
 ) -> Callable[[Callable[[Scene], Awaitable[None]]], Scenario]:
     """Make a scenario of a coroutine function.
 
-    `seconds` is the time it may take; `alone` keeps others from running at the same time, because it is heavy;
-    `not_served` names what it calls that this server does not have, and so expects it to fail.
+    `seconds` is the time it may take; `alone` keeps others from running at the same time, because it is heavy.
     """
 
     def make(function: Callable[[Scene], Awaitable[None]]) -> Scenario:
-        return Scenario(function.__module__.rpartition(".")[2], function, server, seconds, alone, not_served)
+        return Scenario(function.__module__.rpartition(".")[2], function, server, seconds, alone)
 
     return make
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, overload
 from urllib.parse import unquote_to_bytes
 
+from queen.http.generations import Generations
 from queen.http.message import HttpError, Request, Response
 
 if TYPE_CHECKING:
@@ -65,9 +66,7 @@ class Router:
         self._around = around
         self._root = _Node()
         self._fallback: Route | None = None
-        # Two generations bound the cache without any bookkeeping per hit: a full `recent` becomes `older`.
-        self._recent: dict[tuple[bytes, bytes], Match] = {}
-        self._older: dict[tuple[bytes, bytes], Match] = {}
+        self._known: Generations[tuple[bytes, bytes], Match] = Generations(CACHED_TARGETS)
 
     @overload
     def add(
@@ -113,8 +112,7 @@ class Router:
                 route = replace(route, handler=self._around(route))
         node.routes[method] = route
         self.routes.append(route)
-        self._recent.clear()
-        self._older.clear()
+        self._known.clear()
 
     @property
     def fallback(self) -> Handler | None:
@@ -128,20 +126,14 @@ class Router:
     def match(self, method: bytes, target: bytes) -> Match:
         """What to do with this request line. There always is an answer: unknown paths match a 404."""
         # Clients repeat the same few targets, so this look-up is nearly always all there is to do.
-        found = self._recent.get((method, target))
+        found = self._known.get((method, target))
         return found if found is not None else self._remember(method, target)
 
     def _remember(self, method: bytes, target: bytes) -> Match:
-        found = self._older.get((method, target))
-        if found is None:
-            found = self._resolve(method.decode("latin-1"), target)
-            # Only what a route serves is worth room: strangers can invent unknown paths without end.
-            if found.route is None or found.route is self._fallback or len(target) > LONGEST_CACHED_TARGET:
-                return found
-        if len(self._recent) >= CACHED_TARGETS:
-            self._older = self._recent
-            self._recent = {}
-        self._recent[method, target] = found
+        found = self._resolve(method.decode("latin-1"), target)
+        # Only what a route serves is worth room: strangers can invent unknown paths without end.
+        if found.route is not None and found.route is not self._fallback and len(target) <= LONGEST_CACHED_TARGET:
+            self._known.put((method, target), found)
         return found
 
     def _resolve(self, method: str, target: bytes) -> Match:

@@ -13,6 +13,7 @@ import logging
 import asyncpg
 
 from queen.broker.janitor.election import Session
+from queen.storage.database import Record
 
 log = logging.getLogger(__name__)
 
@@ -27,20 +28,21 @@ class Rewrite:
 
     async def run(self, session: Session) -> bool:
         for table in _TABLES:
-            if await self._is_bloated(session, table):
+            if await self._bloat(session, table):
                 await session.fetch(f"vacuum_{table}")
-                if await self._is_bloated(session, table):
-                    await self._rewrite(session, table)
+                size = await self._bloat(session, table)
+                if size is not None:
+                    await self._rewrite(session, table, size)
         return False
 
-    async def _is_bloated(self, session: Session, table: str) -> bool:
-        (row,) = await session.fetch("dead_rows", table)
-        return bool(row["dead"] > _DEAD_ROWS + row["live"])
+    async def _bloat(self, session: Session, table: str) -> Record | None:
+        """How many rows of a table are alive and dead, when too many are dead."""
+        (size,) = await session.fetch("dead_rows", table)
+        return size if size["dead"] > _DEAD_ROWS + size["live"] else None
 
-    async def _rewrite(self, session: Session, table: str) -> None:
+    async def _rewrite(self, session: Session, table: str, size: Record) -> None:
         (row,) = await session.fetch("oldest_transaction")
         holder = row["holder"] or "something unseen, such as a replication slot or a prepared transaction"
-        (size,) = await session.fetch("dead_rows", table)
         if size["live"] > _MOST_ROWS:
             log.warning("vacuum cannot clean queen.%s, pops get slower: held back by %s", table, holder)
             return
