@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "$(PYTHON3) cannot make a virtual environment; the lines above say why." >&2; \
 	  echo "On Debian and Ubuntu its venv module is a package of its own: apt install python3-venv" >&2; \
 	  exit 1; }
-	$(BIN)/pip install --quiet --editable '.[server,redis,otel,dev]' --constraint constraints.txt
+	$(BIN)/pip install --quiet --editable '.[server,redis,otel,spark,dev]' --constraint constraints.txt
 	@touch $@
 
 serve: setup ## Start the server; variables and ARGS are those of `queen serve`.

@@ -441,7 +441,11 @@ async def stored(connection: Connection) -> list[tuple[int, int]]:
 
 
 async def history(connection: Connection) -> list[tuple[str, str, int]]:
-    rows = await connection.fetch("SELECT queue_name, kind, messages FROM queen.retention_history ORDER BY id")
+    """What was removed of each queue and why; a run that was slow, or met another, wrote it down in pieces."""
+    rows = await connection.fetch(
+        "SELECT queue_name, kind, sum(messages)::int FROM queen.retention_history"
+        " GROUP BY queue_name, kind ORDER BY min(id)"
+    )
     return [tuple(row) for row in rows]
 
 
