@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,12 @@ import uvloop
 from queen import __version__
 from queen.broker.broker import Broker
 from queen.broker.groups import Groups
+from queen.broker.lately import Lately
 from queen.broker.watching.history import History
 from queen.broker.watching.recorder import Recorder, ShellView
 from queen.broker.watching.scrape import Scraper
 from queen.broker.watching.status import Status
+from queen.http.host_answers import HostAnswers
 from queen.http.host_families import HostFamilies
 from queen.http.protocol import Shell
 from queen.http.router import Around, Handler, Route, Router
@@ -76,7 +79,8 @@ class Worker:
         router = Router(around=_around(settings, tracing))
         self._health = HealthRoutes(self.broker, lambda: self.broker.spool.writer.healthy)
         self.shell = Shell(router, max_body_bytes=settings.max_body_bytes)
-        shared = SharedAnswers(settings.stats_cache_ms / 1000)
+        host_answers = HostAnswers(runtime_dir) if settings.num_workers > 1 else None
+        shared = SharedAnswers(settings.stats_cache_ms / 1000, host_answers)
         self.recorder = Recorder(
             self.broker,
             Board(runtime_dir, worker_id, settings.num_workers),
@@ -124,9 +128,12 @@ class Worker:
         broker, recorder = self.broker, self.recorder
         families = HostFamilies(broker)
         history = History(broker.database, recorder)
-        status = Status(broker.database, history)
+        standings = Lately(
+            partial(broker.database.fetch, "queue_standings", "", "", ""), self.settings.stats_cache_ms / 1000
+        )
+        status = Status(broker.database, history, standings)
         groups = Groups(broker.database, broker.catalog, broker.tell)
-        scraper = Scraper(broker.database, groups, history, recorder, self.settings.metrics_max_queues)
+        scraper = Scraper(broker.database, groups, history, recorder, standings, self.settings.metrics_max_queues)
         return (
             StatusRoutes(broker, status, shared),
             AnalyticsRoutes(broker, status, history, shared),

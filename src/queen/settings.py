@@ -326,8 +326,8 @@ class Settings:
         int,
         Declared(
             DURATION_MS,
-            "How long an answer about status that took over 20 ms to find is given again to others who ask (longer "
-            "where finding it took more than a tenth of that); 0 means never.",
+            "How long an answer about status that took over 5 ms to find is given again to others who ask: fifty "
+            "times what finding it took, this at most, but ten times at least; 0 means never.",
             "ms",
         ),
     ] = 1000

@@ -216,6 +216,7 @@ async def test_a_hot_statement_takes_milliseconds(hot: Connection, name: str) ->
         ("queue_standings", ("", "", "")),
         ("queue_standings", ("queue-1", "", "")),
         ("group_lags", ([], [], [])),
+        ("group_list", ([1, 2, 3], [], [], [])),
         ("dead_letter_counts", ()),
         ("queue_list", ("", "", 100, 0)),
     ],

@@ -11,6 +11,7 @@ import pytest
 from queen.http.router import Access, Router
 from queen.http.routes.groups import GroupRoutes
 from queen.http.routes.queues import QueueRoutes
+from queen.http.shared import SharedAnswers
 from tests.ageing import Connection, broker_of, clean, until
 from tests.api import Answer, Api
 from tests.conftest import StartServer
@@ -646,8 +647,8 @@ async def test_refreshing_statistics_says_of_how_many_things_they_are(api: Api) 
 
 async def test_each_route_asks_for_the_access_it_needs(api: Api) -> None:
     router = Router()
-    QueueRoutes(broker_of(api)).add_to(router)
-    GroupRoutes(broker_of(api)).add_to(router)
+    QueueRoutes(broker_of(api), SharedAnswers(0)).add_to(router)
+    GroupRoutes(broker_of(api), SharedAnswers(0)).add_to(router)
     access = {(route.method, route.pattern): route.access for route in router.routes}
     for (method, pattern), level in access.items():
         if method == "GET":

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+from queen.broker.lately import Lately, good_for
 from queen.errors import BadRequest
+from queen.http.host_answers import Claim, Found, HostAnswers
 from queen.http.message import Request, Response
 from queen.http.shared import SharedAnswers
 
@@ -16,14 +19,21 @@ class View:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.begun = asyncio.Event()
         self.go_on = asyncio.Event()
         self.seconds = 0.0
+        self.now = 1000.0
+        self.fails = False
+
+    def clock(self) -> float:
+        return self.now
 
     async def find(self, request: Request) -> Response:
         self.asked += 1
+        self.begun.set()
         await self.go_on.wait()
-        await asyncio.sleep(self.seconds)
-        if "bad" in request.query:
+        self.now += self.seconds
+        if self.fails or "bad" in request.query:
             raise BadRequest("no")
         return Response(200, str(self.asked).encode())
 
@@ -57,18 +67,99 @@ async def test_whoever_goes_away_does_not_take_the_answer_from_the_others() -> N
 async def test_an_answer_that_took_long_is_given_again_and_one_found_quickly_is_not() -> None:
     view = View()
     view.go_on.set()
-    handler = SharedAnswers(1.0).of(view.find)
+    handler = SharedAnswers(1.0, clock=view.clock).of(view.find)
     assert [(await handler(request())).body for _ in range(3)] == [b"1", b"2", b"3"]
     view.seconds = 0.03
     assert [(await handler(request())).body for _ in range(3)] == [b"4", b"4", b"4"]
+    view.now += 1.0
+    assert (await handler(request())).body == b"5"
+
+
+@pytest.mark.parametrize(("took", "again"), [(0.004, 0.0), (0.01, 0.5), (0.03, 1.0), (0.5, 5.0)])
+async def test_the_longer_it_took_the_longer_it_is_given_again(took: float, again: float) -> None:
+    assert good_for(took, 1.0) == pytest.approx(again)
+    assert good_for(took, 0) == 0
 
 
 async def test_nothing_is_given_again_when_that_is_not_wanted() -> None:
     view = View()
     view.go_on.set()
     view.seconds = 0.03
-    handler = SharedAnswers(0).of(view.find)
+    handler = SharedAnswers(0, clock=view.clock).of(view.find)
     assert [(await handler(request())).body for _ in range(2)] == [b"1", b"2"]
+
+
+async def test_one_worker_finds_for_all_of_its_host(tmp_path: Path) -> None:
+    view = View()
+    view.go_on.set()
+    view.seconds = 0.03
+    first, second = (SharedAnswers(1.0, HostAnswers(tmp_path), view.clock).of(view.find) for _ in range(2))
+    # Each has to find it once to know that it takes long.
+    assert [(await handler(request())).body for handler in (first, second)] == [b"1", b"2"]
+    view.now += 1.0
+    assert [(await handler(request())).body for handler in (first, second)] == [b"3", b"3"]
+    view.now += 1.0
+    view.go_on.clear()
+    view.begun.clear()
+    asking = [asyncio.ensure_future(handler(request())) for handler in (second, first)]
+    await asyncio.wait_for(view.begun.wait(), 30)
+    view.go_on.set()
+    assert [answer.body for answer in await asyncio.gather(*asking)] == [b"4", b"4"]
+
+
+async def test_a_worker_finds_itself_what_another_failed_to_find(tmp_path: Path) -> None:
+    view = View()
+    view.go_on.set()
+    view.seconds = 0.03
+    first, second = (SharedAnswers(1.0, HostAnswers(tmp_path), view.clock).of(view.find) for _ in range(2))
+    for handler in (first, second):
+        await handler(request())
+    view.now += 1.0
+    view.fails = True
+    with pytest.raises(BadRequest):
+        await first(request())
+    view.fails = False
+    answer = await second(request())
+    assert (answer.status, answer.body, answer.headers) == (200, b"4", ())
+
+
+def test_what_nobody_can_read_is_found_anew(tmp_path: Path) -> None:
+    answers = HostAnswers(tmp_path)
+    claim = answers.look("/status", 1.0)
+    assert isinstance(claim, Claim)
+    answers.leave("/status", 5.0, Response(200, b"found", headers=((b"A", b"b"),)))
+    assert answers.look("/other", 1.0) is not None
+    claim.end()
+    found = answers.look("/status", 1.0)
+    assert isinstance(found, Found) and found.response().headers == ((b"A", b"b"),)
+    for path in tmp_path.glob("answer-*"):
+        if not path.suffix:
+            path.write_bytes(b"torn")
+    assert isinstance(answers.look("/status", 1.0), Claim)
+
+
+async def test_those_who_ask_for_one_thing_get_it_from_one_look() -> None:
+    view = View()
+
+    async def look() -> bytes:
+        return (await view.find(request())).body
+
+    view.seconds = 0.03
+    standings = Lately(look, 1.0, view.clock)
+    asking = [asyncio.ensure_future(standings.get()) for _ in range(3)]
+    await asyncio.sleep(0)
+    asking[0].cancel()
+    view.go_on.set()
+    assert [await one for one in asking[1:]] == [b"1", b"1"]
+    assert await standings.get() == b"1"
+    view.now += 1.0
+    assert await standings.get() == b"2"
+    view.now += 1.0
+    view.fails = True
+    with pytest.raises(BadRequest):
+        await standings.get()
+    view.fails = False
+    assert await standings.get() == b"4"
 
 
 async def test_a_failure_is_told_to_all_and_not_remembered() -> None:

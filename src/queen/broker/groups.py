@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from queen.broker.catalog import Catalog
 from queen.broker.changes import note_group_change
 from queen.broker.events import Event
 from queen.broker.gently import gently
+from queen.broker.oldest import Oldest, Starts
 from queen.broker.timeline import Moment, offsets_after
 from queen.errors import NotFound
 from queen.storage.database import Database, Record, Transaction
@@ -22,9 +23,6 @@ from queen.wire.ids import partition_uuid
 from queen.wire.times import iso_millis
 
 _LAGGING_SECONDS: Final = 300
-
-Starts: TypeAlias = tuple[list[int], list[int], list[int]]
-"""(group, partition, offset), column by column: where groups are to start on partitions they have not met."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +40,15 @@ class Groups:
         self._database = database
         self._catalog = catalog
         self._tell = tell
+        self._oldest = Oldest(database)
 
     async def summaries(self) -> list[dict[str, Any]]:
         """Every group with every queue it knows a partition of, by name. Lags are exact."""
         groups = [row["id"] for row in await self._database.fetch("all_groups")]
-        rows = await self._database.fetch("group_list", groups, *await self._starts(groups))
-        return [_summary(row) for row in rows]
+        starts = await self._starts(groups)
+        rows = await self._database.fetch("group_list", groups, *starts)
+        oldest = await self._oldest.of(rows, starts)
+        return [_summary(row, oldest.get((row["group_id"], row["queue_id"]))) for row in rows]
 
     async def lags(self) -> Sequence[Record]:
         """How many messages (`behind`) each group has before it on each queue, exactly."""
@@ -188,8 +189,8 @@ def _place(row: Record) -> dict[str, Any]:
     }
 
 
-def _summary(row: Record) -> dict[str, Any]:
-    seconds = int(row["seconds"])
+def _summary(row: Record, oldest: datetime | None) -> dict[str, Any]:
+    seconds = 0 if oldest is None else max(0, int((row["at"] - oldest).total_seconds()))
     calm = "Stable" if row["consumed"] else "Dead"
     return {
         "name": row["group_name"],

@@ -3,36 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from queen.broker.lately import good_for
+from queen.http.host_answers import Claim, Found, HostAnswers
 from queen.http.message import Request, Response
 
 Find: TypeAlias = Callable[[Request], Awaitable[Response]]
-_Key: TypeAlias = tuple[str, frozenset[tuple[str, str]]]
+
+log = logging.getLogger(__name__)
 
 _MOST_KEPT: Final = 100
-_QUICK_SECONDS: Final = 0.02
+_LOOK_AGAIN_SECONDS: Final = 0.01
+_PATIENCE_SECONDS: Final = 5.0
 
 
 @dataclass(slots=True, eq=False)
 class _Shared:
     finding: asyncio.Task[Response]
     good_until: float = 0.0
+    dear: bool = False
 
 
 class SharedAnswers:
-    """Finds each answer for all who ask while it is being found, and gives it again for a while.
+    """Finds each answer for all who ask while it is being found, and gives it again for a while (`good_for`).
 
-    That while grows with what finding it took, so that finding takes no more than a tenth of the time however many
-    ask: at most `seconds`, unless even that is too often. What is found quickly is found anew each time.
+    What is not found quickly, one worker finds for all of its `host`.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(
+        self, seconds: float, host: HostAnswers | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._seconds = seconds
-        self._answers: dict[_Key, _Shared] = {}
+        self._host = host if seconds else None
+        self._clock = clock
+        self._answers: dict[str, _Shared] = {}
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -41,32 +51,70 @@ class SharedAnswers:
         """A handler that gives what `find` gives for the same path and query."""
 
         async def answer(request: Request) -> Response:
-            key = (request.path, frozenset(request.query.items()))
+            query = request.query
+            key = json.dumps([request.path, *sorted(query.items())]) if query else request.path
             shared = self._answers.get(key)
-            if shared is None or (shared.finding.done() and time.monotonic() >= shared.good_until):
-                shared = self._answers[key] = _Shared(asyncio.create_task(self._find(find, request, key)))
+            if shared is None or (shared.finding.done() and self._clock() >= shared.good_until):
+                dear = shared is not None and shared.dear
+                finding = asyncio.create_task(self._find(find, request, key, dear))
+                shared = self._answers[key] = _Shared(finding, dear=dear)
             # Whoever goes away must not take the answer from the others.
             return await asyncio.shield(shared.finding)
 
         return answer
 
-    async def _find(self, find: Find, request: Request, key: _Key) -> Response:
-        began = time.monotonic()
+    async def _find(self, find: Find, request: Request, key: str, dear: bool) -> Response:
+        claim = await self._claim(self._host, key) if dear and self._host is not None else None
+        if isinstance(claim, Found):
+            self._answers[key].good_until = claim.good_until
+            return claim.response()
         try:
+            began = self._clock()
             response = await find(request)
+            good_until = self._remember(key, began)
+            if self._host is not None and claim is not None and good_until:
+                await self._leave(self._host, key, good_until, response)
         except BaseException:
             self._answers.pop(key, None)
             raise
-        took = time.monotonic() - began
-        if self._seconds and took > _QUICK_SECONDS:
-            self._answers[key].good_until = began + took + max(min(self._seconds, 20 * took), 10 * took)
+        finally:
+            if claim is not None:
+                claim.end()
         self._tidy()
         return response
+
+    async def _claim(self, host: HostAnswers, key: str) -> Found | Claim | None:
+        """What another worker has found, else the right to find it; None when it cannot be had."""
+        patience = self._clock() + _PATIENCE_SECONDS
+        try:
+            while (claim := await asyncio.to_thread(host.look, key, self._clock())) is None:
+                if self._clock() > patience:
+                    break
+                await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+        except OSError as error:
+            log.warning("answers are not shared among the workers of this host: %s", error)
+            return None
+        return claim
+
+    async def _leave(self, host: HostAnswers, key: str, good_until: float, response: Response) -> None:
+        try:
+            await asyncio.to_thread(host.leave, key, good_until, response)
+        except OSError as error:
+            log.warning("an answer is not shared with the other workers of this host: %s", error)
+
+    def _remember(self, key: str, began: float) -> float:
+        """Until when the answer that was just found is given again; 0: it is not."""
+        now = self._clock()
+        again = good_for(now - began, self._seconds)
+        shared = self._answers[key]
+        shared.dear = again > 0
+        shared.good_until = now + again if again else 0.0
+        return shared.good_until
 
     def _tidy(self) -> None:
         if len(self._answers) <= _MOST_KEPT:
             return
-        now = time.monotonic()
+        now = self._clock()
         self._answers = {
             key: shared for key, shared in self._answers.items() if not shared.finding.done() or shared.good_until > now
         }

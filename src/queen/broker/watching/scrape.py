@@ -11,12 +11,13 @@ from typing import Any, Final
 import asyncpg
 
 from queen.broker.groups import Groups
+from queen.broker.lately import Lately
 from queen.broker.watching.history import History
 from queen.broker.watching.recorder import Recorder
 from queen.errors import QueenError
 from queen.metrics.report import Report
 from queen.metrics.tally import WorkerTally
-from queen.storage.database import Database
+from queen.storage.database import Database, Record
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +63,16 @@ class Scraper:
     """Gathers metrics."""
 
     def __init__(
-        self, database: Database, groups: Groups, history: History, recorder: Recorder, most_queues: int
+        self,
+        database: Database,
+        groups: Groups,
+        history: History,
+        recorder: Recorder,
+        standings: Lately[list[Record]],
+        most_queues: int,
     ) -> None:
         self._database = database
+        self._standings = standings
         self._groups = groups
         self._history = history
         self._recorder = recorder
@@ -81,7 +89,7 @@ class Scraper:
             return Scrape(reports)
 
     async def _cluster(self, reports: Sequence[Report]) -> Cluster:
-        standings = await self._database.fetch("queue_standings", "", "", "")
+        standings = await self._standings.get()
         ranked = sorted(standings, key=lambda row: (-row["pending"], -row["pushed"], row["name"]))
         chosen = {row["name"] for row in ranked[: self._most_queues]}
         lags = [

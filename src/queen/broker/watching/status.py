@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
+from queen.broker.lately import Lately
 from queen.broker.watching.history import History, lag, last_seen, number, seen_worker
 from queen.broker.watching.time_range import TimeRange
 from queen.storage.database import Database, Record
@@ -32,9 +33,11 @@ class QueueFilter:
 class Status:
     """Views over one shard. Counts are read live and are exact; series are what workers have counted."""
 
-    def __init__(self, database: Database, history: History) -> None:
+    def __init__(self, database: Database, history: History, standings: Lately[list[Record]]) -> None:
+        """`standings` are those of all queues."""
         self._database = database
         self._history = history
+        self._standings = standings
 
     async def overview(self) -> dict[str, Any]:
         """Everything at once.
@@ -81,7 +84,7 @@ class Status:
 
     async def status(self, times: TimeRange, wanted: QueueFilter) -> dict[str, Any]:
         """The state of things, and how it came about over a stretch of time."""
-        standings = await self._database.fetch("queue_standings", wanted.queue, wanted.namespace, wanted.task)
+        standings = await self._standings_of(wanted)
         names = None if wanted.everything else [row["name"] for row in standings]
         points = await self._throughput(times, names)
         seen = await self._history.seen(times)
@@ -133,7 +136,7 @@ class Status:
         rows = await self._history.workers(times, host, worker_id)
         queues = await self._history.pop_lags(times)
         seen = await self._history.seen(times, host, worker_id)
-        standings = await self._database.fetch("queue_standings", "", "", "")
+        standings = await self._standings.get()
 
         over = partial(_total, rows)
         return {
@@ -177,6 +180,11 @@ class Status:
             {"timestamp": iso_seconds(datetime.fromtimestamp(at, UTC)), "messages": found.get(at, 0)}
             for at in range(first, _whole(times.until), seconds)
         ]
+
+    async def _standings_of(self, wanted: QueueFilter) -> list[Record]:
+        if wanted.everything:
+            return await self._standings.get()
+        return await self._database.fetch("queue_standings", wanted.queue, wanted.namespace, wanted.task)
 
     async def _throughput(self, times: TimeRange, names: list[str] | None) -> list[dict[str, Any]]:
         """Newest first. With names, messages are those of the queues; how the workers were is always of all."""

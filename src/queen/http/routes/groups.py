@@ -23,8 +23,8 @@ _MIN_LAG_SECONDS = 3600
 class GroupRoutes:
     """The routes of consumer groups."""
 
-    def __init__(self, broker: Broker, shared: SharedAnswers | None = None) -> None:
-        self._shared = shared or SharedAnswers(0)
+    def __init__(self, broker: Broker, shared: SharedAnswers) -> None:
+        self._shared = shared
         self._groups = Groups(broker.database, broker.catalog, broker.tell)
 
     def add_to(self, router: Router) -> None:

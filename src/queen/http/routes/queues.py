@@ -21,8 +21,8 @@ from queen.wire.push import check_name
 class QueueRoutes:
     """The routes that change queues as a whole, and those that show what there is."""
 
-    def __init__(self, broker: Broker, shared: SharedAnswers | None = None) -> None:
-        self._shared = shared or SharedAnswers(0)
+    def __init__(self, broker: Broker, shared: SharedAnswers) -> None:
+        self._shared = shared
         self._queues = Queues(broker.database, broker.catalog, broker.tell, broker.meter)
         self._resources = Resources(broker.database, broker.catalog.shard)
 

@@ -21,7 +21,7 @@ WHERE last_at > since;
 
 -- name: group_list
 -- Where groups are, summed up by queue. $2-$4 say where they are to start on partitions with news they have not met;
--- on others that they have not met they are at the end.
+-- on others that they have not met they are at the end. `places` is a hash of where they are behind.
 WITH known AS (
     SELECT c.group_id, p.queue_id, p.id, p.next_offset, greatest(c.committed, p.floor_offset) AS position,
         c.total_consumed > 0 AS consumed
@@ -45,17 +45,12 @@ WITH known AS (
     JOIN queen.partitions p ON p.id = n.partition_id
 ), summed AS (
     SELECT k.group_id, k.queue_id, count(*) AS members, count(*) FILTER (WHERE k.next_offset > k.position) AS lagging,
-        sum(k.next_offset - k.position)::bigint AS behind, min(o.created_at) AS oldest, bool_or(k.consumed) AS consumed
-    FROM known k
-    LEFT JOIN LATERAL (
-        SELECT g.created_at FROM queen.segments g
-        WHERE g.partition_id = k.id AND g.base_offset <= k.position ORDER BY g.base_offset DESC LIMIT 1
-    ) o ON k.next_offset > k.position
-    GROUP BY k.group_id, k.queue_id
+        sum(k.next_offset - k.position)::bigint AS behind, bool_or(k.consumed) AS consumed,
+        bit_xor(hashint8extended(k.position, k.id)) FILTER (WHERE k.next_offset > k.position) AS places
+    FROM known k GROUP BY k.group_id, k.queue_id
 )
-SELECT g.name AS group_name, q.name AS queue_name, k.members, k.lagging, k.behind, k.consumed,
-    greatest(0, extract(epoch FROM statement_timestamp() - k.oldest))::float8 AS seconds,
-    s.mode, s.since, s.created_at AS subscribed_at
+SELECT k.group_id, k.queue_id, g.name AS group_name, q.name AS queue_name, k.members, k.lagging, k.behind, k.consumed,
+    k.places, statement_timestamp() AS at, s.mode, s.since, s.created_at AS subscribed_at
 FROM summed k
 JOIN queen.groups g ON g.id = k.group_id
 JOIN queen.queues q ON q.id = k.queue_id
@@ -64,6 +59,28 @@ LEFT JOIN LATERAL (
     WHERE group_id = k.group_id AND queue_name = q.name ORDER BY partition_name LIMIT 1
 ) s ON true
 ORDER BY g.name, q.name;
+
+-- name: oldest_unconsumed
+-- When the oldest message was stored that groups ($1) have before them on queues ($2), pair by pair, with $3-$5 saying
+-- where they are to start on partitions they have not met; and `places` as above.
+SELECT k.group_id, k.queue_id, bit_xor(hashint8extended(k.position, k.id)) AS places, min(o.created_at) AS oldest
+FROM (
+    SELECT c.group_id, p.queue_id, p.id, p.next_offset, greatest(c.committed, p.floor_offset) AS position
+    FROM unnest($1::integer[], $2::integer[]) AS w (group_id, queue_id)
+    JOIN queen.partitions p ON p.queue_id = w.queue_id
+    JOIN queen.cursors c ON c.partition_id = p.id AND c.group_id = w.group_id
+    UNION ALL
+    SELECT n.group_id, p.queue_id, p.id, p.next_offset, greatest(n.start, p.floor_offset)
+    FROM unnest($3::integer[], $4::bigint[], $5::bigint[]) AS n (group_id, partition_id, start)
+    JOIN queen.partitions p ON p.id = n.partition_id
+    WHERE (n.group_id, p.queue_id) IN (SELECT * FROM unnest($1::integer[], $2::integer[]))
+) k
+CROSS JOIN LATERAL (
+    SELECT g.created_at FROM queen.segments g
+    WHERE g.partition_id = k.id AND g.base_offset <= k.position ORDER BY g.base_offset DESC LIMIT 1
+) o
+WHERE k.next_offset > k.position
+GROUP BY k.group_id, k.queue_id;
 
 -- name: group_positions
 -- Where groups are on each partition, with $2-$4 as above: all of it by name, or ($5) those more than some seconds

@@ -3,13 +3,19 @@
 -- name: overview
 -- Everything at once: counts, messages, and how far behind the slowest group of each partition is. Lags are taken over
 -- the partitions that have something pending.
-WITH held AS MATERIALIZED (
-    SELECT p.next_offset, coalesce(min(greatest(c.committed, p.floor_offset)), p.floor_offset) AS position,
-        greatest(0, max(least(c.lease_end, p.next_offset) - greatest(c.committed, p.floor_offset))
-            FILTER (WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp())) AS processing,
-        sum(c.total_consumed) AS consumed
-    FROM queen.partitions p LEFT JOIN queen.cursors c ON c.partition_id = p.id
-    GROUP BY p.id
+WITH slowest AS (
+    SELECT partition_id, min(committed) AS committed, sum(total_consumed)::bigint AS consumed
+    FROM queen.cursors GROUP BY partition_id
+), held AS MATERIALIZED (
+    SELECT p.next_offset, greatest(s.committed, p.floor_offset) AS position, s.consumed
+    FROM queen.partitions p LEFT JOIN slowest s ON s.partition_id = p.id
+), leased AS (
+    SELECT coalesce(sum(greatest(0, m.processing)), 0)::bigint AS processing
+    FROM (
+        SELECT max(least(c.lease_end, p.next_offset) - greatest(c.committed, p.floor_offset)) AS processing
+        FROM queen.cursors c JOIN queen.partitions p ON p.id = c.partition_id
+        WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp() GROUP BY p.id
+    ) m
 ), lag AS (
     SELECT coalesce(avg(behind), 0)::float8 AS avg_behind, coalesce(min(behind), 0) AS min_behind,
         coalesce(max(behind), 0) AS max_behind,
@@ -17,8 +23,7 @@ WITH held AS MATERIALIZED (
     FROM (SELECT next_offset - position AS behind FROM held WHERE next_offset > position) lagging
 ), messages AS (
     SELECT count(*) AS partitions, coalesce(sum(next_offset), 0)::bigint AS pushed,
-        coalesce(sum(next_offset - position), 0)::bigint AS pending,
-        coalesce(sum(processing), 0)::bigint AS processing, coalesce(sum(consumed), 0)::bigint AS consumed
+        coalesce(sum(next_offset - position), 0)::bigint AS pending, coalesce(sum(consumed), 0)::bigint AS consumed
     FROM held
 ), named AS (
     SELECT count(*) AS queues, count(DISTINCT nullif(namespace, '')) AS namespaces,
@@ -27,7 +32,7 @@ WITH held AS MATERIALIZED (
 ), dead AS (
     SELECT count(*) AS dead_letters FROM queen.dead_letters WHERE queue_id IN (SELECT id FROM queen.queues)
 )
-SELECT *, statement_timestamp() AS at FROM named, messages, dead, lag;
+SELECT *, statement_timestamp() AS at FROM named, messages, leased, dead, lag;
 
 -- name: queue_ids
 -- The queues of a name, namespace and task; empty: any.
@@ -39,34 +44,36 @@ WHERE ($1::text = '' OR name = $1) AND ($2::text = '' OR namespace = $2) AND ($3
 WITH chosen AS (
     SELECT id, public_id, name, namespace, task FROM queen.queues
     WHERE ($1::text = '' OR name = $1) AND ($2::text = '' OR namespace = $2) AND ($3::text = '' OR task = $3)
-), held AS (
-    SELECT p.queue_id, p.next_offset, p.floor_offset,
-        coalesce(min(greatest(c.committed, p.floor_offset)), p.floor_offset) AS position,
-        greatest(0, max(least(c.lease_end, p.next_offset) - greatest(c.committed, p.floor_offset))
-            FILTER (WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp())) AS processing,
-        sum(c.total_consumed) AS consumed,
-        count(*) FILTER (WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp()) AS leases,
-        sum(c.lease_end - c.lease_start)
-            FILTER (WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp()) AS leased,
-        sum(c.committed - c.lease_start)
-            FILTER (WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp()) AS acked
-    FROM queen.partitions p LEFT JOIN queen.cursors c ON c.partition_id = p.id
+), members AS (
+    SELECT p.id, p.queue_id, p.next_offset, p.floor_offset FROM queen.partitions p
     WHERE ($1 = '' AND $2 = '' AND $3 = '') OR p.queue_id IN (SELECT id FROM chosen)
-    GROUP BY p.id
+), slowest AS (
+    SELECT partition_id, min(committed) AS committed, sum(total_consumed)::bigint AS consumed
+    FROM queen.cursors
+    WHERE ($1 = '' AND $2 = '' AND $3 = '') OR partition_id IN (SELECT id FROM members)
+    GROUP BY partition_id
 ), summed AS (
-    SELECT queue_id, count(*) AS partitions, sum(next_offset)::bigint AS pushed,
-        sum(next_offset - floor_offset)::bigint AS stored, sum(next_offset - position)::bigint AS pending,
-        sum(processing)::bigint AS processing, sum(consumed)::bigint AS consumed, sum(leases)::bigint AS leases,
-        count(*) FILTER (WHERE leases > 0) AS leased_partitions, sum(leased)::bigint AS leased,
-        sum(acked)::bigint AS acked
-    FROM held GROUP BY queue_id
+    SELECT m.queue_id, count(*) AS partitions, sum(m.next_offset)::bigint AS pushed,
+        sum(m.next_offset - m.floor_offset)::bigint AS stored,
+        sum(m.next_offset - greatest(s.committed, m.floor_offset))::bigint AS pending, sum(s.consumed)::bigint AS consumed
+    FROM members m LEFT JOIN slowest s ON s.partition_id = m.id GROUP BY m.queue_id
+), leased AS (
+    SELECT queue_id, count(*) AS partitions, sum(leases)::bigint AS leases, sum(leased)::bigint AS leased,
+        sum(acked)::bigint AS acked, sum(greatest(0, processing))::bigint AS processing
+    FROM (
+        SELECT m.queue_id, count(*) AS leases, sum(c.lease_end - c.lease_start) AS leased,
+            sum(c.committed - c.lease_start) AS acked,
+            max(least(c.lease_end, m.next_offset) - greatest(c.committed, m.floor_offset)) AS processing
+        FROM queen.cursors c JOIN members m ON m.id = c.partition_id
+        WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp()
+        GROUP BY m.queue_id, m.id
+    ) l GROUP BY queue_id
 )
 SELECT q.id, q.public_id, q.name, q.namespace, q.task, coalesce(s.partitions, 0) AS partitions,
     coalesce(s.pushed, 0) AS pushed, coalesce(s.stored, 0) AS stored, coalesce(s.pending, 0) AS pending,
-    coalesce(s.processing, 0) AS processing, coalesce(s.consumed, 0) AS consumed, coalesce(s.leases, 0) AS leases,
-    coalesce(s.leased_partitions, 0) AS leased_partitions, coalesce(s.leased, 0) AS leased,
-    coalesce(s.acked, 0) AS acked
-FROM chosen q LEFT JOIN summed s ON s.queue_id = q.id ORDER BY q.name;
+    coalesce(l.processing, 0) AS processing, coalesce(s.consumed, 0) AS consumed, coalesce(l.leases, 0) AS leases,
+    coalesce(l.partitions, 0) AS leased_partitions, coalesce(l.leased, 0) AS leased, coalesce(l.acked, 0) AS acked
+FROM chosen q LEFT JOIN summed s ON s.queue_id = q.id LEFT JOIN leased l ON l.queue_id = q.id ORDER BY q.name;
 
 -- name: group_lags
 -- How many messages each group has before it on each queue. $1-$3 say where groups are to start on partitions that
