@@ -205,6 +205,7 @@ _SURFACES: dict[str, Surface] = {
             },
         ),
     ),
+    "POST /api/v1/topics/release": _TOPIC_SURFACES["POST /ack"],
     "GET /api/v1/topics/peek": Surface(
         query=_NO_TOPIC, numbers=("limit",), names=_TOPIC_NAMES, refused_query=_TOPIC_QUERY
     ),

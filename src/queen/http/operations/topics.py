@@ -299,6 +299,12 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         answers={200: list[ExtendSettled]},
         errors=DATABASE,
     ),
+    "POST /api/v1/topics/release": replace(
+        _ACK,
+        id="releaseItems",
+        summary="Give leased items back",
+        description=f"They are ready as before, for anybody, and have not failed: nothing is counted. {_ONE}",
+    ),
     "GET /api/v1/topics/peek": Operation(
         id="peekTopic",
         summary="Look at the next items without leasing them",

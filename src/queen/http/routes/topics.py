@@ -57,6 +57,7 @@ class TopicRoutes:
             router.add("POST", f"{prefix}/dlq/delete", self.delete_dead, write)
             router.add("POST", f"{prefix}/dlq/retry", self.retry_dead, write)
         router.add("POST", f"{_NATIVE}/extend", self.extend, write)
+        router.add("POST", f"{_NATIVE}/release", self.release, write)
         router.add("GET", f"{_NATIVE}/peek", self.peek, read)
         router.add("GET", f"{_NATIVE}/counts", self.counts, read)
         router.add("POST", f"{_NATIVE}/configure", self.configure, Access.ADMIN)
@@ -96,6 +97,11 @@ class TopicRoutes:
         refs, several = decode_extends(request.body)
         ends = await self._topics.settler.extend(refs)
         return _settled(request, refs, several, ends, NOT_LEASED, lambda end: {"lease_expires_at": end})
+
+    async def release(self, request: Request) -> Response:
+        """Like ack; the items are ready again at once."""
+        refs, several = decode_acks(request.body)
+        return _settled(request, refs, several, await self._topics.settler.release(refs), NOT_LEASED)
 
     async def active(self, request: Request) -> Response:
         return json_response(200, await self._topics.admin.active(_required(request, "namespace")))
