@@ -110,6 +110,7 @@ class Worker:
         self.shell.shutting_down.append(self.broker.popper.release_parked)
         self.recorder.port = self.port
         self.shell.shutting_down.append(self.broker.topics.dequeuer.release_parked)
+        self.shell.shutting_down.append(self.broker.topics.many.release_parked)
 
     async def stop(self) -> None:
         self._health.stopping = True

@@ -18,7 +18,7 @@ from queen.http.message import Request, Response, json_response
 from queen.http.names import query_name
 from queen.http.paging import read_page
 from queen.http.router import Access, Router
-from queen.wire.topic_items import render_dead_letters, render_ids, render_items
+from queen.wire.topic_items import render_dead_letters, render_ids, render_items, render_mixed_items
 from queen.wire.topics import (
     LONGEST_LEASE,
     ItemRef,
@@ -27,6 +27,7 @@ from queen.wire.topics import (
     decode_enqueue,
     decode_extends,
     decode_nacks,
+    decode_names,
     decode_quota,
     decode_topic,
 )
@@ -56,6 +57,7 @@ class TopicRoutes:
             router.add("GET", f"{prefix}/dlq", self.list_dead, read)
             router.add("POST", f"{prefix}/dlq/delete", self.delete_dead, write)
             router.add("POST", f"{prefix}/dlq/retry", self.retry_dead, write)
+        router.add("GET", f"{_NATIVE}/dequeue/many", self.dequeue_many, read)
         router.add("POST", f"{_NATIVE}/extend", self.extend, write)
         router.add("POST", f"{_NATIVE}/release", self.release, write)
         router.add("GET", f"{_NATIVE}/peek", self.peek, read)
@@ -74,13 +76,18 @@ class TopicRoutes:
     async def dequeue(self, request: Request) -> Response:
         """Query: `namespace`, `topic`, `limit`, `wait`, `timeout` (ms) and `lease` (s); answers an array of items."""
         key = _topic(request)
-        limit = min(_MOST_DEQUEUED, max(1, request.query_int("limit", _BY_DEFAULT)))
-        timeout = max(0, request.query_int("timeout", self._settings.default_timeout)) / 1000
-        asked = self._topics.dequeuer.dequeue(
-            key, limit, _lease(request), timeout if request.query_bool("wait", False) else 0.0
-        )
+        asked = self._topics.dequeuer.dequeue(key, *self._dequeue_options(request))
         request.on_disconnect(asked.cancel)
         return Response(200, render_items(await asked, *key, _ids_as_text(request)))
+
+    async def dequeue_many(self, request: Request) -> Response:
+        """The same for several topics as if they were one: `topics`, a JSON array of names, or all of a namespace."""
+        namespace = _required(request, "namespace")
+        names = decode_names(request.query.get("topics", ""), "topics")
+        asked = self._topics.many.dequeue(namespace, names, *self._dequeue_options(request))
+        request.on_disconnect(asked.answer.cancel)
+        rows = await asked.answer
+        return Response(200, render_mixed_items(rows, namespace, asked.topics, _ids_as_text(request)))
 
     async def ack(self, request: Request) -> Response:
         """Body: `{id, namespace, topic}` and perhaps `lease_owner`, or an array of them."""
@@ -146,6 +153,12 @@ class TopicRoutes:
         return json_response(
             200, {"namespace": key[0], "topic": key[1], "deleted": await self._topics.admin.delete(key)}
         )
+
+    def _dequeue_options(self, request: Request) -> tuple[int, float | None, float]:
+        """How many, the seconds of the lease, and the seconds to wait."""
+        limit = min(_MOST_DEQUEUED, max(1, request.query_int("limit", _BY_DEFAULT)))
+        timeout = max(0, request.query_int("timeout", self._settings.default_timeout)) / 1000
+        return limit, _lease(request), timeout if request.query_bool("wait", False) else 0.0
 
     async def quotas(self, request: Request) -> Response:
         await self._topics.quotas.refresh()
