@@ -131,7 +131,7 @@ class Worker:
         return (
             StatusRoutes(broker, status, shared),
             AnalyticsRoutes(broker, status, history, shared),
-            MetricsRoutes(recorder, scraper, shared, sources=(families.spool, families.peers)),
+            MetricsRoutes(recorder, scraper, shared, sources=(families.spool, families.shards, families.peers)),
         )
 
 

@@ -126,7 +126,7 @@ async def test_topics_survive_the_death_of_postgres(victim: Victim) -> None:
 
 @pytest.mark.parametrize("query", [{"topic": "t"}, {}], ids=["one topic", "many"])
 async def test_dequeues_that_wait_outlive_an_absence_of_postgres(
-    start_server: StartServer, proxy: Proxy, query: dict[str, str]
+    start_server: StartServer, proxy: Proxy, query: dict[str, Any]
 ) -> None:
     api = await start_server(database_urls=(proxy.dsn,), pop_safety_poll_ms=100)
     path = "/api/v1/topics/dequeue" if query else "/api/v1/topics/dequeue/many"

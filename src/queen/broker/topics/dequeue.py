@@ -42,6 +42,12 @@ class Dequeue:
     expired: bool = False
     timer: asyncio.TimerHandle | None = None
     since: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    woken_at: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long it has taken: where it waited, since it was woken."""
+        return asyncio.get_running_loop().time() - (self.woken_at or self.since)
 
     def expire(self) -> None:
         self.expired = True
@@ -220,6 +226,7 @@ class Dequeuer:
             )
 
     def _hand_over(self, request: Dequeue, items: list[Record]) -> None:
+        self._meter.topic_request("dequeue", [request.key], request.seconds)
         if items and request.answer.done():
             # Its client has gone away meanwhile.
             self._spawn(self._give_back(request.key, items))
@@ -287,6 +294,7 @@ class Dequeuer:
         for request in bench.waiting:
             if not request.answer.done():
                 request.busy = True
+                request.woken_at = asyncio.get_running_loop().time()
                 self.lane.submit(request)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

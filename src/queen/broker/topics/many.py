@@ -229,8 +229,12 @@ class ManyDequeuer:
                 continue
             await self._give_up_leases(rows, topics)
             request.topics = {id: topic.name for id, topic in topics.items()}
-            for topic_id, count in Counter(row["topic_id"] for row in rows).items():
-                self._meter.topic_items("dequeued", *topics[topic_id].key, count)
+            counts = {
+                topics[topic_id].key: count for topic_id, count in Counter(row["topic_id"] for row in rows).items()
+            }
+            for key, count in counts.items():
+                self._meter.topic_items("dequeued", *key, count)
+            self._meter.topic_request("dequeue", counts, request.seconds)
             request.finish(rows)
         for topic_id, count in leased.items():
             self._heads.note(topic_id, count)
@@ -288,6 +292,7 @@ class ManyDequeuer:
         for request in self._parked.pop(field, ()):
             if not request.answer.done():
                 request.busy = True
+                request.woken_at = asyncio.get_running_loop().time()
                 self.lane.submit(request)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

@@ -18,9 +18,11 @@ from queen.http.message import Request, Response, json_response
 from queen.http.names import query_name
 from queen.http.paging import read_page
 from queen.http.router import Access, Router
+from queen.metrics.meter import clock
 from queen.wire.topic_items import render_dead_letters, render_ids, render_items, render_mixed_items
 from queen.wire.topics import (
     LONGEST_LEASE,
+    EnqueueItem,
     ItemRef,
     decode_acks,
     decode_configure,
@@ -45,6 +47,7 @@ class TopicRoutes:
     def __init__(self, broker: Broker) -> None:
         self._settings = broker.settings
         self._topics = broker.topics
+        self._meter = broker.meter
 
     def add_to(self, router: Router) -> None:
         read, write = Access.READ_ONLY, Access.READ_WRITE
@@ -70,7 +73,10 @@ class TopicRoutes:
 
     async def enqueue(self, request: Request) -> Response:
         """Body: an item or an array of them; answers an array of ids."""
-        ids = await self._topics.enqueuer.enqueue(decode_enqueue(request.body))
+        began = clock()
+        items = decode_enqueue(request.body)
+        ids = await self._topics.enqueuer.enqueue(items)
+        self._took("enqueue", items, began)
         return Response(200, render_ids(ids, _ids_as_text(request)))
 
     async def dequeue(self, request: Request) -> Response:
@@ -91,13 +97,19 @@ class TopicRoutes:
 
     async def ack(self, request: Request) -> Response:
         """Body: `{id, namespace, topic}` and perhaps `lease_owner`, or an array of them."""
+        began = clock()
         refs, several = decode_acks(request.body)
-        return _settled(request, refs, several, await self._topics.settler.ack(refs), NOT_LEASED)
+        done = await self._topics.settler.ack(refs)
+        self._took("ack", refs, began)
+        return _settled(request, refs, several, done, NOT_LEASED)
 
     async def nack(self, request: Request) -> Response:
         """Like ack, with an `error`."""
+        began = clock()
         refs, several = decode_nacks(request.body)
-        return _settled(request, refs, several, await self._topics.settler.nack(refs), NOT_LEASED, _nacked)
+        outcomes = await self._topics.settler.nack(refs)
+        self._took("nack", refs, began)
+        return _settled(request, refs, several, outcomes, NOT_LEASED, _nacked)
 
     async def extend(self, request: Request) -> Response:
         """Like ack, with `seconds` from now; without, what the topic is set to."""
@@ -153,6 +165,9 @@ class TopicRoutes:
         return json_response(
             200, {"namespace": key[0], "topic": key[1], "deleted": await self._topics.admin.delete(key)}
         )
+
+    def _took(self, asked: str, named: Sequence[EnqueueItem | ItemRef], began: float) -> None:
+        self._meter.topic_request(asked, {(one.namespace, one.topic) for one in named}, clock() - began)
 
     def _dequeue_options(self, request: Request) -> tuple[int, float | None, float]:
         """How many, the seconds of the lease, and the seconds to wait."""
