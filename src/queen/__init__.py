@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from queen.client.messages import AckResponse, BufferStats, DLQResponse, Message, TransactionResponse
     from queen.client.sync import QueenSync
+    from queen.client.topics.items import NackResponse, TopicCounts, TopicItem
     from queen.errors import QueenError
     from queen.streams import Stream, sliding_window_gate, token_bucket_gate
 
@@ -57,6 +58,7 @@ __all__ = [
     "DLQResponse",
     "LeaseLostError",
     "Message",
+    "NackResponse",
     "NotFoundError",
     "OverloadedError",
     "PushError",
@@ -68,6 +70,8 @@ __all__ = [
     "RequestError",
     "ServerError",
     "Stream",
+    "TopicCounts",
+    "TopicItem",
     "TransactionError",
     "TransactionResponse",
     "UnsentError",
@@ -82,6 +86,7 @@ _HOMES = {
     "queen.client.sync": ("QueenSync",),
     "queen.streams": ("Stream", "sliding_window_gate", "token_bucket_gate"),
     "queen.client.messages": ("AckResponse", "BufferStats", "DLQResponse", "Message", "TransactionResponse"),
+    "queen.client.topics.items": ("NackResponse", "TopicCounts", "TopicItem"),
     "queen.client.defaults": tuple(name for name in __all__ if name.endswith("_DEFAULTS")),
     "queen.client.errors": (*(name for name in __all__ if name.endswith("Error")), "UnsentMessage"),
 }

@@ -114,6 +114,7 @@ class Worker:
         self.shell.shutting_down.append(self.broker.popper.release_parked)
         self.recorder.port = self.port
         self.shell.shutting_down.append(self.broker.topics.dequeuer.release_parked)
+        self.shell.shutting_down.append(self.broker.topics.many.release_parked)
 
     async def stop(self) -> None:
         self._health.stopping = True
@@ -137,7 +138,7 @@ class Worker:
         return (
             StatusRoutes(broker, status, shared),
             AnalyticsRoutes(broker, status, history, shared),
-            MetricsRoutes(recorder, scraper, shared, sources=(families.spool, families.peers)),
+            MetricsRoutes(recorder, scraper, shared, sources=(families.spool, families.shards, families.peers)),
         )
 
 

@@ -9,11 +9,16 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+import pytest
+
 from tests.api import Api
+from tests.conftest import StartServer
 from tests.faults.conftest import Victim
 from tests.faults.load import Client, until
+from tests.faults.proxy import Proxy
 from tests.faults.test_kill_postgres import kill_postgres
 from tests.faults.test_kill_worker import kill_a_worker
+from tests.topic_api import item
 
 TOPIC = {"namespace": "ns", "topic": "jobs"}
 
@@ -117,3 +122,33 @@ async def test_topics_survive_the_death_of_postgres(victim: Victim) -> None:
     api = Api(victim.url)
     await survive(victim, partial(kill_postgres, victim, api, children_too=True))
     await api.close()
+
+
+@pytest.mark.parametrize("query", [{"topic": "t"}, {}], ids=["one topic", "many"])
+async def test_dequeues_that_wait_outlive_an_absence_of_postgres(
+    start_server: StartServer, proxy: Proxy, query: dict[str, Any]
+) -> None:
+    api = await start_server(database_urls=(proxy.dsn,), pop_safety_poll_ms=100)
+    path = "/api/v1/topics/dequeue" if query else "/api/v1/topics/dequeue/many"
+    parked = asyncio.create_task(api.call("GET", path, namespace="ns", wait="true", timeout=100_000, **query))
+    # Only those that have waited for a while go on waiting.
+    await asyncio.sleep(1.0)
+    assert api.worker is not None
+    topics = api.worker.broker.topics
+    async with proxy.away():
+        for _ in range(3):
+            # As a timer, or news of another worker, would do.
+            topics.dequeuer.wake_all()
+            topics.many.wake_all()
+            refused = await api.call("GET", path, namespace="ns", **query)
+            assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+        assert not parked.done()
+    async with asyncio.timeout(60):
+        late = item("late", "t", "ns", idempotency_key="late")
+        while True:
+            if (await api.call("POST", "/api/v1/topics/enqueue", [late])).status == 200:
+                break
+            await asyncio.sleep(0.1)
+        answer = await parked
+    assert answer.status == 200
+    assert [one["data"] for one in answer.body] == ["late"]

@@ -194,6 +194,20 @@ _LONG_TOPIC_PATHS = {
 _SURFACES: dict[str, Surface] = {
     **_TOPIC_SURFACES,
     **_LONG_TOPIC_PATHS,
+    "GET /api/v1/topics/dequeue/many": Surface(
+        query="namespace=nowhere",
+        numbers=("limit", "timeout"),
+        names=("namespace",),
+        refused_query={
+            "": "namespace is required",
+            **{
+                f"namespace=n&topics={text}": "topics"
+                for text in ("{}", "[1]", '[""]', f'["{_LONG}"]', r'["a\u0000b"]', f"[{','.join(['%22t%22'] * 1001)}]")
+            },
+            "namespace=n&topics=t": "Invalid JSON",
+            "namespace=n&lease=0": "lease",
+        },
+    ),
     "POST /api/v1/topics/extend": Surface(
         reads_body=True,
         refused=_or_in_an_array(
@@ -205,6 +219,7 @@ _SURFACES: dict[str, Surface] = {
             },
         ),
     ),
+    "POST /api/v1/topics/release": _TOPIC_SURFACES["POST /ack"],
     "GET /api/v1/topics/peek": Surface(
         query=_NO_TOPIC, numbers=("limit",), names=_TOPIC_NAMES, refused_query=_TOPIC_QUERY
     ),

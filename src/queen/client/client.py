@@ -12,6 +12,8 @@ from queen.client.engine import Engine
 from queen.client.errors import UnsentError
 from queen.client.messages import AckResponse, BufferStats, Given, GivenMany, RenewResponse
 from queen.client.queue import QueueBuilder
+from queen.client.topics.calls import TopicCalls
+from queen.client.topics.topic import TopicBuilder
 from queen.client.transaction import Transaction
 
 
@@ -62,6 +64,15 @@ class Queen:
     def queue(self, name: str | None = None) -> QueueBuilder:
         """Begin a sentence of the fluent grammar; without a name, go on with `namespace` or `task`."""
         return QueueBuilder(self._engine, name)
+
+    def topic(self, namespace: str, *names: str) -> TopicBuilder:
+        """Begin a sentence about a topic; of several, or (without a name) of all topics of a namespace to consume."""
+        return TopicBuilder(self._engine, namespace, names)
+
+    async def topics(self, namespace: str) -> list[str]:
+        """The names of the topics of a namespace that have ready or leased items."""
+        names: list[str] = await TopicCalls(self._engine.http).get("", namespace=namespace)
+        return names
 
     @property
     def admin(self) -> Admin:

@@ -6,23 +6,17 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from queen.client.acks import COMPLETED, FAILED, RETRY, Ack
-from queen.client.errors import OverloadedError, QueenConnectionError, RequestError, ServerError
+from queen.client.deliveries import Deliveries
+from queen.client.errors import PASSING, RequestError
 from queen.client.http import HttpClient
 from queen.client.log import ClientLog
-from queen.client.messages import Message
-from queen.client.renewal import Renewal
-from queen.client.trace import Tracer
-from queen.client.transport import Transport
 
+M = TypeVar("M")
 T = TypeVar("T")
 
-# Failures that end when a server is back.
-_PASSING = (QueenConnectionError, OverloadedError, ServerError)
 _POLL_SECONDS = 0.1
 # A fetch that is being answered is let finish, because its messages would stay leased to nobody.
 _FETCH_GRACE_SECONDS = 0.25
@@ -46,25 +40,22 @@ class ConsumeOptions:
     renew_interval_millis: int | None = None
 
 
-class Consumer:
-    """`concurrency` workers that share a handler and a transport. It runs once."""
+class Consumer(Generic[M]):
+    """`concurrency` workers that share a handler and a source. It runs once."""
 
     def __init__(
         self,
-        transport: Transport,
+        deliveries: Deliveries[M],
         handler: Callable[[Any], Awaitable[object] | object],
         options: ConsumeOptions,
-        tracer: Tracer,
         http: HttpClient,
         log: ClientLog,
     ) -> None:
-        self._transport = transport
+        self._deliveries = deliveries
         self._handler = handler
         self._options = options
-        self._tracer = tracer
         self._http = http
         self._log = log
-        self._renewal = Renewal(transport, options.renew_interval_millis, log) if options.renew_lease else None
         self._workers: list[asyncio.Task[None]] = []
         self._parked: set[asyncio.Task[Any]] = set()
         self._stopping = False
@@ -89,7 +80,7 @@ class Consumer:
         finally:
             if watching is not None:
                 watching.cancel()
-            await self._transport.close()
+            await self._deliveries.close()
             self.finished.set()
         for error in [worker.exception() for worker in self._workers]:
             if error is not None:
@@ -128,12 +119,12 @@ class Consumer:
             batch = min(options.batch, options.limit - handled) if options.limit else options.batch
             try:
                 asked = time.monotonic()
-                messages = await self._parking(self._transport.fetch(batch, millis))
+                messages = await self._parking(self._deliveries.fetch(batch, millis))
                 failures = 0
                 # A server in maintenance answers at once, even where it is asked to wait.
                 if not messages and (not options.wait or time.monotonic() - asked < _POLL_SECONDS):
                     await self._parking(asyncio.sleep(_POLL_SECONDS))
-            except _PASSING as error:
+            except PASSING as error:
                 failures += 1
                 self._log.warning("Consumer.fetch", f"nothing can be fetched, trying again: {error}", failures=failures)
                 await self._parking(asyncio.sleep(self._http.pause(failures, error)))
@@ -163,11 +154,10 @@ class Consumer:
         finally:
             self._parked.discard(task)
 
-    async def _handle(self, messages: list[Message]) -> int:
+    async def _handle(self, messages: list[M]) -> int:
         """Hand messages over and acknowledge them; how many were handled."""
-        self._tracer.attach(messages)
         try:
-            async with self._leases_kept(messages):
+            async with self._deliveries.keeping(messages):
                 if self._options.each:
                     return await self._handle_each(messages)
                 single = self._options.batch == 1 and len(messages) == 1
@@ -178,22 +168,23 @@ class Consumer:
                 await self._give_back(messages)
             raise
 
-    async def _handle_each(self, messages: list[Message]) -> int:
+    async def _handle_each(self, messages: list[M]) -> int:
         handled = 0
-        failed: set[str] = set()
+        failed: set[str | None] = set()
+        lane = self._deliveries.lane
         for index, message in enumerate(messages):
             if self._stopping:
-                await self._give_back([one for one in messages[index:] if one["partitionId"] not in failed])
+                await self._give_back([one for one in messages[index:] if lane(one) not in failed])
                 break
-            # What follows a failed message in its partition comes again after it, so that the order is kept.
-            if message["partitionId"] in failed:
+            # What follows a failed message in its lane comes again after it, so that the order is kept.
+            if lane(message) in failed:
                 continue
-            if not await self._process([message], message):
-                failed.add(message["partitionId"])
+            if not await self._process([message], message) and lane(message) is not None:
+                failed.add(lane(message))
             handled += 1
         return handled
 
-    async def _process(self, messages: list[Message], given: Message | list[Message]) -> bool:
+    async def _process(self, messages: list[M], given: M | list[M]) -> bool:
         """Call the handler and acknowledge as it turns out; whether it turned out well."""
         try:
             result = self._handler(given)
@@ -207,26 +198,22 @@ class Consumer:
                 raise
             text = f"{type(error).__name__}: {error}"
             self._log.warning("Consumer.handler", f"{len(messages)} messages failed: {text}")
-            await self._settle(messages, FAILED, text)
+            await self._settle(messages, text)
             return False
         if self._options.auto_ack:
-            await self._settle(messages, COMPLETED)
+            await self._settle(messages)
         return True
 
-    async def _settle(self, messages: list[Message], status: str, error: str | None = None) -> None:
+    async def _settle(self, messages: list[M], error: str | None = None) -> None:
         """Acknowledge, for as long as it takes a server to answer: what is not acknowledged is delivered again."""
-        acks = [
-            Ack(message["transactionId"], message["partitionId"], message["leaseId"], status, error)
-            for message in messages
-        ]
         failures = 0
         while True:
             try:
-                results = await self._transport.ack(acks)
+                results = await self._deliveries.settle(messages, error)
                 break
-            except _PASSING as failure:
+            except PASSING as failure:
                 failures += 1
-                self._log.warning("Consumer.ack", f"{len(acks)} messages are not acknowledged yet: {failure}")
+                self._log.warning("Consumer.ack", f"{len(messages)} messages are not acknowledged yet: {failure}")
                 if self._stopping and failures >= _TRIES_WHEN_STOPPING:
                     return
                 await asyncio.sleep(self._http.pause(failures, failure))
@@ -234,20 +221,13 @@ class Consumer:
         if refused:
             self._log.warning(
                 "Consumer.ack",
-                f"{len(refused)} of {len(acks)} messages come again, their acknowledgment was refused: "
+                f"{len(refused)} of {len(messages)} messages come again, their acknowledgment was refused: "
                 f"{refused[0].error}",
             )
 
-    async def _give_back(self, messages: list[Message]) -> None:
-        """End the leases of messages that will not be handled, so that others need not wait for their end."""
-        # One for each partition does it, and the last one of it has not been acknowledged yet.
-        last = {message["partitionId"]: message for message in messages}
-        acks = [Ack(one["transactionId"], one["partitionId"], one["leaseId"], RETRY) for one in last.values()]
+    async def _give_back(self, messages: list[M]) -> None:
         try:
             async with asyncio.timeout(_GIVE_BACK_SECONDS):
-                await self._transport.ack(acks)
+                await self._deliveries.give_back(messages)
         except (RequestError, TimeoutError) as error:
             self._log.warning("Consumer.stop", f"{len(messages)} messages stay leased until their lease ends: {error}")
-
-    def _leases_kept(self, messages: list[Message]) -> AbstractAsyncContextManager[None]:
-        return nullcontext() if self._renewal is None else self._renewal.keeping(messages)

@@ -10,6 +10,7 @@ from queen.client.acks import Acker
 from queen.client.buffers import Buffers
 from queen.client.config import ClientConfig
 from queen.client.consumer import ConsumeOptions, Consumer
+from queen.client.deliveries import QueueDeliveries
 from queen.client.dlq import DlqQuery
 from queen.client.errors import QueenError, UnsentMessage
 from queen.client.http import HttpClient
@@ -18,6 +19,7 @@ from queen.client.log import ClientLog
 from queen.client.messages import Message
 from queen.client.popping import Popper
 from queen.client.push import Pusher
+from queen.client.renewal import Renewal
 from queen.client.signals import StopSignals
 from queen.client.subscription import Subscription
 from queen.client.trace import Tracer
@@ -41,7 +43,7 @@ class Engine:
             "http": self._http_transport,
             "websocket": self._websocket_transport,
         }
-        self._consumers: set[Consumer] = set()
+        self._consumers: set[Consumer[Any]] = set()
 
     async def pop(self, subscription: Subscription, *, auto_ack: bool) -> list[Message]:
         """Pop once; nothing (and a warning) on failure, unless the client is strict."""
@@ -66,8 +68,13 @@ class Engine:
         maker = self.transports.get(transport)
         if maker is None:
             raise ValueError(f"transport must be one of {', '.join(self.transports)}, not {transport!r}")
-        tracer = Tracer(self.http, self.log, subscription.group)
-        consumer = Consumer(maker(subscription), handler, options, tracer, self.http, self.log)
+        way = maker(subscription)
+        renewal = Renewal(way, options.renew_interval_millis, self.log) if options.renew_lease else None
+        deliveries = QueueDeliveries(way, Tracer(self.http, self.log, subscription.group), renewal)
+        await self.run(Consumer(deliveries, handler, options, self.http, self.log), signal)
+
+    async def run(self, consumer: Consumer[Any], signal: asyncio.Event | None) -> None:
+        """Run a consumer to its end, which may be that of the client or of the program."""
         self._consumers.add(consumer)
         self._watch_signals()
         try:

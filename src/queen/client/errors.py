@@ -28,6 +28,7 @@ import msgspec
 from queen.errors import QueenError
 
 __all__ = [
+    "PASSING",
     "AuthError",
     "BadRequestError",
     "ClientClosedError",
@@ -85,7 +86,12 @@ class ConflictError(RequestError):
 
 
 class LeaseLostError(RequestError):
-    """The lease ran out or was taken; the message is or will be delivered again."""
+    """The lease ran out or was taken; the message is or will be delivered again.
+
+    Where items of topics were settled together, `ids` are those that were not.
+    """
+
+    ids: tuple[int, ...] = ()
 
 
 class OverloadedError(RequestError):
@@ -98,6 +104,10 @@ class OverloadedError(RequestError):
 
 class ServerError(RequestError):
     """The server failed to do what it was asked."""
+
+
+PASSING = (QueenConnectionError, OverloadedError, ServerError)
+"""Failures that end when a server is back."""
 
 
 class PushError(RequestError):

@@ -11,7 +11,7 @@ from queen.client.messages import Message
 from queen.client.subscription import Subscription
 
 # A server that keeps its time answers well before this has passed, too.
-_GRACE_SECONDS = 5.0
+GRACE_SECONDS = 5.0
 
 
 class _Popped(msgspec.Struct):
@@ -42,7 +42,7 @@ class Popper:
         answer = await self._http.send(
             "GET",
             self._path,
-            seconds=timeout_millis / 1000 + _GRACE_SECONDS,
+            seconds=timeout_millis / 1000 + GRACE_SECONDS,
             affinity_key=self._key,
             attempts=attempts,
         )

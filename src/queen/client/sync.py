@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
-import inspect
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -27,11 +24,11 @@ from queen.client.messages import (
 )
 from queen.client.queue import QueueBuilder
 from queen.client.queue_options import QueueOptions
+from queen.client.threads import consume_in_threads
+from queen.client.topics.sync import TopicSync
 from queen.client.transaction import TransactionOperations
 
 T = TypeVar("T")
-
-_LOOK_SECONDS = 0.1
 
 
 class AdminSync(AdminCalls[Any]):
@@ -59,6 +56,14 @@ class QueenSync:
     def queue(self, name: str | None = None) -> QueueSync:
         """Begin a sentence of the fluent grammar; without a name, go on with `namespace` or `task`."""
         return QueueSync(self._background, self._queen, name)
+
+    def topic(self, namespace: str, *names: str) -> TopicSync:
+        """Begin a sentence about a topic; of several, or (without a name) of all topics of a namespace to consume."""
+        return TopicSync(self._background, self._queen, namespace, names)
+
+    def topics(self, namespace: str) -> list[str]:
+        """The names of the topics of a namespace that have ready or leased items."""
+        return self._background.run(self._queen.topics(namespace))
 
     @property
     def admin(self) -> AdminSync:
@@ -154,32 +159,18 @@ class QueueSync(QueueOptions):
 
         The handler runs in a thread, `concurrency` of them at a time. Ctrl-C lets those that have begun finish.
         """
-        ended = asyncio.Event()
-        with ThreadPoolExecutor(self._concurrency, thread_name_prefix="queen-handler") as threads:
 
-            async def call(given: Any) -> None:
-                if inspect.iscoroutinefunction(handler):
-                    await handler(given)
-                    return
-                for message in given if isinstance(given, list) else [given]:
-                    message["trace"] = self._without_await(message["trace"])
-                await asyncio.get_running_loop().run_in_executor(threads, handler, given)
+        def prepare(message: Any) -> None:
+            message["trace"] = self._without_await(message["trace"])
 
-            async def watch() -> None:
-                # In short waits, because a thread cannot be cancelled.
-                while signal is not None and not await asyncio.to_thread(signal.wait, _LOOK_SECONDS):
-                    pass
-                ended.set()
-
-            async def consume() -> None:
-                watching = asyncio.create_task(watch()) if signal is not None else None
-                try:
-                    await self._builder().consume(call, signal=ended, transport=transport)
-                finally:
-                    if watching is not None:
-                        watching.cancel()
-
-            self._background.run(consume(), stop=ended.set)
+        consume_in_threads(
+            self._background,
+            handler,
+            self._concurrency,
+            signal,
+            lambda call, ended: self._builder().consume(call, signal=ended, transport=transport),
+            prepare,
+        )
 
     def dlq(self, consumer_group: str | None = None) -> DlqSync:
         """Query the dead letters of this queue, and of one partition if one was chosen."""

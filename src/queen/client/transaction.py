@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Generic, Self, TypeVar
 
 from queen.client.acks import LEASE_LOST, as_list, message_key, status_text
@@ -11,6 +11,9 @@ from queen.client.http import HttpClient, decode_json, encode_json
 from queen.client.ids import TransactionIds
 from queen.client.items import listed, wire_item
 from queen.client.messages import Given, GivenMany, Items, TransactionResponse
+from queen.client.topics.calls import NOT_LEASED, TopicSource, refs_of
+from queen.client.topics.items import Enqueued, GivenItems, wire_items
+from queen.client.topics.options import ItemOptions
 
 T = TypeVar("T", bound="TransactionOperations")
 
@@ -70,6 +73,15 @@ class TransactionOperations:
         ]
         return self
 
+    def topic(self, namespace: str, name: str) -> TransactionTopic[Self]:
+        """Choose the topic to enqueue to, or whose items are done."""
+        return TransactionTopic(self, self._ids, TopicSource(namespace, (name,)))
+
+    def add(self, operations: Iterable[dict[str, Any]]) -> Self:
+        """Add operations as the server takes them."""
+        self._operations += operations
+        return self
+
     async def _commit(self) -> TransactionResponse:
         if not self._operations:
             raise TransactionError("Transaction has no operations to commit")
@@ -82,7 +94,7 @@ class TransactionOperations:
         if answer.attempts > 1 and any(repr(made) in text for made in self._own_ids):
             # Nobody else has this id: it is there because the attempt before, whose answer was lost, was applied.
             return {"success": True, "results": []}
-        if not text.endswith(LEASE_LOST):
+        if not text.endswith(LEASE_LOST) and NOT_LEASED not in text:
             raise TransactionError(text, result.get("results") or [])
         if answer.attempts > 1:
             raise QueenConnectionError(f"the answer to a commit was lost, and it may have been applied: {text}")
@@ -117,3 +129,23 @@ class TransactionQueue(Generic[T]):
     def push(self, items: Items) -> T:
         """Add messages, and go on with the transaction."""
         return self._transaction.push(self._name, self._partition, items)
+
+
+class TransactionTopic(ItemOptions, Generic[T]):
+    """What a transaction does with a topic."""
+
+    def __init__(self, transaction: T, ids: TransactionIds, source: TopicSource) -> None:
+        self._transaction = transaction
+        self._ids = ids
+        self._source = source
+
+    def enqueue(self, items: Enqueued) -> T:
+        """Add an item or many, and go on with the transaction; see `TopicBuilder.enqueue`."""
+        where = {"namespace": self._source.namespace, "topic": self._source.names[0]}
+        # Always with keys: a commit is repeated when its answer was lost.
+        wired = wire_items(items, self._item, where, self._ids)
+        return self._transaction.add([{"type": "enqueue", "items": wired}] if wired else [])
+
+    def ack(self, items: GivenItems) -> T:
+        """An item or many are done; where one of them is not leased any more, nothing is applied."""
+        return self._transaction.add({"type": "ackItem", **ref} for ref in refs_of(items, self._source))

@@ -9,10 +9,17 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 from queen.broker.watching.scrape import Cluster, Scrape
+from queen.metrics.durations import Durations
 from queen.metrics.histogram import Histogram
 from queen.metrics.report import Report
 from queen.metrics.tally import WorkerTally
@@ -115,6 +122,18 @@ def _topics(reports: Sequence[Report]) -> Iterator[Metric]:
         ("op", "namespace", "topic"),
         [(label.split("\n"), count) for label, count in sorted(items.items())],
     )
+    took: dict[str, Durations] = {}
+    for report in reports:
+        for label, durations in report.topic_requests.items():
+            took.setdefault(label, Durations()).add(durations)
+    family = SummaryMetricFamily(
+        "queen_topic_request_duration_seconds",
+        "From arrival to answer of requests about topics; a dequeue that waited, from when it was woken.",
+        labels=("op", "namespace", "topic"),
+    )
+    for label, durations in sorted(took.items()):
+        family.add_metric(label.split("\n"), durations.count, durations.seconds)
+    yield family
 
 
 def _work(reports: Sequence[Report]) -> Iterator[Metric]:

@@ -47,6 +47,14 @@ class HostFamilies:
         ):
             yield CounterMetricFamily(name, meaning, value=count)
 
+    def shards(self) -> Iterator[Metric]:
+        """Which databases answer this worker."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        up = GaugeMetricFamily("queen_shard_up", "1 when the shard answers this worker.", labels=("shard",))
+        up.add_metric(("0",), float(not self._broker.database.presence.away))
+        yield up
+
     def peers(self) -> Iterator[Metric]:
         """Other hosts as the worker that answers sees them; nothing further where none are configured."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

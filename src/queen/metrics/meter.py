@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
+from queen.metrics.durations import Durations
 from queen.metrics.histogram import BATCH_SIZES, LATENCY_SECONDS, Histogram
 from queen.metrics.report import Report
 from queen.metrics.tally import Tally, WorkerTally
@@ -31,6 +32,8 @@ class Meter:
         self.queues: dict[str, Tally] = {}
         self.topics: dict[str, int] = {}
         """Items of topics by what was done with them: see `topic_label`."""
+        self.topic_requests: dict[str, Durations] = {}
+        """Requests about topics by what they asked for, and how long they took."""
         self.push_latency = Histogram.of(LATENCY_SECONDS)
         self.pop_latency = Histogram.of(LATENCY_SECONDS)
         self.ack_latency = Histogram.of(LATENCY_SECONDS)
@@ -57,6 +60,18 @@ class Meter:
         if label not in self.topics and len(self.topics) >= _MOST_QUEUES:
             label = topic_label(done, "", "")
         self.topics[label] = self.topics.get(label, 0) + items
+
+    def topic_request(self, asked: str, topics: Iterable[tuple[str, str]], seconds: float) -> None:
+        """A request about topics was answered after so long; it counts for each of them."""
+        for namespace, topic in topics:
+            label = topic_label(asked, namespace, topic)
+            took = self.topic_requests.get(label)
+            if took is None:
+                if len(self.topic_requests) >= _MOST_QUEUES:
+                    label = topic_label(asked, "", "")
+                took = self.topic_requests.setdefault(label, Durations())
+            took.count += 1
+            took.seconds += seconds
 
     def push_requested(self, queues: Sequence[str]) -> None:
         """A push request names these queues (one of them perhaps several times)."""
@@ -131,10 +146,12 @@ class Meter:
             self.queue(name).add(tally)
         for label, items in report.topics.items():
             self.topics[label] = self.topics.get(label, 0) + items
+        for label, before in report.topic_requests.items():
+            self.topic_requests.setdefault(label, Durations()).add(before)
         for name, histogram in self.histograms():
-            before = report.histograms.get(name)
-            if before is not None and before.bounds == histogram.bounds:
-                histogram.add(before)
+            counted = report.histograms.get(name)
+            if counted is not None and counted.bounds == histogram.bounds:
+                histogram.add(counted)
 
     def forget_idle(self, idle: Iterable[str]) -> None:
         """Let go of queues that nobody uses, when there are many."""

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from queen.metrics.durations import Durations
 from queen.metrics.gauge import Gauge
 from queen.metrics.histogram import Histogram
 from queen.metrics.tally import Tally, WorkerTally
@@ -49,6 +50,8 @@ class Report(msgspec.Struct):
     """HTTP answers and messages per second, over the last minute."""
     topics: dict[str, int] = {}
     """Items of topics by `topic_label`."""
+    topic_requests: dict[str, Durations] = {}
+    """Requests about topics by `topic_label`."""
 
     unsent: Report | None = None
     """The flush before, as long as it is not known to be stored."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol
@@ -49,17 +49,13 @@ class _Item(msgspec.Struct):
 
 
 def render_items(rows: Iterable[Row], namespace: str, topic: str, ids_as_text: bool) -> bytes:
-    """A JSON array of items, leased or ready."""
-    items = []
-    for row in rows:
-        until = row["leased_until"]
-        item = _item(row, namespace, topic, Status.LEASED if until else Status.READY, ids_as_text)
-        item.updated_at = row["updated_at"]
-        item.expires_at = row["expires_at"]
-        item.lease_expires_at = until
-        item.lease_owner = row["lease_owner"] if until else None
-        items.append(item)
-    return _encode(items)
+    """A JSON array of items of one topic, leased or ready."""
+    return _encode([_live_item(row, namespace, topic, ids_as_text) for row in rows])
+
+
+def render_mixed_items(rows: Iterable[Row], namespace: str, topics: Mapping[int, str], ids_as_text: bool) -> bytes:
+    """The same for items of several topics, whose names are given by their ids."""
+    return _encode([_live_item(row, namespace, topics[row["topic_id"]], ids_as_text) for row in rows])
 
 
 def render_dead_letters(rows: Iterable[Row], namespace: str, topic: str, ids_as_text: bool) -> bytes:
@@ -75,6 +71,16 @@ def render_dead_letters(rows: Iterable[Row], namespace: str, topic: str, ids_as_
 
 def render_ids(ids: Iterable[int], ids_as_text: bool) -> bytes:
     return _encode([str(id) for id in ids] if ids_as_text else list(ids))
+
+
+def _live_item(row: Row, namespace: str, topic: str, ids_as_text: bool) -> _Item:
+    until = row["leased_until"]
+    item = _item(row, namespace, topic, Status.LEASED if until else Status.READY, ids_as_text)
+    item.updated_at = row["updated_at"]
+    item.expires_at = row["expires_at"]
+    item.lease_expires_at = until
+    item.lease_owner = row["lease_owner"] if until else None
+    return item
 
 
 def _item(row: Row, namespace: str, topic: str, status: Status, ids_as_text: bool) -> _Item:

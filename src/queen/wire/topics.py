@@ -13,6 +13,7 @@ from queen.wire.push import check_name, check_utf8
 from queen.wire.snowflake import LARGEST_ID
 
 MOST_ITEMS: Final = 10_000
+MOST_NAMES: Final = 1000
 LARGEST_METADATA: Final = 65_536
 LONGEST_SECONDS: Final = 10 * 366 * 86_400
 LONGEST_LEASE: Final = 7 * 86_400
@@ -96,6 +97,7 @@ class QuotaBody(msgspec.Struct):
 
 _enqueue = msgspec.json.Decoder(list[EnqueueItem] | EnqueueItem)
 _enqueue_items = msgspec.json.Decoder(list[EnqueueItem])
+_names = msgspec.json.Decoder(list[str])
 _acks = msgspec.json.Decoder(list[ItemRef] | ItemRef)
 _nacks = msgspec.json.Decoder(list[NackRef] | NackRef)
 _extends = msgspec.json.Decoder(list[ExtendRef] | ExtendRef)
@@ -182,6 +184,18 @@ def decode_quota(body: bytes) -> QuotaBody:
     sent = _decode(_quota, body)
     check_name(sent.namespace, "Namespace", "namespace")
     return sent
+
+
+def decode_names(text: str, where: str) -> list[str]:
+    """Names of topics in a JSON array of a query; none when there is none."""
+    if not text:
+        return []
+    names = _decode(_names, text.encode(), where)
+    if len(names) > MOST_NAMES:
+        raise BadRequest(f"{where} may name at most {MOST_NAMES} topics, not {len(names)}")
+    for index, name in enumerate(names):
+        check_name(name, "Topic", f"{where}[{index}]")
+    return names
 
 
 def check_topic(namespace: str, topic: str, at: str = "") -> None:

@@ -16,6 +16,7 @@ import asyncpg
 from queen.broker.topics.catalog import Topic, TopicCatalog, TopicKey, lock_keys
 from queen.broker.topics.fused import Lane
 from queen.broker.topics.heads import Heads
+from queen.broker.topics.patience import Patience
 from queen.errors import QueenError
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Record
@@ -40,6 +41,13 @@ class Dequeue:
     busy: bool = True
     expired: bool = False
     timer: asyncio.TimerHandle | None = None
+    since: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    woken_at: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long it has taken: where it waited, since it was woken."""
+        return asyncio.get_running_loop().time() - (self.woken_at or self.since)
 
     def expire(self) -> None:
         self.expired = True
@@ -86,8 +94,13 @@ class Dequeuer:
         self._claiming: set[TopicKey] = set()
         self._missed: set[TopicKey] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._patience = Patience(database.presence, self.wake_all)
         self.lane: Lane[Dequeue] = Lane(
-            self._run, weigh=lambda request: min(request.limit, _MOST_AT_ONCE), limit=_MOST_AT_ONCE, most=_MOST_WAITING
+            self._run,
+            weigh=lambda request: min(request.limit, _MOST_AT_ONCE),
+            limit=_MOST_AT_ONCE,
+            most=_MOST_WAITING,
+            spare=self._spare,
         )
 
     def dequeue(
@@ -132,6 +145,7 @@ class Dequeuer:
 
     async def stop(self) -> None:
         self.release_parked()
+        self._patience.stop()
         await self.lane.fusion.join()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -185,7 +199,7 @@ class Dequeuer:
         leased: Counter[int] = Counter()
         for request, some, lease in zip(requests, items, seconds, strict=True):
             if some:
-                some.sort(key=_service_order)
+                some.sort(key=service_order)
                 leased[topics[request.key].id] += len(some)
                 self._on_leased(lease)
         for topic_id, count in leased.items():
@@ -212,6 +226,7 @@ class Dequeuer:
             )
 
     def _hand_over(self, request: Dequeue, items: list[Record]) -> None:
+        self._meter.topic_request("dequeue", [request.key], request.seconds)
         if items and request.answer.done():
             # Its client has gone away meanwhile.
             self._spawn(self._give_back(request.key, items))
@@ -251,6 +266,16 @@ class Dequeuer:
         for key in keys & self._missed:
             self._wake(key)
 
+    def _spare(self, request: Dequeue, error: Exception) -> bool:
+        if not self._patience.spares(request.wait, request.since, error):
+            return False
+        if request.expired:
+            request.finish([])
+        elif request.busy:
+            request.busy = False
+            self._benches.setdefault(request.key, _Bench()).waiting.append(request)
+        return True
+
     def _arm(self, key: TopicKey, bench: _Bench, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         # A millisecond later than told, as PostgreSQL counts finer than timers do.
@@ -269,6 +294,7 @@ class Dequeuer:
         for request in bench.waiting:
             if not request.answer.done():
                 request.busy = True
+                request.woken_at = asyncio.get_running_loop().time()
                 self.lane.submit(request)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
@@ -277,5 +303,5 @@ class Dequeuer:
         task.add_done_callback(self._tasks.discard)
 
 
-def _service_order(row: Record) -> tuple[int, datetime, int]:
+def service_order(row: Record) -> tuple[int, datetime, int]:
     return row["priority"], row["deliver_after"], row["id"]

@@ -23,12 +23,22 @@ T = TypeVar("T", bound=Asked)
 
 
 class Lane(Generic[T]):
-    """Runs requests together; when PostgreSQL refuses a batch, each of it runs alone."""
+    """Runs requests together; when PostgreSQL refuses a batch, each of it runs alone.
+
+    `spare` is asked, when PostgreSQL is away, whether a request goes on waiting rather than being failed.
+    """
 
     def __init__(
-        self, run: Callable[[list[T]], Awaitable[None]], *, weigh: Callable[[T], int], limit: int, most: int = 100_000
+        self,
+        run: Callable[[list[T]], Awaitable[None]],
+        *,
+        weigh: Callable[[T], int],
+        limit: int,
+        most: int = 100_000,
+        spare: Callable[[T, Exception], bool] = lambda request, error: False,
     ) -> None:
         self._run_together = run
+        self._spare = spare
         self.fusion: Fusion[T] = Fusion(self._run, _fail, weigh=weigh, limit=limit, most=most)
 
     def submit(self, request: T) -> None:
@@ -40,7 +50,8 @@ class Lane(Generic[T]):
         except QueenError as error:
             # PostgreSQL is away or too busy: that is nobody's fault, and holds for all of them.
             for request in batch:
-                _fail(request, error)
+                if request.answer.done() or not self._spare(request, error):
+                    _fail(request, error)
         except asyncpg.PostgresError as error:
             if len(batch) == 1:
                 _fail(batch[0], error)

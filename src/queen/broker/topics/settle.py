@@ -42,7 +42,7 @@ class Nacked:
 
 
 class Settler:
-    """Acks, nacks and extensions, each kind fused."""
+    """Acks, nacks, extensions and releases, each kind fused."""
 
     def __init__(
         self, database: Database, catalog: TopicCatalog, on_fed: OnFed, on_leased: Callable[[float], None], meter: Meter
@@ -51,10 +51,11 @@ class Settler:
         self._on_fed = on_fed
         self._on_leased = on_leased
         self._meter = meter
-        self._links = [database.link() for _ in range(3)]
+        self._links = [database.link() for _ in range(4)]
         self._acks: Lane[Settlement[ItemRef, bool]] = Lane(self._run_acks, weigh=_weigh, limit=5000)
         self._nacks: Lane[Settlement[NackRef, Nacked]] = Lane(self._run_nacks, weigh=_weigh, limit=2000)
         self._extensions: Lane[Settlement[ExtendRef, datetime]] = Lane(self._run_extensions, weigh=_weigh, limit=2000)
+        self._releases: Lane[Settlement[ItemRef, bool]] = Lane(self._run_releases, weigh=_weigh, limit=2000)
 
     def ack(self, refs: Sequence[ItemRef]) -> asyncio.Future[list[bool | None]]:
         """The items are done and go for good."""
@@ -68,8 +69,12 @@ class Settler:
         """The leases of the items last longer; gives until when."""
         return _submit(self._extensions, refs)
 
+    def release(self, refs: Sequence[ItemRef]) -> asyncio.Future[list[bool | None]]:
+        """The leases of the items end early: they are ready as before, and have not failed."""
+        return _submit(self._releases, refs)
+
     async def stop(self) -> None:
-        for lane in (self._acks, self._nacks, self._extensions):
+        for lane in (self._acks, self._nacks, self._extensions, self._releases):
             await lane.fusion.join()
 
     async def _run_acks(self, batch: list[Settlement[ItemRef, bool]]) -> None:
@@ -120,6 +125,22 @@ class Settler:
                 ends[places[row["slot"] - 1].index] = row["leased_until"]
                 self._on_leased(seconds[row["slot"] - 1])
         _answer(batch, ends)
+
+    async def _run_releases(self, batch: list[Settlement[ItemRef, bool]]) -> None:
+        places = await self._places([ref for request in batch for ref in request.refs])
+        released: list[Place[ItemRef]] = []
+        if places:
+            rows = await self._links[3].fetch(
+                "topic_release",
+                lock_keys({place.topic_id for place in places}),
+                [place.ref.number for place in places],
+                [place.topic_id for place in places],
+                [place.ref.lease_owner for place in places],
+            )
+            released = [places[row["slot"] - 1] for row in rows]
+        _answer(batch, {place.index: True for place in released})
+        if released:
+            self._on_fed([(key, 0.0) for key in {(place.ref.namespace, place.ref.topic) for place in released}])
 
     def _count(self, done: str, refs: Sequence[ItemRef]) -> None:
         for key, items in Counter((ref.namespace, ref.topic) for ref in refs).items():

@@ -18,6 +18,7 @@ from queen.broker.topics.enqueue import Enqueuer
 from queen.broker.topics.heads import Heads
 from queen.broker.topics.ids import ItemIds
 from queen.broker.topics.lapse import Lapses
+from queen.broker.topics.many import ManyDequeuer
 from queen.broker.topics.quotas import Quotas
 from queen.broker.topics.settle import Settler
 from queen.broker.topics.steps import TopicSteps
@@ -59,6 +60,9 @@ class Topics:
         self.enqueuer = Enqueuer(database, self.catalog, item_ids, self.quotas, self._fed, meter)
         self.dequeuer = Dequeuer(database, self.catalog, self.heads, ids, self.lapses.note, meter)
         self.settler = Settler(database, self.catalog, self._fed, self.lapses.note, meter)
+        self.many = ManyDequeuer(
+            database, self.catalog, self.heads, ids, self.settler, self.lapses.note, meter, self._poll_seconds
+        )
         self.dead_letters = TopicDeadLetters(database, self.catalog, self._fed)
         self.admin = TopicAdmin(database, self.catalog, self._changed)
         self.steps = TopicSteps(self.catalog, self.enqueuer, self.quotas)
@@ -77,6 +81,7 @@ class Topics:
         await self.enqueuer.lane.fusion.join()
         await self.settler.stop()
         await self.dequeuer.stop()
+        await self.many.stop()
         await self.heads.stop()
 
     async def set_quota(self, namespace: str, per_minute: int | None) -> None:
@@ -88,7 +93,7 @@ class Topics:
         """Take in what another worker did."""
         namespace, _, name = event[5].partition(_BETWEEN)
         if event[0] == EventKind.TOPIC_FED:
-            self.dequeuer.fed((namespace, name), event[4] / 1000)
+            self._awaken((namespace, name), event[4] / 1000)
         elif event[0] == EventKind.TOPIC_CHANGED:
             self.catalog.forget((namespace, name))
         elif event[0] == EventKind.QUOTAS_CHANGED:
@@ -96,8 +101,12 @@ class Topics:
 
     def _fed(self, topics: Sequence[tuple[TopicKey, float]]) -> None:
         for key, seconds in topics:
-            self.dequeuer.fed(key, seconds)
+            self._awaken(key, seconds)
         self._send([topic_fed(_BETWEEN.join(key), seconds) for key, seconds in topics])
+
+    def _awaken(self, key: TopicKey, seconds: float) -> None:
+        self.dequeuer.fed(key, seconds)
+        self.many.fed(key, seconds)
 
     def _changed(self, key: TopicKey) -> None:
         self.catalog.forget(key)
@@ -117,3 +126,4 @@ class Topics:
                 log.debug("the slow poll of topics failed; the next tries again: %s", error)
                 continue
             self.dequeuer.wake_all()
+            self.many.wake_all()

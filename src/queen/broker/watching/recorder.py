@@ -120,6 +120,7 @@ class Recorder:
             cpu_seconds=self._cpu_seconds(),
             rates=self._rate(),
             topics=self._meter.topics,
+            topic_requests=self._meter.topic_requests,
             unsent=self._unsent,
         )
 

@@ -195,20 +195,20 @@ _ENQUEUE: Final = Operation(
     answers={200: list[Id]},
     errors=(429, 503),
 )
+_HOW: Final = (
+    Parameter("limit", "How many to answer at most.", _LIMIT, 10),
+    Parameter("wait", "Whether to wait when nothing is there.", bool, False),
+    Parameter("timeout", "How long to wait, in milliseconds; DEFAULT_TIMEOUT when absent.", _TIMEOUT),
+    Parameter("lease", "Seconds until the lease ends; those of the topic when absent.", _LEASE),
+    _IDS,
+)
 _DEQUEUE: Final = Operation(
     id="dequeue",
     summary="Lease the next items",
     description="By priority (lower first), then by the time they became due, then by id. Nothing is given before its "
     "`deliver_after`. Items that are not acknowledged before their lease ends are given again.",
     tag=_TAG,
-    parameters=(
-        *_TOPIC,
-        Parameter("limit", "How many to answer at most.", _LIMIT, 10),
-        Parameter("wait", "Whether to wait when nothing is there.", bool, False),
-        Parameter("timeout", "How long to wait, in milliseconds; DEFAULT_TIMEOUT when absent.", _TIMEOUT),
-        Parameter("lease", "Seconds until the lease ends; those of the topic when absent.", _LEASE),
-        _IDS,
-    ),
+    parameters=(*_TOPIC, *_HOW),
     answers={200: list[TopicItem]},
     errors=DATABASE,
 )
@@ -289,6 +289,17 @@ def _short(path: str, operation: Operation) -> tuple[str, Operation]:
 OPERATIONS: Final[Mapping[str, Operation]] = {
     **_NATIVE,
     **dict(_short(path, operation) for path, operation in _NATIVE.items()),
+    "GET /api/v1/topics/dequeue/many": replace(
+        _DEQUEUE,
+        id="dequeueMany",
+        summary="Lease the next items of several topics",
+        description="As if they were one: by priority, then by the time they became due, then by id, over all of them.",
+        parameters=(
+            _NAMESPACE,
+            Parameter("topics", "A JSON array of topics, up to 1000; all of the namespace when absent.", str),
+            *_HOW,
+        ),
+    ),
     "POST /api/v1/topics/extend": Operation(
         id="extendItems",
         summary="Make leases of items last longer",
@@ -298,6 +309,12 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         body=list[ExtendRef],
         answers={200: list[ExtendSettled]},
         errors=DATABASE,
+    ),
+    "POST /api/v1/topics/release": replace(
+        _ACK,
+        id="releaseItems",
+        summary="Give leased items back",
+        description=f"They are ready as before, for anybody, and have not failed: nothing is counted. {_ONE}",
     ),
     "GET /api/v1/topics/peek": Operation(
         id="peekTopic",

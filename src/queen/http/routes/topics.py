@@ -18,15 +18,18 @@ from queen.http.message import Request, Response, json_response
 from queen.http.names import query_name
 from queen.http.paging import read_page
 from queen.http.router import Access, Router
-from queen.wire.topic_items import render_dead_letters, render_ids, render_items
+from queen.metrics.meter import clock
+from queen.wire.topic_items import render_dead_letters, render_ids, render_items, render_mixed_items
 from queen.wire.topics import (
     LONGEST_LEASE,
+    EnqueueItem,
     ItemRef,
     decode_acks,
     decode_configure,
     decode_enqueue,
     decode_extends,
     decode_nacks,
+    decode_names,
     decode_quota,
     decode_topic,
 )
@@ -44,6 +47,7 @@ class TopicRoutes:
     def __init__(self, broker: Broker) -> None:
         self._settings = broker.settings
         self._topics = broker.topics
+        self._meter = broker.meter
 
     def add_to(self, router: Router) -> None:
         read, write = Access.READ_ONLY, Access.READ_WRITE
@@ -56,7 +60,9 @@ class TopicRoutes:
             router.add("GET", f"{prefix}/dlq", self.list_dead, read)
             router.add("POST", f"{prefix}/dlq/delete", self.delete_dead, write)
             router.add("POST", f"{prefix}/dlq/retry", self.retry_dead, write)
+        router.add("GET", f"{_NATIVE}/dequeue/many", self.dequeue_many, read)
         router.add("POST", f"{_NATIVE}/extend", self.extend, write)
+        router.add("POST", f"{_NATIVE}/release", self.release, write)
         router.add("GET", f"{_NATIVE}/peek", self.peek, read)
         router.add("GET", f"{_NATIVE}/counts", self.counts, read)
         router.add("POST", f"{_NATIVE}/configure", self.configure, Access.ADMIN)
@@ -67,35 +73,54 @@ class TopicRoutes:
 
     async def enqueue(self, request: Request) -> Response:
         """Body: an item or an array of them; answers an array of ids."""
-        ids = await self._topics.enqueuer.enqueue(decode_enqueue(request.body))
+        began = clock()
+        items = decode_enqueue(request.body)
+        ids = await self._topics.enqueuer.enqueue(items)
+        self._took("enqueue", items, began)
         return Response(200, render_ids(ids, _ids_as_text(request)))
 
     async def dequeue(self, request: Request) -> Response:
         """Query: `namespace`, `topic`, `limit`, `wait`, `timeout` (ms) and `lease` (s); answers an array of items."""
         key = _topic(request)
-        limit = min(_MOST_DEQUEUED, max(1, request.query_int("limit", _BY_DEFAULT)))
-        timeout = max(0, request.query_int("timeout", self._settings.default_timeout)) / 1000
-        asked = self._topics.dequeuer.dequeue(
-            key, limit, _lease(request), timeout if request.query_bool("wait", False) else 0.0
-        )
+        asked = self._topics.dequeuer.dequeue(key, *self._dequeue_options(request))
         request.on_disconnect(asked.cancel)
         return Response(200, render_items(await asked, *key, _ids_as_text(request)))
 
+    async def dequeue_many(self, request: Request) -> Response:
+        """The same for several topics as if they were one: `topics`, a JSON array of names, or all of a namespace."""
+        namespace = _required(request, "namespace")
+        names = decode_names(request.query.get("topics", ""), "topics")
+        asked = self._topics.many.dequeue(namespace, names, *self._dequeue_options(request))
+        request.on_disconnect(asked.answer.cancel)
+        rows = await asked.answer
+        return Response(200, render_mixed_items(rows, namespace, asked.topics, _ids_as_text(request)))
+
     async def ack(self, request: Request) -> Response:
         """Body: `{id, namespace, topic}` and perhaps `lease_owner`, or an array of them."""
+        began = clock()
         refs, several = decode_acks(request.body)
-        return _settled(request, refs, several, await self._topics.settler.ack(refs), NOT_LEASED)
+        done = await self._topics.settler.ack(refs)
+        self._took("ack", refs, began)
+        return _settled(request, refs, several, done, NOT_LEASED)
 
     async def nack(self, request: Request) -> Response:
         """Like ack, with an `error`."""
+        began = clock()
         refs, several = decode_nacks(request.body)
-        return _settled(request, refs, several, await self._topics.settler.nack(refs), NOT_LEASED, _nacked)
+        outcomes = await self._topics.settler.nack(refs)
+        self._took("nack", refs, began)
+        return _settled(request, refs, several, outcomes, NOT_LEASED, _nacked)
 
     async def extend(self, request: Request) -> Response:
         """Like ack, with `seconds` from now; without, what the topic is set to."""
         refs, several = decode_extends(request.body)
         ends = await self._topics.settler.extend(refs)
         return _settled(request, refs, several, ends, NOT_LEASED, lambda end: {"lease_expires_at": end})
+
+    async def release(self, request: Request) -> Response:
+        """Like ack; the items are ready again at once."""
+        refs, several = decode_acks(request.body)
+        return _settled(request, refs, several, await self._topics.settler.release(refs), NOT_LEASED)
 
     async def active(self, request: Request) -> Response:
         return json_response(200, await self._topics.admin.active(_required(request, "namespace")))
@@ -140,6 +165,15 @@ class TopicRoutes:
         return json_response(
             200, {"namespace": key[0], "topic": key[1], "deleted": await self._topics.admin.delete(key)}
         )
+
+    def _took(self, asked: str, named: Sequence[EnqueueItem | ItemRef], began: float) -> None:
+        self._meter.topic_request(asked, {(one.namespace, one.topic) for one in named}, clock() - began)
+
+    def _dequeue_options(self, request: Request) -> tuple[int, float | None, float]:
+        """How many, the seconds of the lease, and the seconds to wait."""
+        limit = min(_MOST_DEQUEUED, max(1, request.query_int("limit", _BY_DEFAULT)))
+        timeout = max(0, request.query_int("timeout", self._settings.default_timeout)) / 1000
+        return limit, _lease(request), timeout if request.query_bool("wait", False) else 0.0
 
     async def quotas(self, request: Request) -> Response:
         await self._topics.quotas.refresh()

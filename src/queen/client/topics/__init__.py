@@ -1,0 +1,1 @@
+"""Topics: priorities, delays, retries and schedules. `queen.topic(namespace, name)` begins a sentence."""

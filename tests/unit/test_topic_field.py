@@ -1,0 +1,43 @@
+"""What is known of several topics that are dequeued as one."""
+
+from __future__ import annotations
+
+from queen.broker.topics.field import Field
+
+A, B = ("ns", "a"), ("ns", "b")
+
+
+def test_topic_that_was_found_empty_is_not_looked_at_until_it_is_fed() -> None:
+    field = Field("ns", frozenset())
+    field.fed(A, 0.0, 1.0)
+    assert field.look(1.0) == {A}
+    field.found_empty({A})
+    assert field.look(2.0) == set()
+    field.fed(A, 3.0, 3.0)
+    assert field.look(3.0) == {A}
+
+
+def test_what_is_told_while_somebody_looks_is_not_forgotten() -> None:
+    field = Field("ns", frozenset())
+    field.fed(A, 0.0, 1.0)
+    field.fed(B, 0.0, 1.0)
+    looked = field.look(1.0)
+    field.fed(A, 1.0, 1.0)
+    assert field.has_news
+    field.found_empty(looked)
+    assert field.look(1.0) == {A}
+
+
+def test_delayed_items_count_from_their_time_on() -> None:
+    field = Field("ns", frozenset())
+    field.fed(B, 9.0, 1.0)
+    field.fed(A, 5.0, 1.0)
+    assert (field.look(1.0), field.next_at) == (set(), 5.0)
+    assert (field.look(5.0), field.next_at) == ({A}, 9.0)
+    assert field.look(9.0) == {A, B}
+
+
+def test_names_choose_and_none_means_all() -> None:
+    assert Field("ns", frozenset()).covers(A)
+    assert Field("ns", frozenset({"a"})).covers(A)
+    assert not Field("ns", frozenset({"b"})).covers(A)
