@@ -128,10 +128,9 @@ def parse_access(options: Mapping[str, str], environment: Mapping[str, str] = os
     """The options that say where the messages are; DATABASE_URLS and QUEEN_ENCRYPTION_KEY stand in for absent ones."""
     given = _lower(options)
     server = given.get("server") or None
+    # A server that is named is meant, whatever the environment says; databases that are named too are the shorter way.
     urls = _words(given.get("databaseurls") or ("" if server else environment.get("DATABASE_URLS", "")))
-    if server is not None:
-        if given.get("databaseurls"):
-            raise SettingsError("give either databaseUrls or server, not both: they are two ways to the same messages")
+    if server is not None and not urls:
         parts = urlsplit(server)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise SettingsError(f"server must be a URL such as http://127.0.0.1:6632, not {server!r}")
