@@ -21,9 +21,7 @@ class QueenReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._restriction = Restriction()
-        self._reading = MessageReading(
-            options.access, tuple(schema.fieldNames()), fail_on_data_loss=bool(options.fail_on_data_loss)
-        )
+        self._reading = MessageReading(options, schema, fail_on_data_loss=bool(options.fail_on_data_loss))
 
     def partitions(self) -> list[InputPartition]:
         options, restriction = self._options, self._restriction

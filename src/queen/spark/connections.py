@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +14,7 @@ from queen.errors import DatabaseAway
 from queen.storage.statements import load_statements
 
 _CONNECT_SECONDS = 10
+_ROWS_AT_A_TIME = 32
 _SETTINGS = "-c jit=off -c max_parallel_workers_per_gather=0"
 
 
@@ -35,6 +37,17 @@ class ShardConnection:
                 raise _away(self._url, error) from error
         try:
             return self._fetch(name, args)
+        except psycopg.OperationalError as error:
+            self.close()
+            raise _away(self._url, error) from error
+
+    def stream(self, name: str, *args: Any) -> Iterator[tuple[Any, ...]]:
+        """The rows of a named statement, a few at a time: all of them may be more than fits in memory."""
+        # A connection that lay idle may have died; this finds out, and makes a new one.
+        self.fetch("spark_ping")
+        try:
+            with self.cursor() as cursor:
+                yield from cursor.stream(self.statement(name), args, binary=True, size=_ROWS_AT_A_TIME)
         except psycopg.OperationalError as error:
             self.close()
             raise _away(self._url, error) from error

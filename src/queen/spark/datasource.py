@@ -34,9 +34,14 @@ class QueenDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from queen.spark.batch import FilteringReader, QueenReader
+        from queen.spark.options import Table
+        from queen.spark.tables import TableReader
 
+        options = self._read_options()
+        if options.table is not Table.MESSAGES:
+            return TableReader(options, schema)
         kind = FilteringReader if _filters_are_pushed() else QueenReader
-        return kind(self._read_options(), schema)
+        return kind(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from queen.spark.stream import QueenStreamReader

@@ -155,6 +155,10 @@ def parse_read_options(options: Mapping[str, str], environment: Mapping[str, str
     queues = _words(given.get("queue") or given.get("path") or "")
     if table is Table.MESSAGES and not queues:
         raise SettingsError('say which queue to read: option("queue", "orders"), or several, separated by commas')
+    if table is not Table.MESSAGES:
+        _refuse(given, table, ("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "schema"))
+    if table is Table.TOPIC and queues:
+        raise SettingsError("topics are not in queues: name them with options namespace and topic")
     if len(set(queues)) < len(queues):
         raise SettingsError(f"option queue names a queue twice: {', '.join(queues)}")
     ending = _edge(given, "ending", len(queues)) or LATEST
@@ -186,6 +190,12 @@ def check_known(options: Mapping[str, str], known: Iterable[str]) -> None:
     for name in options:
         if name.lower() not in lower:
             raise SettingsError(f"format queen knows no option {name!r} here; it knows {', '.join(sorted(names))}")
+
+
+def _refuse(given: Mapping[str, str], table: Table, names: Iterable[str]) -> None:
+    for name in names:
+        if given.get(name.lower()):
+            raise SettingsError(f"option {name} is for messages; table {table} is read whole")
 
 
 def _lower(options: Mapping[str, str]) -> dict[str, str]:

@@ -6,33 +6,107 @@ import json
 from typing import Final
 
 from pyspark.errors import PySparkException
-from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from queen.errors import SettingsError
 from queen.spark.options import ParseMode, ReadOptions, Table
 
 CORRUPT_RECORD: Final = "_corrupt_record"
 
-_TEXT, _NUMBER, _TIME = StringType(), LongType(), TimestampType()
+_TEXT, _NUMBER, _TIME, _FLAG = StringType(), LongType(), TimestampType(), BooleanType()
 
 
-def _columns(*fields: tuple[str, StringType | LongType | TimestampType, bool]) -> StructType:
-    return StructType([StructField(name, kind, nullable) for name, kind, nullable in fields])
+def _columns(**types: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in types.items()])
 
 
 MESSAGES: Final = _columns(
-    ("queue", _TEXT, True),
-    ("partition", _TEXT, True),
-    ("offset", _NUMBER, True),
-    ("message_id", _TEXT, True),
-    ("transaction_id", _TEXT, True),
-    ("trace_id", _TEXT, True),
-    ("created_at", _TIME, True),
-    ("producer_sub", _TEXT, True),
-    ("payload", _TEXT, True),
+    queue=_TEXT,
+    partition=_TEXT,
+    offset=_NUMBER,
+    message_id=_TEXT,
+    transaction_id=_TEXT,
+    trace_id=_TEXT,
+    created_at=_TIME,
+    producer_sub=_TEXT,
+    payload=_TEXT,
 )
+_TABLES: Final = {
+    Table.MESSAGES: MESSAGES,
+    Table.DLQ: _columns(
+        queue=_TEXT,
+        partition=_TEXT,
+        offset=_NUMBER,
+        message_id=_TEXT,
+        transaction_id=_TEXT,
+        trace_id=_TEXT,
+        producer_sub=_TEXT,
+        group=_TEXT,
+        error=_TEXT,
+        retries=_NUMBER,
+        created_at=_TIME,
+        failed_at=_TIME,
+        payload=_TEXT,
+    ),
+    Table.TRACES: _columns(
+        queue=_TEXT,
+        partition=_TEXT,
+        offset=_NUMBER,
+        transaction_id=_TEXT,
+        trace=_TEXT,
+        group=_TEXT,
+        event_type=_TEXT,
+        names=ArrayType(_TEXT),
+        worker_id=_TEXT,
+        created_at=_TIME,
+        data=_TEXT,
+    ),
+    Table.TOPIC: _columns(
+        namespace=_TEXT,
+        topic=_TEXT,
+        id=_NUMBER,
+        status=_TEXT,
+        priority=_NUMBER,
+        retries=_NUMBER,
+        deliver_after=_TIME,
+        lease_expires_at=_TIME,
+        lease_owner=_TEXT,
+        expires_at=_TIME,
+        created_at=_TIME,
+        first_failed_at=_TIME,
+        idempotency_key=_TEXT,
+        last_error=_TEXT,
+        metadata=_TEXT,
+        is_json=_FLAG,
+        payload=_TEXT,
+    ),
+    Table.LAG: _columns(
+        group=_TEXT,
+        queue=_TEXT,
+        partition=_TEXT,
+        lag=_NUMBER,
+        seconds_behind=DoubleType(),
+        oldest_unconsumed_at=_TIME,
+        leased=_FLAG,
+        total_consumed=_NUMBER,
+        last_consumed_at=_TIME,
+    ),
+}
 
-_TABLES: Final = {Table.MESSAGES: MESSAGES}
+
+def columns_of(table: Table) -> StructType:
+    """All columns of a table."""
+    return _TABLES[table]
 
 
 def schema_of(options: ReadOptions) -> StructType | str:

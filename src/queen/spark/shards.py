@@ -6,14 +6,10 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-import psycopg
-
-from queen.errors import DatabaseAway, NotFound, SettingsError
+from queen.errors import NotFound, SettingsError
 from queen.spark.connections import ShardConnection, shard_connection
 from queen.spark.log import Position, Span, StoredSegment
 from queen.spark.stream_offsets import Place
-
-_CHUNK_ROWS = 32
 
 
 class ShardLog:
@@ -32,7 +28,7 @@ class ShardLog:
             ]
         if len(self._urls) > 1:
             found.sort(key=lambda position: (position.queue, position.partition))
-        self._check_queues(queues, found)
+        self._check_places(queues, found)
         return found
 
     def offsets_from(self, positions: Sequence[Position], moment: datetime) -> list[int]:
@@ -62,20 +58,9 @@ class ShardLog:
             yield from self._segments(shard, slots, [spans[number] for number in slots])
 
     def _segments(self, shard: int, slots: list[int], spans: list[Span]) -> Iterator[StoredSegment]:
-        connection = self.connection(shard)
-        # An idle connection may have died; a statement that gives no row finds out.
-        connection.fetch("spark_ping")
-        arguments = ([span.id for span in spans], [span.start for span in spans], [span.end for span in spans])
-        try:
-            with connection.cursor() as cursor:
-                # Rows come in chunks: a span may hold more than fits in memory.
-                for slot, *segment in cursor.stream(
-                    connection.statement("log_spans"), arguments, binary=True, size=_CHUNK_ROWS
-                ):
-                    yield StoredSegment(slots[slot - 1], *segment)
-        except psycopg.OperationalError as error:
-            connection.close()
-            raise DatabaseAway(f"PostgreSQL went away while messages were read: {error}") from error
+        columns = [span.id for span in spans], [span.start for span in spans], [span.end for span in spans]
+        for slot, *segment in self.connection(shard).stream("log_spans", *columns):
+            yield StoredSegment(slots[slot - 1], *segment)
 
     def move_group(self, group: str, places: Sequence[Place]) -> None:
         """Have a group stand at these places, each on the shard where its queue is."""
@@ -91,7 +76,7 @@ class ShardLog:
     def _fetch(self, shard: int, name: str, *args: Any) -> list[tuple[Any, ...]]:
         return self.connection(shard).fetch(name, *args)
 
-    def _check_queues(self, queues: Sequence[str], found: Sequence[Position]) -> None:
+    def _check_places(self, queues: Sequence[str], found: Sequence[Position]) -> None:
         shards: dict[str, set[int]] = {}
         for position in found:
             shards.setdefault(position.queue, set()).add(position.shard)
@@ -103,8 +88,14 @@ class ShardLog:
                 )
         absent = [queue for queue in queues if queue not in shards]
         if absent:
-            for shard in range(len(self._urls)):
-                known = {name for (name,) in self._fetch(shard, "known_queues", absent)}
-                absent = [queue for queue in absent if queue not in known]
+            self.check_queues(absent)
+
+    def check_queues(self, queues: Sequence[str]) -> None:
+        """Raises `NotFound` for a queue that is on no shard."""
+        known = {
+            name for shard in range(len(self._urls)) for (name,) in self._fetch(shard, "known_queues", list(queues))
+        }
+        absent = [queue for queue in queues if queue not in known]
         if absent:
-            raise NotFound(f"there is no queue {', '.join(absent)} on any of the {len(self._urls)} shards")
+            shards = "the shard" if len(self._urls) == 1 else f"any of the {len(self._urls)} shards"
+            raise NotFound(f"there is no queue {', '.join(absent)} on {shards} that databaseUrls names")

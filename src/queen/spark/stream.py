@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from queen.errors import SettingsError
 from queen.spark.log import Position
 from queen.spark.mirror import Mirror
-from queen.spark.options import LATEST, EdgeKind, ReadOptions
+from queen.spark.options import LATEST, EdgeKind, ReadOptions, Table
 from queen.spark.ranges import edge_offsets, spans_between
 from queen.spark.reading import MessageReading, open_log, report_loss
 from queen.spark.stream_offsets import Place, from_json, to_json
@@ -35,10 +35,12 @@ class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         if options.ending is not LATEST:
             raise SettingsError("a stream has no end: endingOffsets and endingTimestamp are for batch reads")
+        if options.table is not Table.MESSAGES:
+            raise SettingsError(f"messages can be followed; table {options.table} is read in a batch")
         self._options = options
         self._log = open_log(options.access)
         self._fail = options.fail_on_data_loss is not False
-        self._reading = MessageReading(options.access, tuple(schema.fieldNames()), fail_on_data_loss=self._fail)
+        self._reading = MessageReading(options, schema, fail_on_data_loss=self._fail)
         self._mirror = Mirror.of(options)
         self._last_ends: dict[_Key, Position] = {}
         self._target: dict[_Key, Position] | None = None

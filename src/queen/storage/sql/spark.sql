@@ -55,3 +55,46 @@ WITH made AS (
     RETURNING 1
 )
 INSERT INTO queen.changes (kind, name) SELECT 'g', $1 WHERE EXISTS (SELECT FROM moved);
+
+-- name: dead_letter_rows
+-- All dead letters, of some queues ($1) and of one group ($2), or (null) of all.
+SELECT q.name, p.name, d.message_offset, d.message_id::text, d.transaction_id, d.trace_id, d.producer_sub, g.name,
+    d.error_message, d.retry_count::bigint, d.original_created_at, d.failed_at, d.body
+FROM queen.dead_letters d
+JOIN queen.queues q ON q.id = d.queue_id
+LEFT JOIN queen.partitions p ON p.id = d.partition_id
+LEFT JOIN queen.groups g ON g.id = d.group_id
+WHERE ($1::text[] IS NULL OR q.name = ANY($1)) AND ($2::text IS NULL OR g.name = $2);
+
+-- name: trace_rows
+-- All traces, of some queues ($1) and of one group ($2), or (null) of all.
+SELECT q.name, p.name, t.message_offset, t.transaction_id, t.public_id::text, t.group_name, t.event_type,
+    ARRAY(SELECT n.name FROM queen.trace_names n WHERE n.trace_id = t.id ORDER BY n.name), t.worker_id, t.created_at, t.data
+FROM queen.traces t
+JOIN queen.queues q ON q.id = t.queue_id
+LEFT JOIN queen.partitions p ON p.id = t.partition_id
+WHERE ($1::text[] IS NULL OR q.name = ANY($1)) AND ($2::text IS NULL OR t.group_name = $2);
+
+-- name: topic_item_rows
+-- The items of topics, dead ones among them: of a namespace ($1) and a topic ($2), or (null) of all.
+SELECT n.name, t.name, i.id, i.status, i.priority::bigint, i.retries::bigint, i.deliver_after, i.leased_until,
+    i.lease_owner, i.expires_at, i.created_at, i.first_failed_at, i.idempotency_key, i.last_error, i.metadata, i.is_json,
+    i.payload
+FROM queen.topic_namespaces n
+JOIN queen.topics t ON t.namespace_id = n.id
+CROSS JOIN LATERAL (
+    SELECT id, CASE WHEN leased_until IS NULL THEN 'ready' ELSE 'leased' END AS status, priority, retries,
+        deliver_after, leased_until, lease_owner, expires_at, created_at, first_failed_at, idempotency_key, last_error,
+        metadata, is_json, payload
+    FROM queen.topic_items WHERE topic_id = t.id
+    UNION ALL
+    SELECT id, 'dead', priority, retries, deliver_after, NULL, NULL, NULL, created_at, first_failed_at,
+        idempotency_key, last_error, metadata, is_json, payload
+    FROM queen.topic_dead_letters WHERE topic_id = t.id
+) i
+WHERE ($1::text IS NULL OR n.name = $1) AND ($2::text IS NULL OR t.name = $2);
+
+-- name: known_topic
+-- Whether there is a topic of this name ($2), in a namespace ($1) or (null) in any.
+SELECT t.id FROM queen.topics t JOIN queen.topic_namespaces n ON n.id = t.namespace_id
+WHERE ($1::text IS NULL OR n.name = $1) AND ($2::text IS NULL OR t.name = $2) LIMIT 1;
