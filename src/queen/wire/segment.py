@@ -18,8 +18,8 @@ import msgspec
 from queen.wire.ids import IdBlock
 from queen.wire.times import iso_micros
 
-_HEADER = struct.Struct("<BIIII")
-_VERSION = 1
+HEADER = struct.Struct("<BIIII")
+VERSION = 1
 DELETED = 0xFFFFFFFF
 
 _strings = msgspec.json.Decoder(list[str])
@@ -52,7 +52,7 @@ def pack_segment(
         # memoryview, because a msgspec.Raw has a buffer but no len().
         lengths = [memoryview(payload).nbytes for payload in payloads]
     sizes = array("I", lengths).tobytes()
-    header = _HEADER.pack(_VERSION, len(payloads), len(transactions), len(traces), len(subjects))
+    header = HEADER.pack(VERSION, len(payloads), len(transactions), len(traces), len(subjects))
     return b"".join((header, sizes, transactions, traces, subjects, *payloads))
 
 
@@ -75,10 +75,10 @@ class Segment:
 
     def __init__(self, base_offset: int, created_at: datetime, block: IdBlock, body: bytes) -> None:
         try:
-            version, count, *_ = _HEADER.unpack_from(body)
+            version, count, *_ = HEADER.unpack_from(body)
         except struct.error as error:
             raise MalformedSegment(f"segment at offset {base_offset} is cut short") from error
-        if version != _VERSION:
+        if version != VERSION:
             raise MalformedSegment(f"segment at offset {base_offset} has unknown version {version}")
         self.count: int = count
         self.base_offset = base_offset
@@ -95,12 +95,12 @@ class Segment:
 
     def _find_columns(self) -> list[int]:
         body, count = self._body, self.count
-        _, _, transactions, traces, producers = _HEADER.unpack_from(body)
-        at = _HEADER.size + 4 * count + transactions + traces + producers
+        _, _, transactions, traces, producers = HEADER.unpack_from(body)
+        at = HEADER.size + 4 * count + transactions + traces + producers
         if at > len(body):
             raise MalformedSegment(f"segment at offset {self.base_offset} is cut short")
         lengths = array("I")
-        lengths.frombytes(body[_HEADER.size : _HEADER.size + 4 * count])
+        lengths.frombytes(body[HEADER.size : HEADER.size + 4 * count])
         starts = list(accumulate((n % DELETED for n in lengths) if DELETED in lengths else lengths, initial=at))
         if starts[-1] != len(body):
             raise MalformedSegment(f"segment at offset {self.base_offset} is cut short")
@@ -128,8 +128,8 @@ class Segment:
     @property
     def transactions_json(self) -> bytes:
         """The column of transaction ids as stored, for `decode_transactions`."""
-        at = _HEADER.size + 4 * self.count
-        return self._body[at : at + _HEADER.unpack_from(self._body)[2]]
+        at = HEADER.size + 4 * self.count
+        return self._body[at : at + HEADER.unpack_from(self._body)[2]]
 
     @staticmethod
     def decode_transactions(column: bytes) -> list[str]:
@@ -165,7 +165,7 @@ class Segment:
         packed = bytearray(pack_segment(transactions, payloads, self._trace_ids, self._producers))
         for i in range(count):
             if i == index or self.is_deleted(i):
-                struct.pack_into("<I", packed, _HEADER.size + 4 * i, DELETED)
+                struct.pack_into("<I", packed, HEADER.size + 4 * i, DELETED)
         return bytes(packed)
 
     def render(self, first: int, last: int, tail: bytes, out: list[bytes]) -> int:

@@ -1,0 +1,70 @@
+"""`format("queen")`: what Spark asks for by name."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    from queen.spark.options import ReadOptions
+
+_PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class QueenDataSource(DataSource):
+    """Queues as DataFrames. What it does is imported when it is asked for: Spark imports this module to find it."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "queen"
+
+    def schema(self) -> StructType | str:
+        from queen.spark.schemas import schema_of
+
+        return schema_of(self._read_options())
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from queen.spark.batch import FilteringReader, QueenReader
+        from queen.spark.options import Table
+        from queen.spark.tables import TableReader
+
+        options = self._read_options()
+        if options.table is not Table.MESSAGES:
+            return TableReader(options, schema)
+        kind = FilteringReader if _filters_are_pushed() else QueenReader
+        return kind(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from queen.spark.stream import QueenStreamReader
+
+        return QueenStreamReader(self._read_options(), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from queen.spark.sink import batch_writer
+
+        return batch_writer(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from queen.spark.sink import stream_writer
+
+        return stream_writer(self.options, schema, overwrite=overwrite)
+
+    def _read_options(self) -> ReadOptions:
+        from queen.spark.options import parse_read_options
+
+        return parse_read_options(self.options)
+
+
+def _filters_are_pushed() -> bool:
+    """Spark refuses a reader that could take filters while spark.sql.python.filterPushdown.enabled is off."""
+    main = sys.modules["__main__"].__spec__
+    return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)

@@ -1,0 +1,291 @@
+"""The options of `format("queen")`: read from Spark's, checked, and given their types.
+
+Names are spelled as in the documentation; Spark compares them without regard to case.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Final, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from queen.errors import SettingsError
+from queen.wire.times import parse_time
+
+_ACCESS: Final = ("databaseUrls", "encryptionKey", "server", "token")
+_READING: Final = (
+    "queue",
+    "path",
+    "table",
+    "what",
+    "columns",
+    "schema",
+    "mode",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "maxRowsPerBatch",
+    "maxTasks",
+    "failOnDataLoss",
+    "group",
+    "mirrorGroup",
+    "namespace",
+    "topic",
+)
+
+Offsets = dict[str, dict[str, int]]
+"""Queue, partition, offset. The queue is empty where only partitions were named."""
+
+
+_Kind = TypeVar("_Kind", bound=StrEnum)
+
+
+class Table(StrEnum):
+    """What can be read."""
+
+    MESSAGES = "messages"
+    DLQ = "dlq"
+    TRACES = "traces"
+    TOPIC = "topic"
+    LAG = "lag"
+
+
+class ParseMode(StrEnum):
+    """What becomes of a payload that does not fit the schema: it is put aside, or it ends the query."""
+
+    PERMISSIVE = "PERMISSIVE"
+    FAILFAST = "FAILFAST"
+
+
+class EdgeKind(StrEnum):
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    TIME = "time"
+    OFFSETS = "offsets"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Where reading begins or ends: at the first or the last message, at a time, or at an offset per partition."""
+
+    kind: EdgeKind
+    time: datetime | None = None
+    offsets: Offsets | None = None
+
+    def offset(self, queue: str, partition: str) -> int | None:
+        """The offset that was given for a partition, if one was."""
+        if self.offsets is None:
+            return None
+        for name in (queue, ""):
+            if partition in self.offsets.get(name, {}):
+                return self.offsets[name][partition]
+        return None
+
+
+EARLIEST: Final = Edge(EdgeKind.EARLIEST)
+LATEST: Final = Edge(EdgeKind.LATEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How the messages are reached: straight from the PostgreSQL shards, or through a server."""
+
+    database_urls: tuple[str, ...] = ()
+    encryption_keys: tuple[bytes, ...] = ()
+    server: str | None = None
+    token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What is to be read, and how."""
+
+    access: Access
+    table: Table
+    queues: tuple[str, ...]
+    columns: tuple[str, ...] | None
+    schema: str | None
+    mode: ParseMode
+    starting: Edge | None
+    ending: Edge
+    max_rows_per_batch: int | None
+    max_tasks: int
+    fail_on_data_loss: bool | None
+    group: str | None
+    mirror_group: str | None
+    namespace: str | None
+    topic: str | None
+
+
+def parse_access(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> Access:
+    """The options that say where the messages are; DATABASE_URLS and QUEEN_ENCRYPTION_KEY stand in for absent ones."""
+    given = _lower(options)
+    server = given.get("server") or None
+    # A server that is named is meant, whatever the environment says; databases that are named too are the shorter way.
+    urls = _words(given.get("databaseurls") or ("" if server else environment.get("DATABASE_URLS", "")))
+    if server is not None and not urls:
+        parts = urlsplit(server)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise SettingsError(f"server must be a URL such as http://127.0.0.1:6632, not {server!r}")
+        return Access(server=server.rstrip("/"), token=given.get("token") or None)
+    if not urls:
+        raise SettingsError(
+            "say where the messages are: option databaseUrls (or the variable DATABASE_URLS) with the PostgreSQL of"
+            " every shard, separated by commas, or option server with the URL of a Queen server"
+        )
+    for url in urls:
+        if urlsplit(url).scheme not in ("postgresql", "postgres"):
+            raise SettingsError("databaseUrls must be URLs that begin with postgresql://, separated by commas")
+    keys = _words(given.get("encryptionkey") or environment.get("QUEEN_ENCRYPTION_KEY", ""))
+    return Access(database_urls=urls, encryption_keys=tuple(_key(text) for text in keys))
+
+
+def parse_read_options(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> ReadOptions:
+    """The options of a read. Raises `SettingsError` that says which one is wrong, and how it is written."""
+    check_known(options, _READING)
+    given = _lower(options)
+    table = _choice(Table, "table", given.get("table") or given.get("what") or Table.MESSAGES.value)
+    queues = _words(given.get("queue") or given.get("path") or "")
+    if table is Table.MESSAGES and not queues:
+        raise SettingsError('say which queue to read: option("queue", "orders"), or several, separated by commas')
+    if table is not Table.MESSAGES:
+        _refuse(given, table, ("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "schema"))
+    if table is Table.TOPIC and queues:
+        raise SettingsError("topics are not in queues: name them with options namespace and topic")
+    if len(set(queues)) < len(queues):
+        raise SettingsError(f"option queue names a queue twice: {', '.join(queues)}")
+    ending = _edge(given, "ending", len(queues)) or LATEST
+    if ending.kind is EdgeKind.EARLIEST:
+        raise SettingsError("endingOffsets cannot be earliest: nothing would be read")
+    return ReadOptions(
+        access=parse_access(options, environment),
+        table=table,
+        queues=queues,
+        columns=_words(given["columns"]) if given.get("columns") else None,
+        schema=given.get("schema") or None,
+        mode=_choice(ParseMode, "mode", (given.get("mode") or ParseMode.PERMISSIVE.value).upper()),
+        starting=_edge(given, "starting", len(queues)),
+        ending=ending,
+        max_rows_per_batch=_count(given, "maxRowsPerBatch"),
+        max_tasks=_count(given, "maxTasks") or os.cpu_count() or 1,
+        fail_on_data_loss=_flag(given, "failOnDataLoss"),
+        group=given.get("group") or None,
+        mirror_group=given.get("mirrorgroup") or None,
+        namespace=given.get("namespace") or None,
+        topic=given.get("topic") or None,
+    )
+
+
+def check_known(options: Mapping[str, str], known: Iterable[str]) -> None:
+    """Refuse an option that nobody would heed; those that say where the messages are are known everywhere."""
+    names = (*known, *_ACCESS)
+    lower = {name.lower() for name in names}
+    for name in options:
+        if name.lower() not in lower:
+            raise SettingsError(f"format queen knows no option {name!r} here; it knows {', '.join(sorted(names))}")
+
+
+def _refuse(given: Mapping[str, str], table: Table, names: Iterable[str]) -> None:
+    for name in names:
+        if given.get(name.lower()):
+            raise SettingsError(f"option {name} is for messages; table {table} is read whole")
+
+
+def _lower(options: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in options.items()}
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _key(text: str) -> bytes:
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != 32:
+        raise SettingsError("encryptionKey must be keys of 64 hexadecimal digits, separated by commas")
+    return key
+
+
+def _edge(given: Mapping[str, str], which: str, queues: int) -> Edge | None:
+    offsets = given.get(f"{which}offsets")
+    moment = given.get(f"{which}timestamp")
+    if offsets and moment:
+        raise SettingsError(f"give either {which}Offsets or {which}Timestamp, not both")
+    if moment:
+        return Edge(EdgeKind.TIME, time=_time(f"{which}Timestamp", moment))
+    if not offsets:
+        return None
+    word = offsets.strip().lower()
+    if word in (EdgeKind.EARLIEST, EdgeKind.LATEST):
+        return EARLIEST if word == EdgeKind.EARLIEST else LATEST
+    return Edge(EdgeKind.OFFSETS, offsets=_offsets(f"{which}Offsets", offsets, queues))
+
+
+def _time(name: str, text: str) -> datetime:
+    """An ISO-8601 time, or milliseconds since 1970 as Spark's own sources take them."""
+    if text.strip().lstrip("-").isdigit():
+        try:
+            return datetime.fromtimestamp(int(text) / 1000, UTC)
+        except (OverflowError, OSError, ValueError):
+            pass
+    moment = parse_time(text)
+    if moment is None:
+        raise SettingsError(f"{name} must be a time such as 2026-04-26T10:59:28Z, not {text!r}")
+    return moment
+
+
+def _offsets(name: str, text: str, queues: int) -> Offsets:
+    try:
+        named: Offsets = msgspec.json.decode(text, type=dict[str, dict[str, int]])
+    except msgspec.DecodeError:
+        try:
+            named = {"": msgspec.json.decode(text, type=dict[str, int])}
+        except msgspec.DecodeError:
+            raise SettingsError(
+                f'{name} must be earliest, latest, or JSON such as {{"Default": 12}} or'
+                f' {{"orders": {{"Default": 12}}}}, not {text!r}'
+            ) from None
+        if queues > 1:
+            example = '{"orders": {"Default": 12}}'
+            raise SettingsError(f"{name} must name the queue of each partition: {example}") from None
+    for queue, partitions in named.items():
+        for partition, offset in partitions.items():
+            if offset < 0:
+                place = f"{queue}/{partition}" if queue else partition
+                raise SettingsError(f"{name} has offset {offset} for {place}; offsets begin at 0")
+    return named
+
+
+def _choice(kind: type[_Kind], name: str, text: str) -> _Kind:
+    try:
+        return kind(text)
+    except ValueError:
+        raise SettingsError(f"{name} must be one of {', '.join(kind)}, not {text!r}") from None
+
+
+def _count(given: Mapping[str, str], name: str) -> int | None:
+    text = given.get(name.lower())
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise SettingsError(f"{name} must be a whole number above 0, not {text!r}")
+    return int(text)
+
+
+def _flag(given: Mapping[str, str], name: str) -> bool | None:
+    text = given.get(name.lower())
+    if not text:
+        return None
+    if text.lower() not in ("true", "false"):
+        raise SettingsError(f"{name} must be true or false, not {text!r}")
+    return text.lower() == "true"

@@ -1,0 +1,130 @@
+"""Payloads into columns: JSON that is parsed by Arrow, many messages at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from queen.errors import BadRequest, SettingsError
+
+_BRACE: Final = ord("{")
+
+Broken = Callable[[int, str], None]
+"""Is told which payload does not fit the schema, and why. It may raise."""
+
+
+class PayloadParser:
+    """Parses payloads into the fields of a schema: those that a payload lacks are null, others that it has are left."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._parsed = pa.schema([pa.field(field.name, _parsed_type(field.name, field.type)) for field in schema])
+
+    def parse(self, payloads: pa.Array, broken: Broken) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
+        """The fields, and which payloads do not fit: all fields of those are null."""
+        unfit = np.zeros(len(payloads), np.bool_)
+        objects = _objects(payloads)
+        for index in np.flatnonzero(~objects):
+            broken(int(index), "it is not a JSON object")
+            unfit[index] = True
+        if not objects.any():
+            return self._nothing(len(payloads)), unfit
+        if objects.all():
+            return self._parse_some(payloads, 0, unfit, broken), unfit
+        places = np.flatnonzero(objects)
+        some = np.zeros(len(places), np.bool_)
+        chosen = payloads.take(pa.array(places))
+        good = self._parse_some(chosen, 0, some, lambda index, why: broken(int(places[index]), why))
+        unfit[places] = some
+        # Every payload finds its row again, those that are no objects find none.
+        rows = np.full(len(payloads), -1)
+        rows[places] = np.arange(len(places))
+        return good.take(pa.array(rows, mask=rows < 0)), unfit
+
+    def _parse_some(self, payloads: pa.Array, first: int, unfit: npt.NDArray[np.bool_], broken: Broken) -> pa.Table:
+        """All at once; if that fails, each half for itself, until the guilty ones are alone."""
+        try:
+            return self._parse_all(payloads)
+        except pa.ArrowInvalid as error:
+            if len(payloads) == 1:
+                broken(first, str(error))
+                unfit[first] = True
+                return self._nothing(1)
+        half = len(payloads) // 2
+        return pa.concat_tables(
+            [
+                self._parse_some(payloads.slice(0, half), first, unfit, broken),
+                self._parse_some(payloads.slice(half), first + half, unfit, broken),
+            ]
+        )
+
+    def _parse_all(self, payloads: pa.Array) -> pa.Table:
+        lines = pc.binary_join_element_wise(payloads, "", "\n").buffers()[2]
+        table = pj.read_json(
+            pa.BufferReader(lines),
+            read_options=pj.ReadOptions(use_threads=False, block_size=lines.size + 1),
+            parse_options=pj.ParseOptions(
+                explicit_schema=self._parsed, newlines_in_values=True, unexpected_field_behavior="ignore"
+            ),
+        )
+        if table.num_rows != len(payloads):
+            raise pa.ArrowInvalid(f"{len(payloads)} payloads are {table.num_rows} JSON values")
+        return table.select(self._schema.names).cast(self._schema)
+
+    def _nothing(self, rows: int) -> pa.Table:
+        return pa.table([pa.nulls(rows, field.type) for field in self._schema], schema=self._schema)
+
+
+def check_payload_schema(schema: pa.Schema) -> None:
+    """Raises `SettingsError` for what payloads cannot be parsed into."""
+    for field in schema:
+        _parsed_type(field.name, field.type)
+        if not field.nullable:
+            raise SettingsError(
+                f"the schema says that {field.name} is NOT NULL, but a payload may lack it: leave it out"
+            )
+
+
+def raise_broken(place: str, why: str) -> None:
+    raise BadRequest(
+        f"the payload at {place} does not fit the schema: {why}. With mode PERMISSIVE such payloads are put in"
+        " _corrupt_record instead"
+    )
+
+
+def _objects(payloads: pa.Array) -> npt.NDArray[np.bool_]:
+    """Which payloads begin as a JSON object does: Arrow's parser takes nothing else."""
+    _, offsets, content = payloads.buffers()
+    starts = np.frombuffer(offsets, np.int32)[payloads.offset : payloads.offset + len(payloads)]
+    found: npt.NDArray[np.bool_] = np.frombuffer(content, np.uint8)[starts] == _BRACE
+    return found
+
+
+def _parsed_type(name: str, kind: pa.DataType) -> pa.DataType:
+    """The type that the parser is asked for: it reads all but dates, which are cast from text."""
+    if pa.types.is_date32(kind):
+        return pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _parsed_type(f"{name}.{field.name}", field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_parsed_type(f"{name}[]", kind.value_type))
+    simple = (
+        pa.types.is_boolean,
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_decimal,
+        pa.types.is_string,
+        pa.types.is_binary,
+        pa.types.is_timestamp,
+    )
+    if any(is_one(kind) for is_one in simple):
+        return kind
+    raise SettingsError(
+        f"the schema has {name} as {kind}, which payloads are not parsed into; use from_json(payload, …) for it"
+    )

@@ -1,0 +1,100 @@
+-- Reading logs by offset, for Spark: nothing is consumed, no lock is taken.
+
+-- name: log_positions
+-- The partitions of queues and where their logs end; with where they begin when $2 is true, which costs a look at each.
+SELECT q.name AS queue, p.name AS partition, p.id, p.next_offset,
+    CASE WHEN $2 THEN greatest(p.floor_offset, least(p.next_offset, coalesce((
+        SELECT s.base_offset FROM queen.segments s WHERE s.partition_id = p.id ORDER BY s.base_offset LIMIT 1
+    ), p.next_offset))) ELSE p.floor_offset END AS first_offset
+FROM queen.queues q JOIN queen.partitions p ON p.queue_id = q.id
+WHERE q.name = ANY($1::text[])
+ORDER BY q.name, p.name;
+
+-- name: known_queues
+-- Which of these queues there are.
+SELECT name FROM queen.queues WHERE name = ANY($1::text[]);
+
+-- name: log_spans
+-- The segments that hold some offsets, [from, to), of each partition: span by span, in order within each.
+SELECT r.slot::integer, s.base_offset, s.count, s.micros, s.first_id, s.body
+FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) WITH ORDINALITY AS r (partition_id, first, upto, slot)
+CROSS JOIN LATERAL (
+    SELECT g.base_offset, g.count, (extract(epoch FROM g.created_at) * 1000000)::bigint AS micros,
+        substr(g.ids, 1, 16) AS first_id, g.body
+    FROM queen.segments g
+    WHERE g.partition_id = r.partition_id AND g.base_offset < r.upto AND g.base_offset >= coalesce((
+        SELECT b.base_offset FROM queen.segments b
+        WHERE b.partition_id = r.partition_id AND b.base_offset <= r.first ORDER BY b.base_offset DESC LIMIT 1
+    ), r.first)
+    ORDER BY g.base_offset
+) s;
+
+-- name: spark_ping
+-- Whether the connection is alive.
+SELECT 1;
+
+-- name: mirror_group
+-- Put the cursors of a group (made if need be) where a stream stands, and leave a note for those who remember where the
+-- group was. A partition that a consumer of the group holds is left to it. Partitions of other queues are passed over.
+WITH made AS (
+    INSERT INTO queen.groups (name) SELECT $1 WHERE NOT EXISTS (SELECT FROM queen.groups WHERE name = $1)
+    ON CONFLICT (name) DO UPDATE SET name = excluded.name RETURNING id
+), chosen AS (
+    SELECT id FROM made UNION ALL SELECT id FROM queen.groups WHERE name = $1 LIMIT 1
+), moved AS (
+    INSERT INTO queen.cursors AS c (partition_id, group_id, committed, last_consumed_at)
+    SELECT p.id, g.id, i.committed, clock_timestamp()
+    FROM unnest($2::bigint[], $3::text[], $4::bigint[]) AS i (partition_id, queue, committed)
+    JOIN queen.partitions p ON p.id = i.partition_id
+    JOIN queen.queues q ON q.id = p.queue_id AND q.name = i.queue
+    CROSS JOIN chosen g
+    ORDER BY p.id
+    ON CONFLICT (partition_id, group_id) DO UPDATE SET committed = excluded.committed, last_consumed_at =
+        excluded.last_consumed_at, total_consumed = c.total_consumed + greatest(0, excluded.committed - c.committed)
+    WHERE c.committed <> excluded.committed AND (c.lease_id IS NULL OR c.lease_until < clock_timestamp())
+    RETURNING 1
+)
+INSERT INTO queen.changes (kind, name) SELECT 'g', $1 WHERE EXISTS (SELECT FROM moved);
+
+-- name: dead_letter_rows
+-- All dead letters, of some queues ($1) and of one group ($2), or (null) of all.
+SELECT q.name, p.name, d.message_offset, d.message_id::text, d.transaction_id, d.trace_id, d.producer_sub, g.name,
+    d.error_message, d.retry_count::bigint, d.original_created_at, d.failed_at, d.body
+FROM queen.dead_letters d
+JOIN queen.queues q ON q.id = d.queue_id
+LEFT JOIN queen.partitions p ON p.id = d.partition_id
+LEFT JOIN queen.groups g ON g.id = d.group_id
+WHERE ($1::text[] IS NULL OR q.name = ANY($1)) AND ($2::text IS NULL OR g.name = $2);
+
+-- name: trace_rows
+-- All traces, of some queues ($1) and of one group ($2), or (null) of all.
+SELECT q.name, p.name, t.message_offset, t.transaction_id, t.public_id::text, t.group_name, t.event_type,
+    ARRAY(SELECT n.name FROM queen.trace_names n WHERE n.trace_id = t.id ORDER BY n.name), t.worker_id, t.created_at, t.data
+FROM queen.traces t
+JOIN queen.queues q ON q.id = t.queue_id
+LEFT JOIN queen.partitions p ON p.id = t.partition_id
+WHERE ($1::text[] IS NULL OR q.name = ANY($1)) AND ($2::text IS NULL OR t.group_name = $2);
+
+-- name: topic_item_rows
+-- The items of topics, dead ones among them: of a namespace ($1) and a topic ($2), or (null) of all.
+SELECT n.name, t.name, i.id, i.status, i.priority::bigint, i.retries::bigint, i.deliver_after, i.leased_until,
+    i.lease_owner, i.expires_at, i.created_at, i.first_failed_at, i.idempotency_key, i.last_error, i.metadata, i.is_json,
+    i.payload
+FROM queen.topic_namespaces n
+JOIN queen.topics t ON t.namespace_id = n.id
+CROSS JOIN LATERAL (
+    SELECT id, CASE WHEN leased_until IS NULL THEN 'ready' ELSE 'leased' END AS status, priority, retries,
+        deliver_after, leased_until, lease_owner, expires_at, created_at, first_failed_at, idempotency_key, last_error,
+        metadata, is_json, payload
+    FROM queen.topic_items WHERE topic_id = t.id
+    UNION ALL
+    SELECT id, 'dead', priority, retries, deliver_after, NULL, NULL, NULL, created_at, first_failed_at,
+        idempotency_key, last_error, metadata, is_json, payload
+    FROM queen.topic_dead_letters WHERE topic_id = t.id
+) i
+WHERE ($1::text IS NULL OR n.name = $1) AND ($2::text IS NULL OR t.name = $2);
+
+-- name: known_topic
+-- Whether there is a topic of this name ($2), in a namespace ($1) or (null) in any.
+SELECT t.id FROM queen.topics t JOIN queen.topic_namespaces n ON n.id = t.namespace_id
+WHERE ($1::text IS NULL OR n.name = $1) AND ($2::text IS NULL OR t.name = $2) LIMIT 1;

@@ -1,0 +1,103 @@
+"""One Spark for all tests, started once; it is slow to start and takes half a gigabyte."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of them in one process, so that there is one JVM."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session on two cores."""
+    needs_java()
+    directory = tmp_path_factory.mktemp("spark")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2]").appName("queen tests")
+    settings = {
+        "spark.driver.memory": "640m",
+        # Tests are short: what the second compiler would gain, they do not live to see.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.local.dir": str(directory / "local"),
+    }
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def read(spark: SparkSession, dsn: str) -> Read:
+    """Reads queues of the test's database."""
+    return Read(spark, dsn)
+
+
+class Read:
+    """`read("orders", startingOffsets="earliest")` is a batch, `read.stream("orders")` a stream."""
+
+    def __init__(self, spark: SparkSession, dsn: str) -> None:
+        self.spark = spark
+        self.dsn = dsn
+
+    def __call__(self, queue: str | None = None, **options: str) -> DataFrame:
+        return self.spark.read.format("queen").options(**self._options(queue, options)).load()
+
+    def stream(self, queue: str, **options: str) -> DataFrame:
+        return self.spark.readStream.format("queen").options(**self._options(queue, options)).load()
+
+    def _options(self, queue: str | None, options: dict[str, str]) -> dict[str, str]:
+        named = {} if queue is None else {"queue": queue}
+        return {"databaseUrls": self.dsn} | named | options
+
+
+async def collect(frame: Callable[[], DataFrame]) -> list[Row]:
+    """The rows of a frame. Spark works in another thread, so that the test's server goes on working."""
+    return await asyncio.to_thread(lambda: frame().collect())
+
+
+async def drain(stream: DataFrame, checkpoint: Path) -> list[Row]:
+    """Everything that a stream has now, as its checkpoint remembers where it was; batches in order."""
+    rows: list[Row] = []
+
+    def run() -> None:
+        query = (
+            stream.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    await asyncio.to_thread(run)
+    return rows
+
+
+def needs_java() -> None:
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        pytest.skip("Spark needs Java 17 or newer, and there is no java on the PATH")
