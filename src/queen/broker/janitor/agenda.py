@@ -39,6 +39,9 @@ class Agenda:
         if not self._room.left:
             return False
         number = math.ceil(moment / self._grain)
+        if number * self._grain < moment:
+            # The quotient was rounded down to a whole number.
+            number += 1
         page = self._pages.get(number)
         if page is None:
             page = self._pages[number] = array("q")
