@@ -90,7 +90,7 @@ class Worker:
         for routes in (
             self._health,
             OpenApiRoutes(router.routes),
-            MessagingRoutes(self.broker),
+            MessagingRoutes(self.broker, keep_bodies=tracing is not None),
             QueueRoutes(self.broker, shared),
             GroupRoutes(self.broker, shared),
             MessageRoutes(self.broker),

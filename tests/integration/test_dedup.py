@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
+import uuid
 from collections import Counter
 from typing import Any
 
@@ -45,6 +47,23 @@ async def test_inside_one_request_the_first_wins(api: Api, connection: Connectio
     assert results[2]["message_id"] == results[0]["message_id"]
     assert results[4]["message_id"] == results[1]["message_id"]
     assert await stored_ids(connection, "q") == ["a", "b", "c"]
+
+
+async def test_a_large_request_that_is_new_in_part_keeps_payloads_and_traces(api: Api, connection: Connection) -> None:
+    """Large requests are packed as they come; of one with duplicates the rest has to be packed again."""
+    traces = [str(uuid.uuid4()) if number % 3 == 0 else "" for number in range(120)]
+    items = [
+        {"queue": "q", "payload": {"n": number, "long": "x" * 5000}, "transactionId": str(number), "traceId": trace}
+        for number, trace in enumerate(traces)
+    ]
+    first = await api.call("POST", "/api/v1/push", {"items": items[:60]})
+    second = await api.call("POST", "/api/v1/push", {"items": items[30:]})
+    assert [result["status"] for result in second.body] == ["duplicate"] * 30 + ["queued"] * 60
+    answered = [*first.body, *second.body[30:]]
+    assert [result["trace_id"] or "" for result in answered] == traces
+    stored = await stored_messages(connection, "q")
+    assert [json.loads(message.payload)["n"] for message in stored] == list(range(120))
+    assert [message.id for message in stored] == [result["message_id"] for result in answered]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

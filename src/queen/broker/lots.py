@@ -51,7 +51,7 @@ class Lot:
 
     def add(self, part: Part) -> None:
         self.parts.append(part)
-        self.size += len(part.items)
+        self.size += part.count
 
     def fill(self, chunks: list[Chunk], fates: list[Fate] | None) -> None:
         """Settle what is stored, and what becomes of each item."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -15,7 +16,7 @@ from queen.errors import Conflict
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdBlock, IdSource
 from queen.wire.push import PushItem
-from queen.wire.segment import pack_segment
+from queen.wire.segment import Segment, pack_segment
 
 Target: TypeAlias = tuple[str, str]
 
@@ -23,6 +24,8 @@ _LARGEST_SEGMENT_BYTES = 256 << 10
 _LARGEST_SEGMENT_COUNT = 1024
 _OWN_SEGMENT_COUNT = 50
 _OWN_SEGMENT_BYTES = 32 << 10
+
+_ANY_TIME = datetime.fromtimestamp(0, UTC)
 
 _encode = msgspec.json.encode
 _hash = xxhash.xxh3_64_intdigest
@@ -55,6 +58,7 @@ class Chunk:
 class Part:
     """The items of one request for one partition, and where in the request they stand (None: all of it).
 
+    `given` are the items until the part is packed: then they are let go, and unpacked again for the few who ask.
     `lengths` of payloads, `hashes` and `transactions` (ids as JSON) are made when the partition is known; `chunks` too
     when the part is large enough to be segments of its own. `joint` is how many parts, from this on, were joined into
     segments by an attempt to store them, and these: the next attempt uses the same, so that messages keep their ids.
@@ -63,7 +67,7 @@ class Part:
 
     sender: Sender
     target: Target
-    items: list[PushItem]
+    given: list[PushItem] | None
     positions: list[int] | None
     partition: Partition | None = None
     lengths: Sequence[int] = ()
@@ -73,6 +77,32 @@ class Part:
     joint: tuple[int, list[Chunk]] | None = None
     block: IdBlock | None = None
     subjects: list[str | None] | None = None
+    traced: bool = True
+    """Whether an item may have a trace id."""
+
+    @property
+    def count(self) -> int:
+        return len(self.hashes) if self.given is None else len(self.given)
+
+    @property
+    def items(self) -> list[PushItem]:
+        if self.given is None:
+            self.given = [item for chunk in self.chunks or () for item in items_of(chunk, self.target)]
+        return self.given
+
+    def let_go(self) -> None:
+        """The segments hold everything: the items, and the request that they are pieces of, need not wait with them."""
+        self.traced = any(item.trace_id for item in self.items)
+        self.given = None
+
+
+def items_of(packed: Chunk | Segment, target: Target) -> list[PushItem]:
+    """The items that a segment was made of."""
+    segment = Segment(0, _ANY_TIME, packed.block, packed.plain) if isinstance(packed, Chunk) else packed
+    return [
+        PushItem(*target, msgspec.Raw(segment.payload(index)), transaction_id, segment.trace_id(index) or "")
+        for index, transaction_id in enumerate(segment.transaction_ids())
+    ]
 
 
 def split_by_target(sender: Sender, items: list[PushItem]) -> list[Part]:
@@ -105,9 +135,9 @@ class Preparer:
             raise EncryptionKeyMissing(
                 f"queue {queue.name!r} is encrypted and the server has no QUEEN_ENCRYPTION_KEY; nothing was stored"
             )
+        items, seed = part.items, partition.id
         part.partition = partition
         part.chunks = part.joint = None
-        items, seed = part.items, partition.id
         if len(items) == 1:
             # Most requests of a busy server are these: worth a way without lists.
             transaction_id = items[0].transaction_id
@@ -126,6 +156,7 @@ class Preparer:
             part.chunks = self.pack(
                 items, part.lengths, part.hashes, part.transactions, subjects, encrypt, block=part.block
             )
+            part.let_go()
 
     def pack_unplaced(self, parts: Sequence[Part]) -> list[Chunk]:
         """Pack parts whose partition may not be known: without hashes, and encrypted if that is possible."""

@@ -62,7 +62,7 @@ class StoredPush:
         for lot in self.lots:
             ids = iter(stored_ids(lot))
             for part in lot.parts:
-                for position in part.positions if part.positions is not None else range(len(part.items)):
+                for position in part.positions if part.positions is not None else range(part.count):
                     placed[position] = (next(ids).decode(), lot.partition)
         return [placed[position] for position in range(len(placed))]
 

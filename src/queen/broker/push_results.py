@@ -24,7 +24,7 @@ def render_results(lots: Sequence[Lot]) -> dict[Part, list[bytes]]:
             continue
         rest = iter(lines)
         for part in lot.parts:
-            results[part] = list(islice(rest, len(part.items)))
+            results[part] = list(islice(rest, part.count))
     return results
 
 
@@ -58,8 +58,14 @@ def _all_stored(lot: Lot, ids: list[bytes]) -> list[bytes]:
     lines: list[bytes] = []
     at = 0
     for part in lot.parts:
-        own = ids[at : at + len(part.items)]
-        at += len(part.items)
+        own = ids[at : at + part.count]
+        at += part.count
+        if not part.traced:
+            lines += [
+                b',"transaction_id":%b,"status":"queued","message_id":"%b%b' % (transaction, id, plain)
+                for transaction, id in zip(part.transactions, own, strict=True)
+            ]
+            continue
         lines += [
             b',"transaction_id":%b,"status":"queued","message_id":"%b%b' % (transaction, id, plain)
             if not item.trace_id

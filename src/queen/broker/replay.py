@@ -20,7 +20,7 @@ import msgspec
 from queen.broker.catalog import Catalog
 from queen.broker.lots import Fate, Lot
 from queen.broker.modes import Modes
-from queen.broker.parts import Part, Target
+from queen.broker.parts import Part, Target, items_of
 from queen.broker.push import Pusher, QueueMoved
 from queen.broker.push_results import refusal
 from queen.errors import DatabaseAway, Overloaded, QueenError
@@ -31,7 +31,6 @@ from queen.spool.spool import Spool
 from queen.storage.database import Database
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import IdBlock
-from queen.wire.push import PushItem
 from queen.wire.segment import MalformedSegment, Segment, pack_segment
 
 log = logging.getLogger(__name__)
@@ -273,10 +272,8 @@ class Replayer:
         for lot in lots:
             fates = iter(lot.fates or ())
             for part in lot.parts:
-                refused = [
-                    index for index, fate in zip(range(len(part.items)), fates, strict=False) if fate is Fate.REFUSED
-                ]
-                if refused and again is not None and len(refused) == len(part.items):
+                refused = [index for index, fate in zip(range(part.count), fates, strict=False) if fate is Fate.REFUSED]
+                if refused and again is not None and len(refused) == part.count:
                     raise QueenError(refusal(lot))
                 for run in _runs(refused):
                     self._spool.failed.add(self._excerpt(records[part], part, run), refusal(lot))
@@ -286,20 +283,10 @@ class Replayer:
         plain = self._envelope.open(record.sealed)
         segment = Segment(0, datetime.fromtimestamp(record.at, UTC), IdBlock.parse(record.block), plain)
         segment.check()
-        items = [
-            PushItem(
-                record.queue,
-                record.partition,
-                msgspec.Raw(segment.payload(index)),
-                transaction_id,
-                segment.trace_id(index) or "",
-            )
-            for index, transaction_id in enumerate(segment.transaction_ids())
-        ]
         return Part(
             _SpooledSender(_possible_blocks(record, segment.block)),
             (record.queue, record.partition),
-            items,
+            items_of(segment, (record.queue, record.partition)),
             None,
             block=segment.block,
             subjects=[segment.producer(index) for index in range(segment.count)],

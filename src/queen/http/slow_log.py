@@ -21,16 +21,16 @@ class SlowLog:
         # A pop that waits takes long because it was asked to.
         if request.query_bool("wait", False):
             return None
-        begun = time.perf_counter()
+        begun, size = time.perf_counter(), len(request.body)
 
         def ended(response: Response | None, error: BaseException | None) -> None:
             took = (time.perf_counter() - begun) * 1000
             if took >= self._slow_ms:
-                self._log(request, status_in(response, error), took)
+                self._log(request, size, status_in(response, error), took)
 
         return ended
 
-    def _log(self, request: Request, status: int, took: float) -> None:
+    def _log(self, request: Request, size: int, status: int, took: float) -> None:
         log.warning(
             "slow request: %s %s took %.0f ms and was answered %d",
             request.method,
@@ -43,7 +43,7 @@ class SlowLog:
                     "path": request.path,
                     "status": status,
                     "duration_ms": round(took, 1),
-                    "request_bytes": len(request.body),
+                    "request_bytes": size,
                     "peer": request.peer,
                 }
             },

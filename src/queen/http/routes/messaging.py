@@ -21,8 +21,10 @@ _NOTHING = Response(204)
 class MessagingRoutes:
     """The routes that move messages."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, *, keep_bodies: bool = False) -> None:
+        """`keep_bodies`: somebody looks at what was pushed when it has been answered."""
         self._broker = broker
+        self._keep_bodies = keep_bodies
 
     def add_to(self, router: Router) -> None:
         write = Access.READ_WRITE
@@ -36,11 +38,15 @@ class MessagingRoutes:
         router.add("POST", "/api/v1/lease/{lease}/extend", self.extend, write)
 
     def push(self, request: Request) -> Response | asyncio.Future[Response]:
-        push = decode_push(request.body)
+        body = request.body
+        push = decode_push(body)
         hold = push.hold
         if not push.items:
             return Response(201, b"[]")
-        return self._broker.pusher.push(push.items, len(request.body), _created, hold=hold)
+        if not self._keep_bodies:
+            # The pusher has it as long as it needs it: until it is packed.
+            request.body = b""
+        return self._broker.pusher.push(push.items, len(body), _created, hold=hold)
 
     def pop(self, request: Request) -> asyncio.Future[Response]:
         queue, partition = request.params["queue"], request.params.get("partition")
