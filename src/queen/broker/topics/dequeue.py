@@ -16,6 +16,7 @@ import asyncpg
 from queen.broker.topics.catalog import Topic, TopicCatalog, TopicKey, lock_keys
 from queen.broker.topics.fused import Lane
 from queen.broker.topics.heads import Heads
+from queen.broker.topics.links import Links
 from queen.broker.topics.patience import Patience
 from queen.errors import QueenError
 from queen.metrics.meter import Meter
@@ -83,7 +84,7 @@ class Dequeuer:
     ) -> None:
         """`on_leased` is told how many seconds a lease lasts that has just begun."""
         self._database = database
-        self._link = database.link()
+        self._link = Links(database)
         self._catalog = catalog
         self._heads = heads
         self._ids = ids
@@ -100,6 +101,7 @@ class Dequeuer:
             weigh=lambda request: min(request.limit, _MOST_AT_ONCE),
             limit=_MOST_AT_ONCE,
             most=_MOST_WAITING,
+            tenant=lambda request: request.key[0],
             spare=self._spare,
         )
 
@@ -151,12 +153,14 @@ class Dequeuer:
 
     async def _run(self, batch: list[Dequeue]) -> None:
         batch = [request for request in batch if not request.answer.done()]
-        self._missed.clear()
-        self._claiming = {request.key for request in batch}
+        # Another batch may run beside this one, but none of the same topics.
+        keys = {request.key for request in batch}
+        self._missed -= keys
+        self._claiming |= keys
         try:
             await self._serve(batch)
         finally:
-            self._claiming = set()
+            self._claiming -= keys
 
     async def _serve(self, batch: list[Dequeue]) -> None:
         topics = await self._catalog.find({request.key for request in batch})

@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 from queen.broker.topics.catalog import Topic, TopicCatalog, TopicKey, lock_keys
 from queen.broker.topics.fused import Lane
 from queen.broker.topics.ids import ItemIds
+from queen.broker.topics.links import Links
 from queen.broker.topics.quotas import Quotas
 from queen.errors import Overloaded
 from queen.metrics.meter import Meter
@@ -68,13 +69,18 @@ class Enqueuer:
         on_fed: OnFed,
         meter: Meter,
     ) -> None:
-        self._link = database.link()
+        self._link = Links(database)
         self._catalog = catalog
         self._ids = ids
         self._quotas = quotas
         self._on_fed = on_fed
         self._meter = meter
-        self.lane: Lane[Enqueue] = Lane(self._run, weigh=lambda request: len(request.entries), limit=5000)
+        self.lane: Lane[Enqueue] = Lane(
+            self._run,
+            weigh=lambda request: len(request.entries),
+            limit=5000,
+            tenant=lambda request: request.entries[0].item.namespace,
+        )
 
     async def enqueue(self, items: Sequence[EnqueueItem]) -> list[int]:
         """Store items; gives their ids in the order of the items, a duplicate that of the first with its key."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import asyncpg
 
-from queen.broker.fusion import Fusion
+from queen.broker.topics.fair import FairFusion
 from queen.errors import QueenError
+
+_SHARE: Final = 1000
+"""Items of one tenant in a batch: so many that few more would go together cheaper, and nobody waits long for them."""
 
 
 class Asked(Protocol):
@@ -25,7 +28,8 @@ T = TypeVar("T", bound=Asked)
 class Lane(Generic[T]):
     """Runs requests together; when PostgreSQL refuses a batch, each of it runs alone.
 
-    `spare` is asked, when PostgreSQL is away, whether a request goes on waiting rather than being failed.
+    `tenant` says whose a request is: tenants take turns, and none has to wait for the work of another. `spare` is
+    asked, when PostgreSQL is away, whether a request goes on waiting rather than being failed.
     """
 
     def __init__(
@@ -35,11 +39,14 @@ class Lane(Generic[T]):
         weigh: Callable[[T], int],
         limit: int,
         most: int = 100_000,
+        tenant: Callable[[T], str] = lambda request: "",
         spare: Callable[[T, Exception], bool] = lambda request, error: False,
     ) -> None:
         self._run_together = run
         self._spare = spare
-        self.fusion: Fusion[T] = Fusion(self._run, _fail, weigh=weigh, limit=limit, most=most)
+        self.fusion: FairFusion[T] = FairFusion(
+            self._run, _fail, tenant=tenant, weigh=weigh, limit=limit, share=min(limit, _SHARE), most=most
+        )
 
     def submit(self, request: T) -> None:
         self.fusion.submit(request)

@@ -18,6 +18,7 @@ from queen.broker.topics.dequeue import Dequeue, service_order
 from queen.broker.topics.field import Field
 from queen.broker.topics.fused import Lane
 from queen.broker.topics.heads import Heads
+from queen.broker.topics.links import Links
 from queen.broker.topics.patience import Patience
 from queen.broker.topics.settle import Settler
 from queen.errors import QueenError
@@ -57,7 +58,7 @@ class ManyDequeuer:
         meter: Meter,
         poll_seconds: float,
     ) -> None:
-        self._link = database.link()
+        self._link = Links(database)
         self._catalog = catalog
         self._heads = heads
         self._ids = ids
@@ -76,6 +77,7 @@ class ManyDequeuer:
             weigh=lambda request: min(request.limit, _MOST_AT_ONCE),
             limit=_MOST_AT_ONCE,
             most=_MOST_WAITING,
+            tenant=lambda request: request.key[0],
             spare=self._spare,
         )
 

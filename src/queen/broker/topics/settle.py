@@ -13,6 +13,7 @@ from queen.broker.storable import storable
 from queen.broker.topics.catalog import TopicCatalog, TopicKey, lock_keys
 from queen.broker.topics.enqueue import OnFed
 from queen.broker.topics.fused import Lane
+from queen.broker.topics.links import Links
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Fetcher
 from queen.wire.topics import ExtendRef, ItemRef, NackRef
@@ -51,11 +52,15 @@ class Settler:
         self._on_fed = on_fed
         self._on_leased = on_leased
         self._meter = meter
-        self._links = [database.link() for _ in range(4)]
-        self._acks: Lane[Settlement[ItemRef, bool]] = Lane(self._run_acks, weigh=_weigh, limit=5000)
-        self._nacks: Lane[Settlement[NackRef, Nacked]] = Lane(self._run_nacks, weigh=_weigh, limit=2000)
-        self._extensions: Lane[Settlement[ExtendRef, datetime]] = Lane(self._run_extensions, weigh=_weigh, limit=2000)
-        self._releases: Lane[Settlement[ItemRef, bool]] = Lane(self._run_releases, weigh=_weigh, limit=2000)
+        self._links = Links(database)
+        self._acks: Lane[Settlement[ItemRef, bool]] = Lane(self._run_acks, weigh=_weigh, limit=5000, tenant=_tenant)
+        self._nacks: Lane[Settlement[NackRef, Nacked]] = Lane(self._run_nacks, weigh=_weigh, limit=2000, tenant=_tenant)
+        self._extensions: Lane[Settlement[ExtendRef, datetime]] = Lane(
+            self._run_extensions, weigh=_weigh, limit=2000, tenant=_tenant
+        )
+        self._releases: Lane[Settlement[ItemRef, bool]] = Lane(
+            self._run_releases, weigh=_weigh, limit=2000, tenant=_tenant
+        )
 
     def ack(self, refs: Sequence[ItemRef]) -> asyncio.Future[list[bool | None]]:
         """The items are done and go for good."""
@@ -79,7 +84,7 @@ class Settler:
 
     async def _run_acks(self, batch: list[Settlement[ItemRef, bool]]) -> None:
         places = await self._places([ref for request in batch for ref in request.refs])
-        done = await ack_in(self._links[0], places)
+        done = await ack_in(self._links, places)
         self._count("acked", [place.ref for place in done])
         _answer(batch, {place.index: True for place in done})
 
@@ -88,7 +93,7 @@ class Settler:
         outcomes: dict[int, Nacked] = {}
         fed: dict[TopicKey, float] = {}
         if places:
-            rows = await self._links[1].fetch(
+            rows = await self._links.fetch(
                 "topic_nack",
                 lock_keys({place.topic_id for place in places}),
                 [place.ref.number for place in places],
@@ -114,7 +119,7 @@ class Settler:
         ends: dict[int, datetime] = {}
         if places:
             seconds = [place.ref.seconds or float(place.lease_seconds) for place in places]
-            rows = await self._links[2].fetch(
+            rows = await self._links.fetch(
                 "topic_extend",
                 [place.ref.number for place in places],
                 [place.topic_id for place in places],
@@ -130,7 +135,7 @@ class Settler:
         places = await self._places([ref for request in batch for ref in request.refs])
         released: list[Place[ItemRef]] = []
         if places:
-            rows = await self._links[3].fetch(
+            rows = await self._links.fetch(
                 "topic_release",
                 lock_keys({place.topic_id for place in places}),
                 [place.ref.number for place in places],
@@ -192,6 +197,11 @@ def _submit(lane: Lane[Settlement[Ref, R]], refs: Sequence[Ref]) -> asyncio.Futu
 
 def _weigh(request: Settlement[Any, Any]) -> int:
     return len(request.refs)
+
+
+def _tenant(request: Settlement[Any, Any]) -> str:
+    namespace: str = request.refs[0].namespace
+    return namespace
 
 
 def _answer(batch: Sequence[Settlement[Any, R]], outcomes: dict[int, R]) -> None:

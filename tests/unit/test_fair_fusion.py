@@ -1,0 +1,140 @@
+"""Group commit that is fair among tenants."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from queen.broker.topics.fair import STREAMS, FairFusion
+from queen.errors import Overloaded
+
+
+@dataclass(eq=False)
+class Work:
+    """A piece of work of a tenant."""
+
+    tenant: str
+    number: int
+    weight: int = 1
+
+
+@dataclass
+class Stage:
+    """Runs batches when it is told to, and remembers them."""
+
+    begun: list[list[Work]] = field(default_factory=list)
+    failed: list[Work] = field(default_factory=list)
+    gates: list[asyncio.Event] = field(default_factory=list)
+
+    def fusion(self, limit: int = 100, share: int = 100, most: int = 1000) -> FairFusion[Work]:
+        return FairFusion(
+            self.run,
+            lambda work, error: self.failed.append(work),
+            tenant=lambda work: work.tenant,
+            weigh=lambda work: work.weight,
+            limit=limit,
+            share=share,
+            most=most,
+        )
+
+    async def run(self, batch: list[Work]) -> None:
+        gate = asyncio.Event()
+        self.begun.append(batch)
+        self.gates.append(gate)
+        await gate.wait()
+
+    async def shown(self) -> list[list[tuple[str, int]]]:
+        """What has begun once everything that can begin has."""
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return [[(work.tenant, work.number) for work in batch] for batch in self.begun]
+
+
+async def test_what_arrives_together_goes_together_and_in_order() -> None:
+    stage = Stage()
+    fusion = stage.fusion()
+    for number in range(3):
+        fusion.submit(Work("a", number))
+        fusion.submit(Work("b", number))
+    assert await stage.shown() == [[("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1), ("b", 2)]]
+
+
+async def test_quiet_tenant_does_not_wait_for_the_batch_of_a_noisy_one() -> None:
+    stage = Stage()
+    fusion = stage.fusion()
+    fusion.submit(Work("noisy", 0))
+    await stage.shown()
+    fusion.submit(Work("noisy", 1))
+    fusion.submit(Work("quiet", 0))
+    assert await stage.shown() == [[("noisy", 0)], [("quiet", 0)]]
+    stage.gates[0].set()
+    assert (await stage.shown())[2:] == [[("noisy", 1)]]
+    assert len(stage.begun) == STREAMS + 1
+
+
+async def test_tenant_is_in_one_batch_at_a_time() -> None:
+    stage = Stage()
+    fusion = stage.fusion(share=1)
+    for number in range(3):
+        fusion.submit(Work("a", number))
+    assert await stage.shown() == [[("a", 0)]]
+    stage.gates[0].set()
+    assert await stage.shown() == [[("a", 0)], [("a", 1)]]
+
+
+async def test_tenants_are_taken_in_turn_with_equal_shares() -> None:
+    stage = Stage()
+    fusion = stage.fusion(limit=4)
+    for tenant in ("a", "b", "c", "d", "e"):
+        for number in range(20):
+            fusion.submit(Work(tenant, number))
+    tenants, first = fusion.take()
+    assert [(work.tenant, work.number) for work in first] == [("a", 0), ("b", 0), ("c", 0), ("d", 0)]
+    assert tenants == {"a", "b", "c", "d"}
+    assert [(work.tenant, work.number) for work in fusion.take()[1]] == [("e", 0), ("a", 1), ("b", 1), ("c", 1)]
+    for _ in range(100):
+        fusion.take()
+    assert len(fusion) == 0
+    await asyncio.sleep(0)
+
+
+async def test_big_request_is_taken_whole() -> None:
+    stage = Stage()
+    fusion = stage.fusion(limit=10, share=5)
+    fusion.submit(Work("a", 0, weight=50))
+    fusion.submit(Work("a", 1))
+    fusion.submit(Work("b", 0))
+    assert await stage.shown() == [[("a", 0)], [("b", 0)]]
+
+
+async def test_too_much_that_waits_is_refused() -> None:
+    fusion = Stage().fusion(most=2)
+    fusion.submit(Work("a", 0, weight=2))
+    with pytest.raises(Overloaded):
+        fusion.submit(Work("b", 0))
+
+
+async def test_batch_that_fails_is_told_and_the_next_runs() -> None:
+    done: list[int] = []
+    failed: list[int] = []
+
+    async def run(batch: list[int]) -> None:
+        if 1 in batch:
+            raise RuntimeError("no")
+        done.extend(batch)
+
+    fusion: FairFusion[int] = FairFusion(
+        run,
+        lambda item, error: failed.append(item),
+        tenant=str,
+        weigh=lambda item: 1,
+        limit=1,
+        share=1,
+        most=10,
+    )
+    for number in range(4):
+        fusion.submit(number)
+    await fusion.join()
+    assert (sorted(done), failed) == ([0, 2, 3], [1])
