@@ -6,7 +6,7 @@ import asyncio
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import asyncpg
@@ -47,9 +47,9 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostg
         yield server
 
 
-@pytest.fixture
-async def dsn(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
-    """A fresh, migrated database of its own for each test."""
+@asynccontextmanager
+async def fresh_database(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
+    """A migrated database of its own."""
     name = f"test_{uuid.uuid4().hex}"
     admin = await asyncpg.connect(postgres.dsn())
     try:
@@ -58,6 +58,13 @@ async def dsn(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
         await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
     finally:
         await admin.close()
+
+
+@pytest.fixture
+async def dsn(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
+    """A fresh, migrated database of its own for each test."""
+    async with fresh_database(postgres) as dsn:
+        yield dsn
 
 
 @pytest.fixture

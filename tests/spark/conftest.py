@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
 
 HERE = Path(__file__).parent
 
@@ -66,7 +66,10 @@ class Read:
         self.dsn = dsn
 
     def __call__(self, queue: str | None = None, **options: str) -> DataFrame:
-        return self.spark.read.format("queen").options(**self._options(queue, options)).load()
+        return self.frame(queue, **options).load()
+
+    def frame(self, queue: str | None = None, **options: str) -> DataFrameReader:
+        return self.spark.read.format("queen").options(**self._options(queue, options))
 
     def stream(self, queue: str, **options: str) -> DataFrame:
         return self.spark.readStream.format("queen").options(**self._options(queue, options)).load()

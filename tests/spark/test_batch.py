@@ -2,8 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import Row
+from pyspark.sql import functions as f
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.types import LongType, StructField, StructType
+
+from queen.postgres import EmbeddedPostgres
+from queen.spark.batch import FilteringReader
+from queen.spark.options import parse_read_options
+from queen.spark.schemas import schema_of
+from tests.ageing import Connection, age, clean
 from tests.api import Api
+from tests.conftest import StartServer, fresh_database
 from tests.spark.conftest import Read, collect
+
+KEY = "0f" * 32
 
 
 async def test_a_queue_is_read_whole_with_all_its_columns(api: Api, read: Read) -> None:
@@ -20,4 +47,174 @@ async def test_a_queue_is_read_whole_with_all_its_columns(api: Api, read: Read) 
     ]
     assert [row.transaction_id for row in rows] == ["a", 'b"\u00e9', "c"]
     assert [row.message_id for row in rows] == [message["id"] for message in popped]
+    assert [f"{row.created_at.isoformat(timespec='microseconds')}Z" for row in rows] == [
+        message["createdAt"] for message in popped
+    ]
     assert all(row.trace_id is None and row.producer_sub is None for row in rows)
+
+
+async def test_trace_ids_and_the_rest_of_a_log_survive_deletion_and_cleaning(
+    api: Api, read: Read, connection: Connection
+) -> None:
+    await api.configure("orders", retentionEnabled=True, retentionSeconds=60)
+    await api.push("orders", 0, 1)
+    await age(connection, 100)
+    await clean(api)
+    item = {"queue": "orders", "payload": 2, "traceId": "01a1dfe8-13c3-7000-bc1f-2fddebcfc5ba"}
+    assert (await api.call("POST", "/api/v1/push", {"items": [item]})).status == 201
+    await api.push("orders", 3, 4, 5)
+    await api.push("empty", 0)
+    await connection.execute(
+        "DELETE FROM queen.segments s USING queen.partitions p JOIN queen.queues q ON q.id = p.queue_id"
+        " WHERE q.name = 'empty' AND s.partition_id = p.id"
+    )
+    message = (await api.pop("orders", batch=10))[2]
+    path = f"/api/v1/messages/{message['partitionId']}/{message['transactionId']}"
+    assert (await api.call("DELETE", path)).body["success"]
+
+    rows = await collect(lambda: read("orders,empty").orderBy("offset"))
+
+    assert [(row.offset, row.payload) for row in rows] == [(2, "2"), (3, "3"), (5, "5")]
+    assert [row.trace_id for row in rows] == [item["traceId"], None, None]
+
+
+async def test_a_part_of_a_queue_is_read_by_offset_and_by_time(api: Api, read: Read, connection: Connection) -> None:
+    await api.push("orders", 0, 1, 2, 3)
+    await api.push("orders", 10, 11, partition="eu")
+    await age(connection, 100)
+    between = await connection.fetchval("SELECT clock_timestamp() - interval '50 s'")
+    await api.push("orders", 4, 5)
+
+    async def payloads(**options: str) -> list[int]:
+        return sorted(int(row.payload) for row in await collect(lambda: read("orders", **options)))
+
+    assert await payloads(startingOffsets='{"Default": 2}', endingOffsets='{"Default": 5, "eu": 1}') == [2, 3, 4, 10]
+    assert await payloads(startingOffsets='{"orders": {"Default": 99, "eu": 1}}') == [11]
+    assert await payloads(startingOffsets="latest") == []
+    assert await payloads(startingTimestamp=between.isoformat()) == [4, 5]
+    assert await payloads(endingTimestamp=str(int(between.timestamp() * 1000))) == [0, 1, 2, 3, 10, 11]
+    assert await payloads(startingTimestamp="2026-01-01", endingOffsets='{"Default": 1, "eu": 0}') == [0]
+
+
+async def test_filters_are_pushed_down(api: Api, read: Read, dsn: str, connection: Connection) -> None:
+    await api.push("orders", 0, 1, 2, 3)
+    await age(connection, 100)
+    await api.push("orders", 4, 5)
+    await api.push("orders", 10, 11, partition="eu")
+    await api.push("bills", 20)
+    times = [row["created_at"] for row in await connection.fetch("SELECT created_at FROM queen.segments ORDER BY 1")]
+
+    def numbers(*filters: Filter) -> list[int]:
+        """What is read while Spark evaluates none of the filters."""
+        options = parse_read_options({"queue": "orders,bills", "databaseUrls": dsn, "columns": "payload"}, {})
+        schema = schema_of(options)
+        assert isinstance(schema, StructType)
+        reader = FilteringReader(options, schema)
+        assert list(reader.pushFilters([*filters])) == []
+        batches = [batch for task in reader.partitions() for batch in reader.read(task)]
+        return sorted(int(payload) for batch in batches for payload in batch["payload"].to_pylist())
+
+    assert numbers(EqualTo(("queue",), "orders"), In(("partition",), ("eu", "us"))) == [10, 11]
+    assert numbers(EqualTo(("partition",), "eu"), EqualTo(("partition",), "us")) == []
+    assert numbers(GreaterThan(("offset",), 0), LessThan(("offset",), 4), IsNotNull(("offset",))) == [1, 2, 3, 11]
+    assert numbers(GreaterThanOrEqual(("offset",), 4), LessThanOrEqual(("offset",), 4)) == [4]
+    assert numbers(EqualTo(("offset",), 5)) == [5]
+    assert numbers(EqualTo(("created_at",), times[1])) == [4, 5]
+    assert numbers(GreaterThan(("created_at",), times[1])) == [10, 11, 20]
+    assert numbers(GreaterThanOrEqual(("created_at",), times[1]), LessThan(("created_at",), times[2])) == [4, 5]
+    assert numbers(LessThanOrEqual(("created_at",), times[1])) == [0, 1, 2, 3, 4, 5]
+    # Spark says the same, with those that it evaluates itself, and with filters pushed down or not.
+    condition = (f.col("created_at") <= f.lit(times[1])) & (f.col("offset") > 2) & (f.col("payload") != "5")
+    for enabled in ("true", "false"):
+        read.spark.conf.set("spark.sql.python.filterPushdown.enabled", enabled)
+        rows = await collect(lambda: read("orders,bills").where(condition))
+        assert sorted(row.payload for row in rows) == ["3", "4"]
+    read.spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+
+
+async def test_a_schema_makes_columns_of_the_payload(api: Api, read: Read) -> None:
+    await api.push("orders", {"id": 1, "lines": [{"sku": "a"}]}, {"id": "two"}, [3])
+    ddl = "id LONG, lines ARRAY<STRUCT<sku: STRING>>"
+    as_json = StructType([StructField("id", LongType())]).json()
+
+    rows = await collect(lambda: read("orders", schema=ddl, columns="offset").orderBy("offset"))
+    again = await collect(lambda: read("orders", schema=as_json).where("_corrupt_record is null"))
+    given = await collect(lambda: read.frame("orders").schema("payload STRING, id LONG, offset LONG").load())
+
+    assert [row.asDict(recursive=True) for row in rows] == [
+        {"offset": 0, "id": 1, "lines": [{"sku": "a"}], "_corrupt_record": None},
+        {"offset": 1, "id": None, "lines": None, "_corrupt_record": '{"id": "two"}'},
+        {"offset": 2, "id": None, "lines": None, "_corrupt_record": "[3]"},
+    ]
+    assert [(row.id, row.partition) for row in again] == [(1, "Default")]
+    assert [(row.payload, row.id, row.offset) for row in given][1:] == [('{"id": "two"}', None, 1), ("[3]", None, 2)]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"schema": "id LONG", "mode": "FAILFAST"}, "offset 1 of orders/Default does not fit the schema"),
+        ({"schema": "id LNG"}, "LNG"),
+        ({"schema": '{"fields": 1}'}, "neither DDL"),
+        ({"schema": "id LONG, tags MAP<STRING, STRING>"}, "tags as map"),
+        ({"schema": "id LONG, queue STRING"}, "queue"),
+        ({"columns": "offset,paylod"}, "paylod"),
+        ({"queue": "ordrs"}, "there is no queue ordrs"),
+        ({"startingOffsets": '{"us": 1}'}, "partition 'us'"),
+        ({"databaseUrls": "postgresql://nobody@127.0.0.1:1/none"}, "127.0.0.1:1/none is not reachable"),
+    ],
+)
+async def test_what_cannot_be_read_is_said(options: dict[str, str], said: str, spark_orders: Read) -> None:
+    with pytest.raises(PySparkException) as raised:
+        await collect(lambda: spark_orders(**({"queue": "orders"} | options)))
+    assert said in str(raised.value)
+
+
+@pytest.fixture
+async def spark_orders(api: Api, read: Read) -> Read:
+    await api.push("orders", {"id": 1}, {"id": "two"})
+    return read
+
+
+async def test_an_encrypted_queue_is_read_with_its_key(start_server: StartServer, read: Read) -> None:
+    api = await start_server(queen_encryption_key=KEY)
+    await api.configure("vault", encryptionEnabled=True)
+    await api.push("vault", {"card": 1}, {"card": "é" * 3000})
+
+    rows = await collect(lambda: read("vault", encryptionKey=f"{'e1' * 32},{KEY}").orderBy("offset"))
+    with pytest.raises(PySparkException, match=r"offset 0 of vault/Default cannot be read.*QUEEN_ENCRYPTION_KEY"):
+        await collect(lambda: read("vault"))
+
+    assert [row.payload[:10] for row in rows] == ['{"card": 1', '{"card": "']
+
+
+async def test_queues_are_found_on_their_shards(
+    api: Api, dsn: str, read: Read, postgres: EmbeddedPostgres, start_server: StartServer, tmp_path: Path
+) -> None:
+    async with fresh_database(postgres) as second:
+        other = await start_server(database_urls=(second,), queen_data_dir=tmp_path / "other")
+        await api.push("orders", 1)
+        await other.push("bills", 2, 3)
+        both = f"{dsn},{second}"
+
+        rows = await collect(lambda: read("orders,bills", databaseUrls=both).orderBy("payload"))
+        with pytest.raises(PySparkException, match="no queue letters on any of the 2 shards"):
+            await collect(lambda: read("letters", databaseUrls=both))
+
+        assert [(row.queue, row.payload) for row in rows] == [("orders", "1"), ("bills", "2"), ("bills", "3")]
+
+
+async def test_a_queue_is_a_view_in_sql(api: Api, read: Read) -> None:
+    await api.push("orders", {"amount": 3}, {"amount": 4})
+    await api.push("orders", {"amount": 5}, partition="it's")
+
+    def run() -> list[Row]:
+        read.spark.sql(
+            "CREATE OR REPLACE TEMPORARY VIEW orders USING queen"
+            f" OPTIONS (queue 'orders', schema 'amount LONG', databaseUrls '{read.dsn}')"
+        )
+        return read.spark.sql("SELECT partition, sum(amount) AS total FROM orders GROUP BY 1 ORDER BY 1").collect()
+
+    rows = await asyncio.to_thread(run)
+
+    assert [tuple(row) for row in rows] == [("Default", 7), ("it's", 5)]

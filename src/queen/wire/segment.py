@@ -159,6 +159,8 @@ class Segment:
 
     def without(self, index: int) -> bytes:
         """The segment packed again with one message taken out; offsets and ids of the others stay."""
+        if self._starts is None:
+            self._find_columns()
         count = self.count
         payloads = [b"" if i == index else self.payload(i) for i in range(count)]
         transactions = [_encode(transaction_id) for transaction_id in self.transaction_ids()]

@@ -1,0 +1,81 @@
+"""Options are checked before anything is read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from queen.errors import SettingsError
+from queen.spark.options import EdgeKind, ReadOptions, parse_access, parse_read_options
+
+URL = "postgresql://localhost/queen"
+
+
+def parse(**options: str) -> ReadOptions:
+    return parse_read_options({"databaseUrls": URL, "queue": "orders"} | options, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"queue": ""}, "which queue"),
+        ({"queue": "a,b,a"}, "twice"),
+        ({"colums": "offset"}, "no option 'colums'"),
+        ({"table": "messges"}, "messages, dlq, traces, topic, lag"),
+        ({"mode": "DROPMALFORMED"}, "PERMISSIVE, FAILFAST"),
+        ({"startingOffsets": "soon"}, 'earliest, latest, or JSON such as {"Default": 12}'),
+        ({"startingOffsets": '{"Default": -1}'}, "offset -1 for Default"),
+        ({"startingOffsets": '{"Default": "1"}'}, "earliest, latest, or JSON"),
+        ({"queue": "a,b", "startingOffsets": '{"Default": 1}'}, "name the queue"),
+        ({"startingOffsets": "earliest", "startingTimestamp": "2026-01-01"}, "either"),
+        ({"startingTimestamp": "yesterday"}, "2026-04-26T10:59:28Z"),
+        ({"endingOffsets": "earliest"}, "nothing would be read"),
+        ({"maxRowsPerBatch": "0"}, "above 0"),
+        ({"maxTasks": "many"}, "above 0"),
+        ({"failOnDataLoss": "perhaps"}, "true or false"),
+        ({"databaseUrls": "mysql://localhost"}, "postgresql://"),
+        ({"encryptionKey": "abc"}, "64 hexadecimal digits"),
+        ({"table": "lag", "startingOffsets": "earliest"}, "for messages"),
+        ({"table": "topic"}, "namespace and topic"),
+    ],
+)
+def test_what_is_wrong_is_said(options: dict[str, str], said: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        parse(**options)
+    assert said in str(raised.value)
+
+
+def test_without_a_place_to_read_from_the_ways_to_name_one_are_said() -> None:
+    with pytest.raises(SettingsError) as raised:
+        parse_access({}, {})
+    assert all(name in str(raised.value) for name in ("databaseUrls", "DATABASE_URLS", "server"))
+
+
+def test_the_environment_stands_in_for_options_that_are_absent() -> None:
+    environment = {"DATABASE_URLS": f"{URL}1, {URL}2", "QUEEN_ENCRYPTION_KEY": "0f" * 32}
+    access = parse_access({}, environment)
+    assert access.database_urls == (f"{URL}1", f"{URL}2")
+    assert access.encryption_keys == (b"\x0f" * 32,)
+    assert parse_access({"server": "http://localhost:6632/"}, environment).server == "http://localhost:6632"
+    both = parse_access({"server": "http://localhost:6632", "databaseUrls": URL}, {})
+    assert (both.server, both.database_urls) == (None, (URL,))
+
+
+def test_edges_are_words_times_and_offsets() -> None:
+    assert parse(startingOffsets="Latest").starting == parse(startingOffsets="latest").starting
+    given = parse(startingOffsets='{"Default": 12, "eu": 3}').starting
+    assert given is not None
+    assert (given.offset("orders", "eu"), given.offset("orders", "us")) == (3, None)
+    both = parse(queue="a,b", startingOffsets='{"a": {"Default": 1}, "b": {"Default": 2}}').starting
+    assert both is not None
+    assert (both.kind, both.offset("a", "Default"), both.offset("b", "Default")) == (EdgeKind.OFFSETS, 1, 2)
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    for text in ("2026-01-01T00:00:00Z", "2026-01-01", str(int(moment.timestamp() * 1000))):
+        edge = parse(startingTimestamp=text).starting
+        assert edge is not None and edge.time == moment
+
+
+def test_names_of_options_are_compared_without_regard_to_case() -> None:
+    assert parse(maxrowsperbatch="5").max_rows_per_batch == 5
+    assert parse(queue="", path="invoices").queues == ("invoices",)
