@@ -129,6 +129,13 @@ async def test_metrics_can_be_those_of_one_worker(start_server: StartServer) -> 
     assert (await get(first, "worker-metrics", hostname="nobody"))["workers"] == []
 
 
+@pytest.mark.parametrize("sharing", [True, False])
+async def test_system_metrics_say_whether_hosts_share_state(start_server: StartServer, sharing: bool) -> None:
+    api = await start_server(queen_sync_enabled=sharing)
+    (replica,) = (await get(api, "system-metrics"))["replicas"]
+    assert replica["timeSeries"][0]["metrics"]["shared_state"] == {"enabled": sharing}
+
+
 async def test_system_metrics_have_the_shape_that_dashboards_read(api: Api) -> None:
     metrics = await get(api, "system-metrics")
     assert list(metrics) == ["timeRange", "replicas", "replicaCount", "bucketMinutes", "pointCount"]

@@ -193,6 +193,14 @@ class Lane:
         for several in self.unresolved.values():
             yield from several
 
+    def abandon(self) -> list[Pop]:
+        """Nobody waits here any more; returns those who did."""
+        parked = [pop for pop in self.all_parked() if not pop.done]
+        self.waiting.clear()
+        self.targeted.clear()
+        self.unresolved.clear()
+        return parked
+
     def sweep(self) -> None:
         """Let go of pops that were answered elsewhere or whose client is gone."""
         if any(pop.done for pop in self.waiting):

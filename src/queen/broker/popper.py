@@ -14,6 +14,9 @@ import asyncpg
 from queen.broker.catalog import Catalog, Queue
 from queen.broker.claims import Claim, Claimer
 from queen.broker.events import Event, EventKind
+from queen.broker.hold_timer import HoldTimer
+from queen.broker.homeless import Homeless
+from queen.broker.lane_register import LaneRegister
 from queen.broker.lanes import UNKNOWN, Holds, Lane
 from queen.broker.matching import MOST_CLAIMS, Matcher
 from queen.broker.pop import Pop, PopOptions
@@ -60,13 +63,12 @@ class Popper:
         self._matcher = Matcher(claimer.lease_id)
         self._subscriptions = Subscriptions(database, on_subscribed, default_subscription)
         self._safety_poll = safety_poll
-        self._lanes: dict[tuple[str, str], Lane] = {}
-        self._by_queue: dict[int, list[Lane]] = {}
-        self._homeless: dict[str, list[Pop]] = {}
+        self._lanes = LaneRegister()
+        self._homeless = Homeless()
         self._holds = Holds()
+        self._hold_timer = HoldTimer(self._holds, self._came_free)
         self._active: set[Lane] = set()
         self._loop_task: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.paused = False
 
@@ -81,12 +83,11 @@ class Popper:
 
     def release_parked(self) -> None:
         """Answer every parked pop as empty."""
-        for lane in self._lanes.values():
+        for lane in self._lanes:
             for pop in list(lane.all_parked()):
                 pop.expire()
-        for pops in self._homeless.values():
-            for pop in pops:
-                pop.expire()
+        for pop in self._homeless:
+            pop.expire()
 
     async def stop(self) -> None:
         """Answer every parked pop and end."""
@@ -97,19 +98,15 @@ class Popper:
 
     @property
     def parked(self) -> int:
-        return sum(lane.parked for lane in self._lanes.values()) + sum(map(len, self._homeless.values()))
+        return self._lanes.parked + len(self._homeless)
 
     def parked_by_queue(self) -> dict[str, int]:
         """How many pops wait for each queue, as long as their clients do."""
-        found: dict[str, int] = {}
-        for lane in self._lanes.values():
+        found = self._homeless.waiting()
+        for lane in self._lanes:
             waiting = sum(1 for pop in lane.all_parked() if pop.options.wait and not pop.done)
             if waiting:
                 found[lane.queue_name] = found.get(lane.queue_name, 0) + waiting
-        for name, pops in self._homeless.items():
-            waiting = sum(1 for pop in pops if not pop.done)
-            if waiting:
-                found[name] = found.get(name, 0) + waiting
         return found
 
     def pop(
@@ -147,7 +144,7 @@ class Popper:
             return pop
         if options.wait:
             pop.timer = loop.call_later(options.timeout, pop.expire)
-        lane = self._lanes.get((queue_names[0], group)) if len(queue_names) == 1 else None
+        lane = self._lanes.find(queue_names[0], group) if len(queue_names) == 1 else None
         if lane is not None and partition_name is None and lane.scanned_at is not None and "" in lane.subscribed:
             lane.used_at = loop.time()
             lane.admit(pop)
@@ -163,22 +160,20 @@ class Popper:
         if kind == EventKind.PUSHED:
             self.fed(queue_id, partition_id, number)
         elif kind == EventKind.FREED:
-            for lane in self._by_queue.get(queue_id, ()):
-                if lane.group_id == group_id:
-                    lane.free(partition_id, number)
-                    self._kick(lane)
+            for lane in self._lanes.of_group(queue_id, group_id):
+                lane.free(partition_id, number)
+                self._kick(lane)
         elif kind == EventKind.HELD:
             until = asyncio.get_running_loop().time() + number / 1000
-            for lane in self._by_queue.get(queue_id, ()):
-                if lane.group_id == group_id:
-                    self._holds.add(lane, partition_id, until)
-            self._arm_holds()
+            for lane in self._lanes.of_group(queue_id, group_id):
+                self._holds.add(lane, partition_id, until)
+            self._hold_timer.arm()
         elif kind == EventKind.PARTITION_GONE:
-            for lane in self._by_queue.get(queue_id, ()):
+            for lane in self._lanes.of(queue_id):
                 for pop in lane.lose(partition_id):
                     self._spawn(self._enter(pop))
         elif kind == EventKind.LOOK:
-            for lane in self._by_queue.get(queue_id, ()):
+            for lane in self._lanes.of(queue_id):
                 if lane.parked and not lane.scanning:
                     lane.scanning = True
                     self._spawn(self._look(lane))
@@ -193,7 +188,7 @@ class Popper:
 
     def known_queues(self) -> set[str]:
         """The names of the queues that pops have asked for."""
-        return {lane.queue_name for lane in self._lanes.values()} | self._homeless.keys()
+        return self._lanes.queue_names() | self._homeless.queue_names()
 
     def queues_are(self, stored: Mapping[str, Queue | None]) -> None:
         """Forget lanes that were made for a queue as it is not any more; who waits for one finds it now."""
@@ -207,18 +202,12 @@ class Popper:
 
     def awaiting(self, queue_id: int, group_id: int, most: int) -> int:
         """How many pops of a group wait for a queue here, counted up to `most`."""
-        waiting = (
-            pop
-            for lane in self._by_queue.get(queue_id, ())
-            if lane.group_id == group_id
-            for pop in lane.waiting
-            if not pop.done
-        )
+        waiting = (pop for lane in self._lanes.of_group(queue_id, group_id) for pop in lane.waiting if not pop.done)
         return sum(1 for _ in itertools.islice(waiting, most))
 
     def fed(self, queue_id: int, partition_id: int, count: int) -> None:
         """Messages were added to a partition."""
-        for lane in self._by_queue.get(queue_id, ()):
+        for lane in self._lanes.of(queue_id):
             lane.feed(partition_id, count)
             if lane.unresolved:
                 self._spawn(self._resolve_partitions(lane))
@@ -258,9 +247,7 @@ class Popper:
             pop.resolve(None)
             return
         for name in pop.queue_names:
-            waiting = self._homeless.setdefault(name, [])
-            waiting[:] = [other for other in waiting if not other.done]
-            waiting.append(pop)
+            self._homeless.add(name, pop)
         for name in pop.queue_names:
             # It may have been made, and everybody told, just before the pop began to wait for it.
             if await self._catalog.queue(name) is not None:
@@ -268,12 +255,11 @@ class Popper:
 
     def _find_homes(self, name: str) -> None:
         """A queue exists now: those who wait for it enter again."""
-        for pop in self._homeless.pop(name, ()):
-            if not pop.done:
-                self._spawn(self._enter(pop))
+        for pop in self._homeless.leave(name):
+            self._spawn(self._enter(pop))
 
     async def _lane(self, queue_name: str, pop: Pop) -> Lane | None:
-        lane = self._lanes.get((queue_name, pop.group))
+        lane = self._lanes.find(queue_name, pop.group)
         partition = pop.partition_name or ""
         if lane is None or partition not in lane.subscribed:
             group_id = await self._catalog.group(pop.group)
@@ -282,11 +268,7 @@ class Popper:
             queue = await self._catalog.queue(queue_name)
             if queue is None:
                 return None
-            lane = self._lanes.get((queue_name, pop.group))
-            if lane is None:
-                lane = self._lanes[queue_name, pop.group] = Lane(queue.id, queue_name, group_id, pop.group)
-                lane.queue = queue
-                self._by_queue.setdefault(queue.id, []).append(lane)
+            lane = self._lanes.open(queue, group_id, pop.group)
             lane.since, lane.plain = since, plain
             lane.subscribed.add(partition)
         lane.used_at = asyncio.get_running_loop().time()
@@ -413,7 +395,7 @@ class Popper:
             for pop in claim.pops:
                 self._again(claim, pop)
             self._active.add(claim.lane)
-        self._arm_holds()
+        self._hold_timer.arm()
 
     def _again(self, claim: Claim, pop: Pop) -> None:
         """A pop that got nothing from the partition it was matched with is first in line for the next."""
@@ -459,7 +441,7 @@ class Popper:
             return
         finally:
             lane.scanning = False
-        self._arm_holds()
+        self._hold_timer.arm()
         if not lane.has_work and not lane.claiming:
             self._answer_empty(lane, impatient)
         self._kick(lane)
@@ -476,21 +458,9 @@ class Popper:
         lane.waiting = deque(pop for pop in lane.waiting if lane in pop.lanes)
         lane.sweep()
 
-    def _arm_holds(self) -> None:
-        """Have one timer for the next hold that ends."""
-        at = self._holds.next_at()
-        if at is None or (self._timer is not None and self._timer.when() <= at):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(at, self._expire_holds)
-
-    def _expire_holds(self) -> None:
-        self._timer = None
-        for lane in self._holds.expire(asyncio.get_running_loop().time() + 0.001):
-            if lane.parked:
-                self._kick(lane)
-        self._arm_holds()
+    def _came_free(self, lane: Lane) -> None:
+        if lane.parked:
+            self._kick(lane)
 
     async def _keep_safe(self) -> None:
         """The slow poll: what no wake-up told is found here, and lanes nobody uses are let go."""
@@ -498,20 +468,18 @@ class Popper:
         while True:
             await asyncio.sleep(self._safety_poll)
             now = loop.time()
-            for key, lane in list(self._lanes.items()):
-                if self._lanes.get(key) is not lane:
+            for lane in self._lanes:
+                if lane not in self._lanes:
                     continue
                 lane.sweep()
                 if lane.parked and not lane.scanning:
                     lane.scanning = True
                     await self._look(lane)
                 elif not lane.parked and not lane.claiming and now - lane.used_at > _IDLE_LANE_SECONDS:
-                    del self._lanes[key]
-                    self._by_queue[lane.queue_id].remove(lane)
-            for name, pops in list(self._homeless.items()):
-                if all(pop.done for pop in pops):
-                    self._homeless.pop(name, None)
-                elif await self._queue_appeared(name):
+                    self._lanes.remove(lane)
+            self._homeless.sweep()
+            for name in self._homeless.queue_names():
+                if await self._queue_appeared(name):
                     self._find_homes(name)
 
     async def _look(self, lane: Lane) -> None:
@@ -528,19 +496,11 @@ class Popper:
 
     def _drop_lanes(self, doomed: Callable[[Lane], bool]) -> None:
         """Forget lanes; their pops enter again and find what is there now."""
-        for key, lane in list(self._lanes.items()):
-            if doomed(lane):
-                del self._lanes[key]
-                self._by_queue[lane.queue_id].remove(lane)
-                self._active.discard(lane)
-                parked = [pop for pop in lane.all_parked() if not pop.done]
-                lane.waiting.clear()
-                lane.targeted.clear()
-                lane.unresolved.clear()
-                lane.dropped = True
-                for pop in parked:
-                    pop.lanes.discard(lane)
-                    self._spawn(self._enter(pop))
+        for lane in self._lanes.drop(doomed):
+            self._active.discard(lane)
+            for pop in lane.abandon():
+                pop.lanes.discard(lane)
+                self._spawn(self._enter(pop))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

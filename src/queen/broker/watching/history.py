@@ -84,7 +84,8 @@ class History:
         return int(row["age"])
 
     async def system_metrics(self, times: TimeRange, host: str, worker_id: int | None) -> dict[str, Any]:
-        """How the processes were: CPU, memory, connections."""
+        """How the processes were: CPU, memory, connections. Whether hosts share state is as set where it is asked."""
+        shares = self._recorder.shares_state
         rows = await self._database.fetch(
             "system_series",
             times.since,
@@ -98,7 +99,11 @@ class History:
         for row in rows:
             points = replicas.setdefault((row["host"], row["port"], row["worker_id"]), [])
             points.append(
-                {"timestamp": iso_seconds(row["bucket"]), "sampleCount": row["samples"], "metrics": _system(row)}
+                {
+                    "timestamp": iso_seconds(row["bucket"]),
+                    "sampleCount": row["samples"],
+                    "metrics": _system(row, shares),
+                }
             )
         return {
             "timeRange": times.show(),
@@ -245,7 +250,7 @@ def _operations(times: TimeRange, row: Record) -> dict[str, Any]:
     }
 
 
-def _system(row: Record) -> dict[str, Any]:
+def _system(row: Record, shares_state: bool) -> dict[str, Any]:
     def summary(name: str) -> dict[str, float | None]:
         return dict(zip(("avg", "min", "max", "last"), map(number, row[name]), strict=True))
 
@@ -261,7 +266,7 @@ def _system(row: Record) -> dict[str, Any]:
             "system": {"pool_size": none, "queue_size": none},
         },
         "registries": {"response": summary("in_flight")},
-        "shared_state": {"enabled": False},
+        "shared_state": {"enabled": shares_state},
     }
 
 

@@ -76,6 +76,11 @@ class Recorder:
         """A worker that has not flushed for so many seconds is not there any more."""
         return 2.5 * self._flush_seconds
 
+    @property
+    def shares_state(self) -> bool:
+        """Whether this host and others tell each other what happens."""
+        return self._broker.peers.enabled
+
     def start(self) -> None:
         """Go on from the report of the worker that ran in this one's place, if there was one."""
         before = self._board.own()
