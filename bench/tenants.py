@@ -71,9 +71,9 @@ def make_noise(url: str, namespace: str, connections: int, stop: Any, begun: Any
             tenant = Tenant(url, session, namespace, BATCH)
 
             def took(step: str, seconds: float) -> None:
+                begun.set()
                 if step == "ack":
                     moved.value += BATCH
-                    begun.set()
 
             async def loop() -> None:
                 while not stop.is_set():

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from queen.broker.topics.fair import STREAMS, FairFusion
+from queen.broker.topics.fair import LIGHT, FairFusion
 from queen.errors import Overloaded
+
+MUCH = LIGHT + 1
 
 
 @dataclass(eq=False)
@@ -64,38 +66,52 @@ async def test_what_arrives_together_goes_together_and_in_order() -> None:
 async def test_quiet_tenant_does_not_wait_for_the_batch_of_a_noisy_one() -> None:
     stage = Stage()
     fusion = stage.fusion()
-    fusion.submit(Work("noisy", 0))
+    fusion.submit(Work("noisy", 0, MUCH))
     await stage.shown()
-    fusion.submit(Work("noisy", 1))
+    fusion.submit(Work("noisy", 1, MUCH))
     fusion.submit(Work("quiet", 0))
     assert await stage.shown() == [[("noisy", 0)], [("quiet", 0)]]
+    fusion.submit(Work("quiet", 1))
+    stage.gates[1].set()
+    assert (await stage.shown())[2:] == [[("quiet", 1)]]
     stage.gates[0].set()
-    assert (await stage.shown())[2:] == [[("noisy", 1)]]
-    assert len(stage.begun) == STREAMS + 1
+    assert (await stage.shown())[3:] == [[("noisy", 1)]]
 
 
-async def test_tenant_is_in_one_batch_at_a_time() -> None:
+async def test_noisy_tenants_never_take_the_place_of_quiet_ones() -> None:
+    stage = Stage()
+    fusion = stage.fusion(limit=MUCH)
+    for tenant in ("a", "b", "c"):
+        fusion.submit(Work(tenant, 0, MUCH))
+    assert await stage.shown() == [[("a", 0)]]
+    fusion.submit(Work("quiet", 0))
+    assert await stage.shown() == [[("a", 0)], [("quiet", 0)]]
+
+
+async def test_tenant_is_in_one_batch_at_a_time_whether_it_has_much_or_little() -> None:
     stage = Stage()
     fusion = stage.fusion(share=1)
-    for number in range(3):
-        fusion.submit(Work("a", number))
+    fusion.submit(Work("a", 0, MUCH))
+    fusion.submit(Work("a", 1))
     assert await stage.shown() == [[("a", 0)]]
     stage.gates[0].set()
     assert await stage.shown() == [[("a", 0)], [("a", 1)]]
 
 
-async def test_tenants_are_taken_in_turn_with_equal_shares() -> None:
+@pytest.mark.parametrize("weight", [1, MUCH])
+async def test_tenants_are_taken_in_turn_with_equal_shares(weight: int) -> None:
     stage = Stage()
-    fusion = stage.fusion(limit=4)
+    fusion = stage.fusion(limit=4 * weight, most=10**9)
     for tenant in ("a", "b", "c", "d", "e"):
         for number in range(20):
-            fusion.submit(Work(tenant, number))
-    tenants, first = fusion.take()
+            fusion.submit(Work(tenant, number, weight))
+    much = weight > 1
+    tenants, first = fusion.take(much)
     assert [(work.tenant, work.number) for work in first] == [("a", 0), ("b", 0), ("c", 0), ("d", 0)]
     assert tenants == {"a", "b", "c", "d"}
-    assert [(work.tenant, work.number) for work in fusion.take()[1]] == [("e", 0), ("a", 1), ("b", 1), ("c", 1)]
+    assert [(work.tenant, work.number) for work in fusion.take(much)[1]] == [("e", 0), ("a", 1), ("b", 1), ("c", 1)]
     for _ in range(100):
-        fusion.take()
+        fusion.take(much)
     assert len(fusion) == 0
     await asyncio.sleep(0)
 
@@ -103,10 +119,10 @@ async def test_tenants_are_taken_in_turn_with_equal_shares() -> None:
 async def test_big_request_is_taken_whole() -> None:
     stage = Stage()
     fusion = stage.fusion(limit=10, share=5)
-    fusion.submit(Work("a", 0, weight=50))
+    fusion.submit(Work("a", 0, weight=500))
     fusion.submit(Work("a", 1))
     fusion.submit(Work("b", 0))
-    assert await stage.shown() == [[("a", 0)], [("b", 0)]]
+    assert await stage.shown() == [[("b", 0)], [("a", 0)]]
 
 
 async def test_too_much_that_waits_is_refused() -> None:

@@ -15,17 +15,17 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-STREAMS: Final = 2
-"""Batches that run at the same time; a tenant is in one of them at most."""
+LIGHT: Final = 64
+"""A tenant with no more than this waiting is served quickly."""
 
 
 class FairFusion(Generic[T]):
     """Runs `run(batch)` for everything submitted; requests of a tenant go together and in order.
 
     As in `Fusion` there is no timer. `weigh` says how much of a batch an item takes, `limit` how much a batch may hold,
-    `share` how much of it may be one tenant's, `most` how much may wait. Tenants are taken in turn. While a batch runs,
-    those who are not in it need not wait for it: another may run beside it. `run` answers its items itself; should it
-    raise, `fail(item, error)` is called for each.
+    `share` how much of it may be one tenant's, `most` how much may wait. Tenants are taken in turn. Two batches run at
+    a time: one of tenants that have little to do, one of those that have much, so that the former never wait for the
+    latter. `run` answers its items itself; should it raise, `fail(item, error)` is called for each.
     """
 
     def __init__(
@@ -46,11 +46,12 @@ class FairFusion(Generic[T]):
         self._limit = limit
         self._share = share
         self._most = most
-        self._waiting: dict[str, deque[T]] = {}
+        self._waiting: dict[str, _Waiting[T]] = {}
         """By tenant; who has been served goes to the end."""
         self._weight = 0
         self._busy: set[str] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: dict[bool, asyncio.Task[None]] = {}
+        """The batch of those that have little (False), and of those that have much (True)."""
         self._starting = False
 
     def submit(self, item: T) -> None:
@@ -61,33 +62,38 @@ class FairFusion(Generic[T]):
                 "the server has more work waiting than it can do at once; nothing was done, try again soon"
             )
         self._weight += weight
-        self._waiting.setdefault(self._tenant(item), deque()).append(item)
-        if not self._starting and len(self._tasks) < STREAMS:
+        tenant = self._tenant(item)
+        waiting = self._waiting.get(tenant)
+        if waiting is None:
+            waiting = self._waiting[tenant] = _Waiting()
+        waiting.items.append(item)
+        waiting.weight += weight
+        if not self._starting and len(self._running) < 2:
             # Not at once: what arrives in the same breath goes along.
             self._starting = True
             asyncio.get_running_loop().call_soon(self._start)
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return sum(len(waiting.items) for waiting in self._waiting.values())
 
     async def join(self) -> None:
         """Wait until everything submitted so far is answered."""
-        while self._waiting or self._tasks:
-            await (asyncio.wait(self._tasks) if self._tasks else asyncio.sleep(0))
+        while self._waiting or self._running:
+            await (asyncio.wait(self._running.values()) if self._running else asyncio.sleep(0))
 
     def _start(self) -> None:
         self._starting = False
-        while len(self._tasks) < STREAMS:
-            tenants, batch = self.take()
-            if not batch:
-                return
-            self._busy |= tenants
-            task = asyncio.get_running_loop().create_task(self._run_safely(batch))
-            self._tasks.add(task)
-            task.add_done_callback(partial(self._ended, tenants))
+        for much in (False, True):
+            if much in self._running:
+                continue
+            tenants, batch = self.take(much)
+            if batch:
+                self._busy |= tenants
+                task = self._running[much] = asyncio.get_running_loop().create_task(self._run_safely(batch))
+                task.add_done_callback(partial(self._ended, much, tenants))
 
-    def _ended(self, tenants: set[str], task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+    def _ended(self, much: bool, tenants: set[str], task: asyncio.Task[None]) -> None:
+        del self._running[much]
         self._busy -= tenants
         self._start()
 
@@ -100,12 +106,13 @@ class FairFusion(Generic[T]):
             for item in batch:
                 self._fail(item, error)
 
-    def take(self) -> tuple[set[str], list[T]]:
-        """The next batch, and whose it is: of everybody who waits and is not being served, as much as of the others."""
-        tenants = [tenant for tenant in self._waiting if tenant not in self._busy]
-        if not tenants:
-            return set(), []
-        share = min(self._share, max(1, self._limit // len(tenants)))
+    def take(self, much: bool) -> tuple[set[str], list[T]]:
+        """The next batch of tenants that have much to do, or little, and whose it is: as much of each as of others."""
+        tenants = [
+            tenant
+            for tenant, waiting in self._waiting.items()
+            if (waiting.weight > LIGHT) is much and tenant not in self._busy
+        ]
         taken: set[str] = set()
         batch: list[T] = []
         total = 0
@@ -113,12 +120,24 @@ class FairFusion(Generic[T]):
             if total >= self._limit:
                 break
             waiting, own = self._waiting.pop(tenant), 0
-            while waiting and own < share:
-                own += self._weigh(waiting[0])
-                batch.append(waiting.popleft())
-            if waiting:
+            share = min(self._share, max(1, self._limit // len(tenants)))
+            while waiting.items and own < share:
+                own += self._weigh(waiting.items[0])
+                batch.append(waiting.items.popleft())
+            if waiting.items:
+                waiting.weight -= own
                 self._waiting[tenant] = waiting
             taken.add(tenant)
             total += own
         self._weight -= total
         return taken, batch
+
+
+class _Waiting(Generic[T]):
+    """What waits of one tenant, and how much that is."""
+
+    __slots__ = ("items", "weight")
+
+    def __init__(self) -> None:
+        self.items: deque[T] = deque()
+        self.weight = 0
