@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
 
 HERE = Path(__file__).parent
@@ -87,18 +88,20 @@ async def collect(frame: Callable[[], DataFrame]) -> list[Row]:
 async def drain(stream: DataFrame, checkpoint: Path) -> list[Row]:
     """Everything that a stream has now, as its checkpoint remembers where it was; batches in order."""
     rows: list[Row] = []
-
-    def run() -> None:
-        query = (
-            stream.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
-            .option("checkpointLocation", str(checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-
-    await asyncio.to_thread(run)
+    await asyncio.to_thread(_drain, stream, checkpoint, rows)
     return rows
+
+
+def _drain(stream: DataFrame, checkpoint: Path, rows: list[Row], attempts: int = 5) -> None:
+    writer = stream.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    try:
+        query.awaitTermination()
+    except StreamingQueryException as error:
+        # Spark gives the process of a source ten seconds to start, which a busy machine may not: nothing was read.
+        if attempts == 1 or "failed to connect back" not in str(error):
+            raise
+        _drain(stream, checkpoint, rows, attempts - 1)
 
 
 def needs_java() -> None:
