@@ -14,6 +14,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
 
 HERE = Path(__file__).parent
+MASTER = "QUEEN_TEST_SPARK_MASTER"
+"""The variable that names the cluster on which the tests run, instead of on this process's own Spark."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,11 +31,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     needs_java()
     directory = tmp_path_factory.mktemp("spark")
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]").appName("queen tests")
+    builder = SparkSession.builder.master(os.environ.get(MASTER, "local[2]")).appName("queen tests")
     settings = {
         "spark.driver.memory": "640m",
         # Tests are short: what the second compiler would gain, they do not live to see.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.executor.memory": "400m",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
