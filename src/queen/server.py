@@ -39,6 +39,7 @@ from queen.http.routes.messaging import MessagingRoutes
 from queen.http.routes.metrics import MetricsRoutes
 from queen.http.routes.openapi import OpenApiRoutes
 from queen.http.routes.queues import QueueRoutes
+from queen.http.routes.reading import ReadingRoutes
 from queen.http.routes.status import StatusRoutes
 from queen.http.routes.streams import StreamRoutes
 from queen.http.routes.topics import TopicRoutes
@@ -94,6 +95,7 @@ class Worker:
             QueueRoutes(self.broker, shared),
             GroupRoutes(self.broker, shared),
             MessageRoutes(self.broker),
+            ReadingRoutes(self.broker),
             DeadLetterRoutes(self.broker),
             TraceRoutes(self.broker),
             self.consume,

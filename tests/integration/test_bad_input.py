@@ -461,6 +461,14 @@ _SURFACES: dict[str, Surface] = {
     "POST /api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek": Surface(
         unknown={"group": 200, "queue": 404, "partition": 404}
     ),
+    "GET /api/v1/read/{queue}": Surface(unknown={"queue": 404}, refused_query={f"at={text}": "at" for text in _TIMES}),
+    "GET /api/v1/read/{queue}/segments": Surface(
+        query="partition=Default",
+        unknown={"queue": 404},
+        numbers=("from", "to"),
+        names=("partition",),
+        refused_query={"": "partition is required"},
+    ),
     "GET /api/v1/messages": Surface(
         numbers=_PAGE,
         words=("queue", "partition", "ns", "task"),

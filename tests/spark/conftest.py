@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
 
 HERE = Path(__file__).parent
+MASTER = "QUEEN_TEST_SPARK_MASTER"
+"""The variable that names the cluster on which the tests run, instead of on this process's own Spark."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,11 +31,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     needs_java()
     directory = tmp_path_factory.mktemp("spark")
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]").appName("queen tests")
+    builder = SparkSession.builder.master(os.environ.get(MASTER, "local[2]")).appName("queen tests")
     settings = {
         "spark.driver.memory": "640m",
         # Tests are short: what the second compiler would gain, they do not live to see.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.executor.memory": "400m",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
@@ -87,18 +91,20 @@ async def collect(frame: Callable[[], DataFrame]) -> list[Row]:
 async def drain(stream: DataFrame, checkpoint: Path) -> list[Row]:
     """Everything that a stream has now, as its checkpoint remembers where it was; batches in order."""
     rows: list[Row] = []
-
-    def run() -> None:
-        query = (
-            stream.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
-            .option("checkpointLocation", str(checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-
-    await asyncio.to_thread(run)
+    await asyncio.to_thread(_drain, stream, checkpoint, rows)
     return rows
+
+
+def _drain(stream: DataFrame, checkpoint: Path, rows: list[Row], attempts: int = 5) -> None:
+    writer = stream.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    try:
+        query.awaitTermination()
+    except StreamingQueryException as error:
+        # Spark gives the process of a source ten seconds to start, which a busy machine may not: nothing was read.
+        if attempts == 1 or "failed to connect back" not in str(error):
+            raise
+        _drain(stream, checkpoint, rows, attempts - 1)
 
 
 def needs_java() -> None:

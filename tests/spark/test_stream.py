@@ -2,40 +2,187 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
-from pyspark.sql import Row
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
+from queen.errors import Conflict
+from queen.spark.options import parse_read_options
+from queen.spark.schemas import schema_of
+from queen.spark.stream import QueenStreamReader
+from queen.spark.stream_offsets import messages_between
+from tests.ageing import Connection, age, clean
 from tests.api import Api
-from tests.spark.conftest import Read, drain
+from tests.spark.conftest import Read, collect, drain
 
 
 async def test_a_stream_goes_on_where_its_checkpoint_ends_and_finds_new_partitions(
     api: Api, read: Read, tmp_path: Path
 ) -> None:
-    await api.push("orders", 0, 1, 2)
-    first = await drain(read.stream("orders", startingOffsets="earliest"), tmp_path / "checkpoint")
-    nothing = await drain(read.stream("orders", startingOffsets="earliest"), tmp_path / "checkpoint")
+    checkpoint = tmp_path / "checkpoint"
+    await api.push("orders", 0, 1, 2, 3, 4)
+    await api.push("orders", 5, partition="eu")
+    first = await drain(read.stream("orders", startingOffsets="earliest", maxRowsPerBatch="4"), checkpoint)
+    await api.push("orders", 6)
+    await api.push("orders", 7, 8, partition="us")
+    second = await drain(read.stream("orders", startingOffsets="latest", mirrorGroup="spark"), checkpoint)
+    lags = await collect(lambda: read(table="lag", group="spark").orderBy("partition"))
+
+    assert numbers(first) == [0, 1, 2, 3, 4, 5]
+    assert numbers(second) == [6, 7, 8]
+    batches = sorted(int(path.name) for path in (checkpoint / "offsets").glob("[0-9]*"))
+    assert batches == [0, 1, 2]
+    last = json.loads((checkpoint / "offsets" / "2").read_text().splitlines()[2])
+    assert {name: offset for name, (_, offset) in last["orders"].items()} == {"Default": 6, "eu": 1, "us": 2}
+    # The group stands where the stream does: the last batch is done, and nothing is left.
+    assert [(row.partition, row.lag) for row in lags] == [("Default", 0), ("eu", 0), ("us", 0)]
+    assert await api.pop("orders", consumerGroup="spark") == []
+
+
+async def test_a_running_stream_sees_what_comes_with_its_schema(api: Api, read: Read, tmp_path: Path) -> None:
+    await api.push("orders", {"n": 0})
+    seen: list[Row] = []
+    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+
+    def take(batch: DataFrame, _: int) -> None:
+        seen.extend(batch.collect())
+        if any(row.n == 2 for row in seen):
+            loop.call_soon_threadsafe(arrived.set)
+
+    def start() -> StreamingQuery:
+        stream = read.stream("orders", schema="n INT").writeStream.foreachBatch(take)
+        return stream.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+
+    query = await asyncio.to_thread(start)
+    try:
+        async with asyncio.timeout(100):
+            # It begins at the end, and has begun when there is a batch.
+            while not list((tmp_path / "checkpoint" / "offsets").glob("[0-9]*")):
+                await api.push("orders", {"n": 1})
+                await asyncio.sleep(0.2)
+            await api.push("orders", {"n": 2}, partition="new")
+            await arrived.wait()
+    finally:
+        await asyncio.to_thread(query.stop)
+    assert 0 not in [row.n for row in seen]
+    assert {row.partition for row in seen if row.n == 2} == {"new"}
+
+
+async def test_messages_that_retention_took_end_a_stream_unless_it_may_go_on(
+    api: Api, read: Read, connection: Connection, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    await api.configure("orders", retentionEnabled=True, retentionSeconds=60)
+    await api.push("orders", 0)
+    await drain(read.stream("orders", startingOffsets="earliest"), checkpoint)
+    await api.push("orders", 1, 2)
+    await age(connection, 100)
+    await clean(api)
     await api.push("orders", 3)
-    await api.push("orders", 4, 5, partition="eu")
-    second = await drain(read.stream("orders", startingOffsets="earliest"), tmp_path / "checkpoint")
 
-    assert numbers(first) == [0, 1, 2]
-    assert numbers(nothing) == []
-    assert numbers(second) == [3, 4, 5]
+    with pytest.raises(PySparkException, match="offsets 1 to 2 of orders/Default are gone before they were read"):
+        await drain(read.stream("orders"), checkpoint)
+    rows = await drain(read.stream("orders", failOnDataLoss="false"), checkpoint)
+
+    assert numbers(rows) == [3]
 
 
-async def test_a_stream_takes_no_more_than_its_limit_per_batch(api: Api, read: Read, tmp_path: Path) -> None:
-    await api.push("orders", *range(7))
-    await api.push("orders", 7, partition="eu")
-    rows = await drain(read.stream("orders", startingOffsets="earliest", maxRowsPerBatch="3"), tmp_path / "checkpoint")
+async def test_segments_that_vanish_between_planning_and_reading_are_noticed(
+    api: Api, dsn: str, connection: Connection
+) -> None:
+    for number in range(3):
+        await api.push("orders", number)
+    strict = stream_reader(dsn, startingOffsets="earliest")
+    start = strict.initialOffset()
+    (task,) = strict.partitions(start, strict.latestOffset(start, ReadAllAvailable()))
+    await connection.execute("DELETE FROM queen.segments WHERE base_offset = 1")
+    with pytest.raises(Conflict, match="offsets 1 to 1 of orders/Default"):
+        list(strict.read(task))
+    lax = stream_reader(dsn, failOnDataLoss="false")
+    assert [offset for batch in lax.read(task) for offset in batch["offset"].to_pylist()] == [0, 2]
 
-    assert numbers(rows) == list(range(8))
-    offsets = [
-        json.loads(path.read_text().splitlines()[2]) for path in (tmp_path / "checkpoint" / "offsets").glob("[0-9]*")
-    ]
-    assert len(offsets) == 3
+
+async def test_limits_are_shared_by_what_waits_and_every_partition_gets_on(api: Api, dsn: str) -> None:
+    await api.push("orders", *range(90), partition="big")
+    await api.push("orders", *range(9), partition="small")
+    await api.push("orders", 0, partition="tiny")
+    reader = stream_reader(dsn, startingOffsets="earliest", maxRowsPerBatch="10")
+    assert reader.getDefaultReadLimit() == ReadMaxRows(10)
+    start = reader.initialOffset()
+    for batch in range(10):
+        end = reader.latestOffset(start, ReadMaxRows(10))
+        assert messages_between(start, end) == 10
+        if batch == 4:
+            assert all(offset > 0 for _, offset in end["orders"].values())
+        start = end
+    assert reader.latestOffset(start, ReadMaxRows(10)) == start == reader.reportLatestOffset()
+
+
+async def test_what_is_available_now_ends_where_it_was_when_the_query_began(api: Api, dsn: str) -> None:
+    await api.push("orders", 0, 1)
+    reader = stream_reader(dsn, startingOffsets="earliest")
+    reader.prepareForTriggerAvailableNow()
+    await api.push("orders", 2)
+    await api.push("orders", 3, partition="eu")
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert messages_between({}, end) == 2
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+
+
+async def test_a_partition_that_was_made_anew_is_read_from_its_beginning(
+    api: Api, dsn: str, connection: Connection
+) -> None:
+    await api.push("orders", 0, 1)
+    reader = stream_reader(dsn, startingOffsets="earliest")
+    done = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert (await api.call("DELETE", "/api/v1/resources/queues/orders")).status == 200
+    await api.push("orders", 2)
+    end = reader.latestOffset(done, ReadAllAvailable())
+    (task,) = reader.partitions(done, end)
+    assert [payload for batch in reader.read(task) for payload in batch["payload"].to_pylist()] == ["2"]
+    # What had not been read when it went is a loss.
+    await api.push("orders", 3)
+    reader.latestOffset(end, ReadAllAvailable())
+    assert (await api.call("DELETE", "/api/v1/resources/queues/orders")).status == 200
+    await api.push("orders", 4)
+    with pytest.raises(Conflict, match="offsets 1 to 1 of orders/Default"):
+        reader.latestOffset(end, ReadAllAvailable())
+
+
+async def test_a_mirrored_group_shows_how_far_a_stream_is(api: Api, dsn: str) -> None:
+    await api.push("orders", 0, 1, 2)
+    reader = stream_reader(dsn, startingOffsets="earliest", group="spark", maxRowsPerBatch="1")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(1))
+    assert await lag_of(api, "spark") == 3
+    reader.latestOffset(end, ReadMaxRows(1))
+    assert await lag_of(api, "spark") == 2
+    # A message that a consumer of the group holds is its own affair.
+    assert len(await api.pop("orders", consumerGroup="spark")) == 1
+    reader.latestOffset(reader.latestOffset(end, ReadAllAvailable()), ReadAllAvailable())
+    assert await lag_of(api, "spark") == 2
+
+
+async def lag_of(api: Api, group: str) -> int:
+    answer = await api.call("GET", "/api/v1/consumer-groups")
+    lags = [one["totalLag"] for one in answer.body if one["name"] == group]
+    assert len(lags) == 1
+    return int(lags[0])
+
+
+def stream_reader(dsn: str, **options: str) -> QueenStreamReader:
+    """The reader that Spark would talk to."""
+    parsed = parse_read_options({"queue": "orders", "databaseUrls": dsn} | options, {})
+    schema = schema_of(parsed)
+    assert isinstance(schema, StructType)
+    return QueenStreamReader(parsed, schema)
 
 
 def numbers(rows: list[Row]) -> list[int]:

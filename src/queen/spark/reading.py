@@ -18,6 +18,7 @@ from queen.spark.log import Log, Span, StoredSegment
 from queen.spark.options import Access, ParseMode, ReadOptions
 from queen.spark.payloads import PayloadParser, check_payload_schema, raise_broken
 from queen.spark.schemas import CORRUPT_RECORD, MESSAGES
+from queen.spark.server_log import ServerLog
 from queen.spark.shards import ShardLog
 from queen.wire.envelope import Envelope
 
@@ -28,6 +29,8 @@ _FOR_PARSING: Final = ("queue", "partition", "offset", "payload")
 
 def open_log(access: Access) -> Log:
     """The way to the messages that the options name."""
+    if access.server is not None:
+        return ServerLog(access.server, access.token)
     return ShardLog(access.database_urls)
 
 

@@ -144,11 +144,9 @@ def _limited(waiting: Mapping[_Key, int], most: int) -> dict[_Key, int]:
         return dict(waiting)
     taken = {key: count * most // total for key, count in waiting.items()}
     left = most - sum(taken.values())
-    # What rounding left over goes to those that got the least of what they wait for.
-    for key in sorted(waiting, key=lambda key: taken[key]):
-        if not left:
-            break
-        more = min(left, waiting[key] - taken[key], 1 + left // len(waiting))
+    # What rounding left over goes, one each, to those that got least: where little waits, it is done the sooner.
+    for key in sorted(waiting, key=lambda key: (taken[key], waiting[key])):
+        more = min(left, 1, waiting[key] - taken[key])
         taken[key] += more
         left -= more
     return taken

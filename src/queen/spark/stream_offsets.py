@@ -45,3 +45,9 @@ def _places(offset: Mapping[str, Any]) -> Iterator[Place]:
                 yield Place(queue, partition, int(row), int(position))
     except (AttributeError, TypeError, ValueError) as error:
         raise SettingsError(f"the checkpoint was not written by format queen: {offset!r}") from error
+
+
+def messages_between(start: Mapping[str, Any], end: Mapping[str, Any]) -> int:
+    """How many messages lie between two positions, such as a progress's `endOffset` and `latestOffset`."""
+    before = {(place.queue, place.id): place.offset for place in from_json(start)}
+    return sum(max(0, place.offset - before.get((place.queue, place.id), 0)) for place in from_json(end))

@@ -1,4 +1,4 @@
--- Reading logs by offset, for Spark: nothing is consumed, no lock is taken.
+-- Reading logs by offset, for Spark and whoever else reads whole queues: nothing is consumed, no lock is taken.
 
 -- name: log_positions
 -- The partitions of queues and where their logs end; with where they begin when $2 is true, which costs a look at each.
@@ -25,9 +25,19 @@ CROSS JOIN LATERAL (
     WHERE g.partition_id = r.partition_id AND g.base_offset < r.upto AND g.base_offset >= coalesce((
         SELECT b.base_offset FROM queen.segments b
         WHERE b.partition_id = r.partition_id AND b.base_offset <= r.first ORDER BY b.base_offset DESC LIMIT 1
-    ), r.first)
+    ), r.first) AND g.base_offset + g.count > r.first
     ORDER BY g.base_offset
 ) s;
+
+-- name: log_sizes
+-- How big the segments are that hold some offsets, [from, to), of a partition; in order, and only so many.
+SELECT g.base_offset, g.count, octet_length(g.body) AS nbytes
+FROM queen.segments g
+WHERE g.partition_id = $1 AND g.base_offset < $3 AND g.base_offset >= coalesce((
+    SELECT b.base_offset FROM queen.segments b
+    WHERE b.partition_id = $1 AND b.base_offset <= $2 ORDER BY b.base_offset DESC LIMIT 1
+), $2) AND g.base_offset + g.count > $2
+ORDER BY g.base_offset LIMIT $4;
 
 -- name: spark_ping
 -- Whether the connection is alive.

@@ -1,0 +1,72 @@
+"""The same on a cluster, and through Spark Connect: whatever Spark it is, the source has to reach it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.api import Api
+from tests.spark.cluster import cluster
+from tests.spark.conftest import MASTER, needs_java
+
+HERE = Path(__file__).parent
+
+CONNECT = """
+import sys
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.remote("local[1]").config("spark.sql.python.filterPushdown.enabled", "true").getOrCreate()
+queue = spark.read.format("queen").option("queue", "orders").option("databaseUrls", sys.argv[1]).load()
+print([row.payload for row in queue.where("offset >= 1").orderBy("offset").collect()])
+spark.stop()
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_queue_is_read_on_a_cluster(tmp_path: Path) -> None:
+    run_on_cluster(tmp_path, "test_batch.py::test_a_queue_is_read_whole_with_all_its_columns")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_everything_is_read_on_a_cluster(tmp_path: Path) -> None:
+    run_on_cluster(tmp_path, "test_batch.py", "test_stream.py", "test_tables.py", "test_server_log.py")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_a_queue_is_read_through_spark_connect(api: Api, dsn: str) -> None:
+    needs_java()
+    await api.push("orders", 0, 1, 2)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        CONNECT,
+        dsn,
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate()
+    assert output.decode().splitlines()[-1:] == ["['1', '2']"], errors.decode()
+
+
+def run_on_cluster(directory: Path, *tests: str) -> None:
+    """Run tests of this package in a process whose Spark is a cluster."""
+    needs_java()
+    with cluster(directory) as master:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={directory / 'pytest'}"]
+            + [str(HERE / test) for test in tests],
+            env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+            | {MASTER: master},
+            cwd=HERE.parents[1],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
