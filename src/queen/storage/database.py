@@ -193,6 +193,8 @@ class Database:
             # A plan for any queue may read all partitions where the plan for this queue reads a page of them.
             "plan_cache_mode": "force_custom_plan",
         }
+        # Views sum up days of history: with the four megabytes of the default, by a sort on disk.
+        self._view_settings = self._settings | {"work_mem": "32MB"}
         # The hot statements have one right plan; planning them anew for each batch costs more than running them.
         self._hot_settings = self._settings | {
             "plan_cache_mode": "force_generic_plan",
@@ -283,7 +285,7 @@ class Database:
             max_size=self._pool_size,
             timeout=self._connect_timeout,
             command_timeout=None,
-            server_settings=self._settings,
+            server_settings=self._view_settings,
             # Nothing here leaves session state behind, so the round trip that would undo it is saved.
             reset=_keep_session,
         )

@@ -6,9 +6,9 @@ something to show; of other hosts the running minute is missing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -47,13 +47,13 @@ class History:
             "workers_seen", times.since, times.until, await self._pending_workers(), host, worker_id
         )
 
-    async def queues(self, times: TimeRange, names: Sequence[str] | None = None, minutes: int = 0) -> list[Record]:
-        """What was counted for queues (or for these alone), oldest bucket first; `minutes`: in buckets of that size."""
+    async def queues(self, times: TimeRange, names: Sequence[str] | None = None) -> list[Record]:
+        """What was counted for queues (or for these alone), oldest bucket first."""
         return await self._database.fetch(
             "queue_series",
             times.since,
             times.until,
-            minutes or times.bucket_minutes,
+            times.bucket_minutes,
             await self._pending_queues(),
             names,
         )
@@ -118,8 +118,10 @@ class History:
 
     async def queue_lag(self, times: TimeRange, names: Sequence[str] | None) -> list[dict[str, Any]]:
         """Minute by minute, newest first: how long messages had waited when they were popped."""
-        rows = [row for row in await self.queues(times, names, minutes=1) if row["pop_messages"]]
-        return await gently(_lag_point, rows[::-1])
+        rows = await self._database.fetch(
+            "queue_lag_series", times.since, times.until, 1, await self._pending_queues(), names
+        )
+        return await gently(partial(_lag_point, cache(iso_seconds)), rows)
 
     async def queue_operations(self, times: TimeRange, names: Sequence[str] | None) -> dict[str, Any]:
         """Everything that was counted for queues."""
@@ -127,7 +129,7 @@ class History:
         return {
             "timeRange": times.show(),
             "bucketMinutes": times.bucket_minutes,
-            "series": await gently(partial(_operations, times), rows),
+            "series": await gently(partial(_operations, cache(iso_seconds), cache(times.seconds_in)), rows),
             "queues": sorted({row["queue_name"] for row in rows}),
         }
 
@@ -206,12 +208,12 @@ def seen_worker(row: Record) -> dict[str, Any]:
     }
 
 
-def _lag_point(row: Record) -> dict[str, Any]:
+def _lag_point(show: Callable[[datetime], str], row: Record) -> dict[str, Any]:
     return {
         "queueName": row["queue_name"],
         "popCount": row["pop_messages"],
         **lag(row),
-        "bucketTime": iso_seconds(row["bucket"]),
+        "bucketTime": show(row["bucket"]),
     }
 
 
@@ -224,11 +226,13 @@ def last_seen(row: Record) -> str | None:
     return iso_millis(moment)
 
 
-def _operations(times: TimeRange, row: Record) -> dict[str, Any]:
-    seconds = times.seconds_in(row["bucket"])
+def _operations(
+    show: Callable[[datetime], str], seconds_in: Callable[[datetime], float], row: Record
+) -> dict[str, Any]:
+    seconds = seconds_in(row["bucket"])
     acks = row["ack_success"] + row["ack_failed"]
     return {
-        "bucket": iso_seconds(row["bucket"]),
+        "bucket": show(row["bucket"]),
         "queueName": row["queue_name"],
         "pushRequests": row["push_requests"],
         "pushMessages": row["push_messages"],

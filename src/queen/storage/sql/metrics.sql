@@ -233,6 +233,15 @@ FROM queen.metric_queue_minutes_between($1, $2, $4::jsonb) m
 WHERE $5::text[] IS NULL OR m.queue_name = ANY($5)
 GROUP BY 1, 2 ORDER BY 1, 2;
 
+-- name: queue_lag_series
+-- How long messages of queues ($5: these alone) had waited when they were popped, in buckets of so many minutes, newest
+-- first.
+SELECT date_bin(make_interval(mins => $3), m.at, 'epoch') AS bucket, m.queue_name,
+    sum(m.pop_messages)::bigint AS pop_messages, sum(m.lag_ms) AS lag_ms, max(m.lag_max_ms) AS lag_max_ms
+FROM queen.metric_queue_minutes_between($1, $2, $4::jsonb) m
+WHERE m.pop_messages > 0 AND ($5::text[] IS NULL OR m.queue_name = ANY($5))
+GROUP BY 1, 2 ORDER BY 1 DESC, 2 DESC;
+
 -- name: queue_pop_lags
 -- How long messages of each queue had waited when they were popped, over all the time.
 SELECT m.queue_name, sum(m.pop_messages)::bigint AS pop_messages, sum(m.lag_ms) AS lag_ms,
