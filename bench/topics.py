@@ -1,9 +1,11 @@
 """How fast topics are: enqueue 100 a request, dequeue 100 and ack, with 1 and 1000 topics, empty and a million deep.
 
-    python -m bench.topics [--seconds 5] [--connections 16] [--depth 1000000] [--workers 2]
+    python -m bench.topics [--seconds 5] [--connections 16] [--depth 1000000] [--workers 2] [--run 100] [--repeat 1]
 
-Every figure is items per second that were answered 200. Client, server and PostgreSQL share the machine, and a client
-in Python takes a good part of it: the figures are for comparing with each other, in one run.
+Every figure is items per second that were answered 200, and CPU time of the server and of PostgreSQL for each item,
+which says more on a machine that has other work. Client, server and PostgreSQL share the machine, and a client in
+Python takes a good part of it: the figures are for comparing with each other, in one run. `--run` says how many items
+of a topic lie side by side in the deep ones, as if they had been enqueued by requests of so many.
 """
 
 from __future__ import annotations
@@ -40,13 +42,15 @@ class Load:
     def __init__(self, target: Target, session: aiohttp.ClientSession, connections: int, seconds: float) -> None:
         self._url = f"http://{target.host}:{target.port}/api/v1/topics"
         self._session = session
+        self._watched = target.watched
         self._connections = connections
         self._seconds = seconds
         self._decode = msgspec.json.Decoder(list[Ref]).decode
 
-    async def rate(self, step: Callable[[int], Awaitable[int]]) -> float:
-        """Items per second; `step` does one round trip for the topic of this number, and says how many it moved."""
+    async def rate(self, step: Callable[[int], Awaitable[int]]) -> str:
+        """How fast it is; `step` does one round trip for the topic of this number, and says how many it moved."""
         moved = 0
+        before = self._watched.cpu()
         numbers = itertools.count()
         begun = time.monotonic()
 
@@ -57,7 +61,10 @@ class Load:
                 moved += done
 
         await asyncio.gather(*(run() for _ in range(self._connections)))
-        return moved / (time.monotonic() - begun)
+        rate = moved / (time.monotonic() - begun)
+        cpu = self._watched.cpu().since(before)
+        server, postgres = (seconds * 1e6 / max(moved, 1) for seconds in (cpu.server, cpu.postgres))
+        return f"{rate:,.0f}/s  {server:.0f} + {postgres:.0f} us"
 
     def enqueue(self, topics: int) -> Callable[[int], Awaitable[int]]:
         bodies = [
@@ -88,7 +95,7 @@ class Load:
         return step
 
 
-async def fill(target: Target, topics: int, depth: int) -> None:
+async def fill(target: Target, topics: int, depth: int, run: int) -> None:
     """Have so many items ready, spread over the topics, as if they had been enqueued."""
     assert target.database is not None
     connection: asyncpg.Connection[asyncpg.Record] = await target.database.connect()
@@ -97,10 +104,12 @@ async def fill(target: Target, topics: int, depth: int) -> None:
         "INSERT INTO queen.topic_items"
         " (id, deliver_after, created_at, updated_at, topic_id, priority, is_json, payload)"
         " SELECT n, now() - interval '1 h' + n * interval '1 us', now(), now(), t.id, 0, true, convert_to($3, 'UTF8')"
-        " FROM generate_series(1, $1::bigint) n JOIN queen.topics t ON t.name = 't' || n % $2::bigint",
+        " FROM generate_series(1, $1::bigint) n JOIN queen.topics t ON t.name = 't' || n / $4::bigint % $2::bigint"
+        " ORDER BY n",
         depth,
         topics,
         msgspec.json.encode(PAYLOAD).decode(),
+        run,
     )
     await connection.execute(
         "INSERT INTO queen.topic_heads"
@@ -115,15 +124,15 @@ async def measure(arguments: argparse.Namespace) -> None:
     connector = aiohttp.TCPConnector(limit=arguments.connections)
     async with fresh_server(arguments.workers) as target, aiohttp.ClientSession(connector=connector) as session:
         load = Load(target, session, arguments.connections, arguments.seconds)
-        print(f"{'topics':>8}{'depth':>10}{'enqueue 100':>14}{'dequeue 100 + ack':>20}   items/s")
-        for topics in (1, 1000):
+        print(f"{'topics':>8}{'depth':>10}{'enqueue 100':>28}{'dequeue 100 + ack':>28}   CPU of server + PostgreSQL")
+        for topics in arguments.topics:
             # The first enqueues make the topics, which `fill` needs.
             await load.rate(load.enqueue(topics))
-            for depth in (0, arguments.depth):
-                await fill(target, topics, depth)
+            for depth in (0, arguments.depth) * arguments.repeat:
+                await fill(target, topics, depth, arguments.run)
                 enqueued = await load.rate(load.enqueue(topics))
                 dequeued = await load.rate(load.dequeue(topics))
-                print(f"{topics:>8}{depth:>10}{enqueued:>14,.0f}{dequeued:>20,.0f}", flush=True)
+                print(f"{topics:>8}{depth:>10}{enqueued:>28}{dequeued:>28}", flush=True)
 
 
 def main() -> None:
@@ -131,6 +140,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each figure is measured")
     parser.add_argument("--connections", type=int, default=16, help="clients at a time")
     parser.add_argument("--depth", type=int, default=1_000_000, help="ready items in the deep topics")
+    parser.add_argument("--run", type=int, default=BATCH, help="items of a topic that lie side by side")
+    parser.add_argument("--repeat", type=int, default=1, help="how often empty and deep take turns")
+    parser.add_argument("--topics", type=int, nargs="+", default=[1, 1000], help="numbers of topics")
     parser.add_argument("--workers", type=int, default=2, help="worker processes of the server")
     asyncio.run(measure(parser.parse_args()))
 
