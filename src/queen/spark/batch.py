@@ -43,5 +43,6 @@ class FilteringReader(QueenReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         for one in filters:
-            if not self._restriction.take(one):
+            # A field of the payload may be called like a column that is not read.
+            if getattr(one, "attribute", ("",))[0] not in self._reading.own or not self._restriction.take(one):
                 yield one
