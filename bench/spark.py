@@ -289,7 +289,7 @@ class PlainReader(DataSourceReader):
 
 
 def _cpu_seconds(directory: Path) -> float:
-    """What Spark, its Python workers and PostgreSQL have used: it says more than the clock on a machine that is busy."""
+    """What Spark, its Python workers and PostgreSQL have used: on a busy machine it says more than the clock."""
     (pid_file,) = directory.rglob("postmaster.pid")
     roots = psutil.Process(), psutil.Process(int(pid_file.read_text().split()[0]))
     used = 0.0
