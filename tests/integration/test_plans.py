@@ -70,6 +70,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
         [0.0] * ROWS,
     ),
     "segments_between": (1, 50_000, 50_100),
+    "log_spans": (PARTITIONS, [50] * ROWS, [60] * ROWS),
+    "log_sizes": (1, 50_000, 50_100, 100),
     "unclaim": (PARTITIONS, GROUPS, [0] * ROWS, [10] * ROWS, [False] * ROWS),
     "why_unclaimed": (PARTITIONS, GROUPS, [0.0] * ROWS),
     "ripe_until": (PARTITIONS, GROUPS, [10] * ROWS, [5.0] * ROWS),

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from queen.postgres import EmbeddedPostgres
 from queen.spark.batch import FilteringReader
@@ -123,6 +123,13 @@ async def test_filters_are_pushed_down(api: Api, read: Read, dsn: str, connectio
     assert numbers(GreaterThan(("created_at",), times[1])) == [10, 11, 20]
     assert numbers(GreaterThanOrEqual(("created_at",), times[1]), LessThan(("created_at",), times[2])) == [4, 5]
     assert numbers(LessThanOrEqual(("created_at",), times[1])) == [0, 1, 2, 3, 4, 5]
+    # A field of the payload that is called like a column is none.
+    payload = StructType().add("partition", StringType())
+    options = {"queue": "orders", "databaseUrls": dsn, "columns": "offset", "schema": payload.json()}
+    parsed = parse_read_options(options, {})
+    reader = FilteringReader(parsed, StructType().add("offset", LongType()).add("partition", StringType()))
+    filters: list[Filter] = [EqualTo(("partition",), "eu"), EqualTo(("offset",), 1)]
+    assert list(reader.pushFilters(filters)) == filters[:1]
     # Spark says the same, with those that it evaluates itself, and with filters pushed down or not.
     condition = (f.col("created_at") <= f.lit(times[1])) & (f.col("offset") > 2) & (f.col("payload") != "5")
     for enabled in ("true", "false"):

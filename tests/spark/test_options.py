@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -74,6 +76,13 @@ def test_edges_are_words_times_and_offsets() -> None:
     for text in ("2026-01-01T00:00:00Z", "2026-01-01", str(int(moment.timestamp() * 1000))):
         edge = parse(startingTimestamp=text).starting
         assert edge is not None and edge.time == moment
+
+
+def test_without_pyspark_it_is_said_what_to_install() -> None:
+    code = "import sys; sys.modules['pyspark'] = None; import queen, queen.client; import queen.spark"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pip install 'queen-mq[spark]'" in done.stderr.splitlines()[-1]
+    assert "Java 17" in done.stderr.splitlines()[-1]
 
 
 def test_names_of_options_are_compared_without_regard_to_case() -> None:

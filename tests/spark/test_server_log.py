@@ -51,8 +51,8 @@ async def test_both_ways_say_the_same(api: Api, dsn: str, connection: Connection
     direct, through = ShardLog([dsn]), ServerLog(api.url, None)
 
     def compare() -> None:
-        positions = direct.positions(["orders"], with_first=True)
-        assert through.positions(["orders"], with_first=True) == positions
+        positions = direct.positions(["orders"])
+        assert through.positions(["orders"]) == positions
         assert through.offsets_from(positions, moment) == direct.offsets_from(positions, moment) == [30]
         (position,) = positions
         for start, end in ((0, 120), (31, 32), (100, 500), (120, 121)):
@@ -70,12 +70,12 @@ async def test_what_the_server_says_reaches_the_reader(start_server: StartServer
 
     def ask() -> None:
         with pytest.raises(NotFound, match="there is no queue 'letters'"):
-            ServerLog(api.url, None).positions(["letters"], with_first=True)
+            ServerLog(api.url, None).positions(["letters"])
         span = Span("vault", "Default", 0, 1, 0, 1)
         with pytest.raises(QueenError, match=r"409.*offset 0 cannot be read"):
             list(ServerLog(keyless.url, None).segments([span]))
         with pytest.raises(DatabaseAway, match=r"127\.0\.0\.1:1 is not reachable"):
-            open_log(Access(server="http://127.0.0.1:1")).positions(["orders"], with_first=True)
+            open_log(Access(server="http://127.0.0.1:1")).positions(["orders"])
 
     await asyncio.to_thread(ask)
 

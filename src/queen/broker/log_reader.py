@@ -27,7 +27,7 @@ class LogReader:
 
     async def positions(self, queue: str, moment: datetime | None) -> list[dict[str, Any]]:
         """The partitions of a queue, by name: the offsets they hold, and the first that was stored from a moment on."""
-        rows = await self._database.fetch("log_positions", [queue], True)
+        rows = await self._database.fetch("log_positions", [queue])
         if not rows:
             await self._check_queue(queue)
         reached = await self._offsets(rows, moment)
@@ -35,7 +35,7 @@ class LogReader:
             {
                 "partition": row["partition"],
                 "partitionId": partition_uuid(self._shard, row["id"]),
-                "firstOffset": row["first_offset"],
+                "firstOffset": row["floor_offset"],
                 "nextOffset": row["next_offset"],
                 "offsetAt": offset,
             }
@@ -74,7 +74,7 @@ class LogReader:
         # What is found was stored after a time; times are whole microseconds.
         before = max(moment, datetime.min.replace(tzinfo=moment.tzinfo) + timedelta(days=2)) - timedelta(microseconds=1)
         return await offsets_after(
-            self._database, [Moment(row["id"], row["first_offset"], row["next_offset"], before) for row in rows]
+            self._database, [Moment(row["id"], row["floor_offset"], row["next_offset"], before) for row in rows]
         )
 
     async def _check_queue(self, queue: str) -> None:

@@ -26,7 +26,7 @@ class QueenReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         options, restriction = self._options, self._restriction
         log = open_log(options.access)
-        positions = log.positions(options.queues, with_first=True)
+        positions = log.positions(options.queues)
         starts = edge_offsets(log, positions, options.starting or EARLIEST, otherwise=EdgeKind.EARLIEST)
         ends = edge_offsets(log, positions, options.ending, otherwise=EdgeKind.LATEST)
         spans = restriction.cut(log, positions, spans_between(positions, starts, ends))
@@ -43,5 +43,6 @@ class FilteringReader(QueenReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         for one in filters:
-            if not self._restriction.take(one):
+            # A field of the payload may be called like a column that is not read.
+            if getattr(one, "attribute", ("",))[0] not in self._reading.own or not self._restriction.take(one):
                 yield one

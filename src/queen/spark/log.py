@@ -50,11 +50,8 @@ class StoredSegment(NamedTuple):
 class Log(Protocol):
     """A way to the messages."""
 
-    def positions(self, queues: Sequence[str], *, with_first: bool) -> list[Position]:
-        """Every partition of the queues, by queue and name. Raises `NotFound` for a queue that is not there.
-
-        Without `with_first`, `first` may be lower than the first offset that is left: finding that costs more.
-        """
+    def positions(self, queues: Sequence[str]) -> list[Position]:
+        """Every partition of the queues, by queue and name. Raises `NotFound` for a queue that is not there."""
 
     def offsets_from(self, positions: Sequence[Position], moment: datetime) -> list[int]:
         """For each partition the first offset whose message was stored at the moment or later; else where it ends."""

@@ -42,19 +42,19 @@ class MessageReading:
         self._schema = schema
         self._fail_on_data_loss = fail_on_data_loss
         # What is no column of a message is a field of its payload.
-        self._own = tuple(name for name in schema.fieldNames() if name in (options.columns or MESSAGES.fieldNames()))
-        self._fields = tuple(name for name in schema.fieldNames() if name not in (*self._own, CORRUPT_RECORD))
+        self.own = tuple(name for name in schema.fieldNames() if name in (options.columns or MESSAGES.fieldNames()))
+        self._fields = tuple(name for name in schema.fieldNames() if name not in (*self.own, CORRUPT_RECORD))
         self._corrupt = CORRUPT_RECORD in schema.fieldNames()
         self._mode = options.mode
-        _check_columns(schema, self._own)
+        _check_columns(schema, self.own)
         check_payload_schema(self._payload_schema())
 
     def read(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
         segments = self._complete(open_log(self._access).segments(spans), spans)
         envelope = Envelope(self._access.encryption_keys)
         if not self._fields and not self._corrupt:
-            return record_batches(segments, spans, self._own, envelope)
-        wanted = (*self._own, *(name for name in _FOR_PARSING if name not in self._own))
+            return record_batches(segments, spans, self.own, envelope)
+        wanted = (*self.own, *(name for name in _FOR_PARSING if name not in self.own))
         return map(self._parse, record_batches(segments, spans, wanted, envelope), repeat(self._parser()))
 
     def _parser(self) -> PayloadParser:
@@ -72,7 +72,7 @@ class MessageReading:
         fields = fields.combine_chunks()
         columns = []
         for name in self._schema.fieldNames():
-            if name in self._own:
+            if name in self.own:
                 columns.append(batch[name])
             elif name == CORRUPT_RECORD:
                 columns.append(pc.if_else(pa.array(unfit), batch["payload"], pa.scalar(None, pa.string())))

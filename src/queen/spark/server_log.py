@@ -39,7 +39,7 @@ class ServerLog:
         self._url = url
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
-    def positions(self, queues: Sequence[str], *, with_first: bool) -> list[Position]:
+    def positions(self, queues: Sequence[str]) -> list[Position]:
         return [
             Position(queue, one.partition, *_row(one), one.first_offset, one.next_offset)
             for queue in sorted(queues)
@@ -59,8 +59,8 @@ class ServerLog:
         for slot, span in enumerate(spans):
             at = span.start
             while at < span.end:
-                query = {"partition": span.partition, "from": str(at), "to": str(span.end)}
-                data = self._get(f"/{quote(span.queue, safe='')}/segments", query)
+                place = f"/{quote(span.queue, safe='')}/partition/{quote(span.partition, safe='')}"
+                data = self._get(place, {"from": str(at), "to": str(span.end)})
                 before = at
                 for frame in decode_frames(data):
                     yield StoredSegment(slot, *frame)

@@ -18,13 +18,13 @@ class ShardLog:
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = tuple(urls)
 
-    def positions(self, queues: Sequence[str], *, with_first: bool) -> list[Position]:
+    def positions(self, queues: Sequence[str]) -> list[Position]:
         found: list[Position] = []
         for shard in range(len(self._urls)):
-            rows = self._fetch(shard, "log_positions", list(queues), with_first)
+            rows = self._fetch(shard, "log_positions", list(queues))
             found += [
                 Position(queue, partition, shard, partition_id, first, ends)
-                for queue, partition, partition_id, ends, first in rows
+                for queue, partition, partition_id, first, ends in rows
             ]
         if len(self._urls) > 1:
             found.sort(key=lambda position: (position.queue, position.partition))

@@ -46,7 +46,7 @@ class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[_Key, Position] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        positions = self._log.positions(self._options.queues, with_first=True)
+        positions = self._log.positions(self._options.queues)
         starts = edge_offsets(self._log, positions, self._options.starting or LATEST, otherwise=EdgeKind.EARLIEST)
         return to_json(
             Place(position.queue, position.partition, position.id, start)
@@ -111,7 +111,7 @@ class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"_reading": self._reading}
 
     def _look(self) -> dict[_Key, Position]:
-        positions = self._log.positions(self._options.queues, with_first=False)
+        positions = self._log.positions(self._options.queues)
         return {(position.queue, position.partition): position for position in positions}
 
     def _start(self, place: Place | None, position: Position) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from queen.http.openapi.operation import FOUND, Answer, Count, Media, Name, Operation, Parameter, Time, Uuid
+from queen.http.openapi.operation import FOUND, Answer, Count, Media, Operation, Parameter, Time, Uuid
 from queen.wire.segment_frames import MEDIA_TYPE
 
 _TAG: Final = "Messages"
@@ -41,7 +41,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         answers={200: LogPositions},
         errors=FOUND,
     ),
-    "GET /api/v1/read/{queue}/segments": Operation(
+    "GET /api/v1/read/{queue}/partition/{partition}": Operation(
         id="logSegments",
         summary="Messages of a partition by offset, as they are stored",
         description=(
@@ -50,7 +50,6 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         ),
         tag=_TAG,
         parameters=(
-            Parameter("partition", "Of this partition.", Name, required=True),
             Parameter("from", "From this offset on.", _Offset, 0),
             Parameter("to", "Up to this offset, which is excluded.", _Offset),
         ),

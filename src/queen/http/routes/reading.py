@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from queen.broker.broker import Broker
 from queen.broker.log_reader import LogReader
-from queen.errors import BadRequest
 from queen.http.message import Request, Response, json_response
-from queen.http.names import path_name, query_name
+from queen.http.names import path_name
 from queen.http.paging import read_time
 from queen.http.router import Access, Router
 from queen.wire.segment_frames import MEDIA_TYPE
@@ -22,7 +21,7 @@ class ReadingRoutes:
 
     def add_to(self, router: Router) -> None:
         router.add("GET", "/api/v1/read/{queue}", self.positions, Access.READ_ONLY)
-        router.add("GET", "/api/v1/read/{queue}/segments", self.segments, Access.READ_ONLY)
+        router.add("GET", "/api/v1/read/{queue}/partition/{partition}", self.segments, Access.READ_ONLY)
 
     async def positions(self, request: Request) -> Response:
         queue = path_name(request, "queue")
@@ -30,9 +29,7 @@ class ReadingRoutes:
         return json_response(200, {"queue": queue, "partitions": positions})
 
     async def segments(self, request: Request) -> Response:
-        queue, partition = path_name(request, "queue"), query_name(request, "partition")
-        if not partition:
-            raise BadRequest("partition is required")
+        queue, partition = path_name(request, "queue"), path_name(request, "partition")
         start = min(_FARTHEST, max(0, request.query_int("from", 0)))
         end = min(_FARTHEST, max(0, request.query_int("to", _FARTHEST)))
         frames = await self._reader.segments(queue, partition, start, end)

@@ -1,11 +1,8 @@
 -- Reading logs by offset, for Spark and whoever else reads whole queues: nothing is consumed, no lock is taken.
 
 -- name: log_positions
--- The partitions of queues and where their logs end; with where they begin when $2 is true, which costs a look at each.
-SELECT q.name AS queue, p.name AS partition, p.id, p.next_offset,
-    CASE WHEN $2 THEN greatest(p.floor_offset, least(p.next_offset, coalesce((
-        SELECT s.base_offset FROM queen.segments s WHERE s.partition_id = p.id ORDER BY s.base_offset LIMIT 1
-    ), p.next_offset))) ELSE p.floor_offset END AS first_offset
+-- The partitions of queues, and where their logs begin and end: nothing at or above the floor was removed.
+SELECT q.name AS queue, p.name AS partition, p.id, p.floor_offset, p.next_offset
 FROM queen.queues q JOIN queen.partitions p ON p.queue_id = q.id
 WHERE q.name = ANY($1::text[])
 ORDER BY q.name, p.name;
