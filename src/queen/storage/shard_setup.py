@@ -23,6 +23,12 @@ BEING_LAID_OUT = "QN002"
 _LOCK = 0x5175_6565_6E01
 # Servers that knew of one shard only may go on for so long with numbers they have reserved.
 _NODES_AFTER_MS = 120_000
+_TRIGGERS = (
+    "CREATE OR REPLACE TRIGGER refuse_left AFTER INSERT ON queen.topic_items REFERENCING NEW TABLE AS added"
+    " FOR EACH STATEMENT EXECUTE FUNCTION queen.refuse_items_of_left_topics()",
+    "CREATE OR REPLACE TRIGGER refuse_left AFTER INSERT ON queen.traces"
+    " FOR EACH ROW EXECUTE FUNCTION queen.refuse_traces_of_left_queues()",
+)
 
 
 async def set_up_shards(dsns: Sequence[str]) -> list[int]:
@@ -69,6 +75,8 @@ async def become_shard(connection: Connection, number: int, layout: Sequence[int
         if number:
             await _begin_ids(connection, number)
         await connection.execute("DELETE FROM queen.topic_nodes WHERE node % $1 <> $2", MOST_SHARDS, number)
+        for trigger in _TRIGGERS:
+            await connection.execute(trigger)
         await connection.execute("INSERT INTO queen.shard (number, layout) VALUES ($1, $2)", number, list(layout))
     log.info("this database is shard %d from now on", number)
 

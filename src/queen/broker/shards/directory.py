@@ -212,7 +212,12 @@ class Directory:
     async def _complete_arrivals(self, number: int) -> bool:
         """Finish moves whose mover has died after they had left the other shard."""
         completed = False
-        for row in await self._databases[number].fetch("arrivals"):
+        try:
+            arrivals = await self._databases[number].fetch("arrivals")
+        except (QueenError, asyncpg.PostgresError) as error:
+            log.debug("shard %d does not say what arrives: %s", number, error)
+            return False
+        for row in arrivals:
             source = row["shard"]
             if not 0 <= source < len(self._databases):
                 continue

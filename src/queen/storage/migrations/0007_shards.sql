@@ -20,8 +20,11 @@ CREATE TABLE IF NOT EXISTS queen.placements (
     shard integer NOT NULL,
     move_id uuid,
     arriving boolean NOT NULL DEFAULT false,
+    left_id integer,
     PRIMARY KEY (kind, name)
 );
+CREATE INDEX IF NOT EXISTS placements_left ON queen.placements (left_id) WHERE left_id IS NOT NULL;
+COMMENT ON COLUMN queen.placements.left_id IS 'The id of a topic that has left.';
 CREATE INDEX IF NOT EXISTS placements_arriving ON queen.placements (move_id) WHERE arriving;
 COMMENT ON COLUMN queen.placements.shard IS 'Where it lives; while it is arriving, where it comes from.';
 COMMENT ON COLUMN queen.placements.move_id IS 'The move that took it away from here, or that it is arriving by.';
@@ -122,6 +125,29 @@ END $$;
 CREATE OR REPLACE TRIGGER check_place AFTER INSERT ON queen.topics
 FOR EACH ROW EXECUTE FUNCTION queen.check_topic_place();
 
+-- Triggers of shards alone: they are made when a database becomes one of several, so that others need not pay for them.
+-- An enqueue that waited for a move to end began when the topic was still here.
+CREATE OR REPLACE FUNCTION queen.refuse_items_of_left_topics() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    name_ text;
+BEGIN
+    SELECT p.name INTO name_ FROM queen.placements p
+    WHERE p.left_id IN (SELECT DISTINCT topic_id FROM added) AND p.shard <> (SELECT number FROM queen.shard) LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'topic % has left this shard', replace(name_, E'\n', '/') USING ERRCODE = 'QN001';
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE FUNCTION queen.refuse_traces_of_left_queues() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (SELECT FROM queen.moves WHERE NEW.partition_id = ANY (partitions))
+        AND NOT EXISTS (SELECT FROM queen.partitions WHERE id = NEW.partition_id) THEN
+        RAISE EXCEPTION 'the queue of partition % has left this shard', NEW.partition_id USING ERRCODE = 'QN001';
+    END IF;
+    RETURN NULL;
+END $$;
+
 CREATE OR REPLACE FUNCTION queen.note_rewritten_segment() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO queen.rewritten_segments SELECT NEW.partition_id, NEW.base_offset
@@ -145,7 +171,10 @@ BEGIN
     UPDATE queen.shard SET version = version + 1;
     FOR chunk IN SELECT table_name, rows FROM queen.move_rows WHERE move_id = moved ORDER BY place LOOP
         EXECUTE format('INSERT INTO queen.%1$I OVERRIDING SYSTEM VALUE
-            SELECT * FROM jsonb_populate_recordset(NULL::queen.%1$I, $1)', chunk.table_name) USING chunk.rows;
+            SELECT * FROM jsonb_populate_recordset(NULL::queen.%1$I, $1) %2$s', chunk.table_name,
+            -- These outlive what they belong to, so they may have been here before.
+            CASE WHEN chunk.table_name IN ('subscriptions', 'topic_keys') THEN 'ON CONFLICT DO NOTHING' END)
+            USING chunk.rows;
     END LOOP;
     DELETE FROM queen.move_rows WHERE move_id = moved;
     DELETE FROM queen.moves WHERE id = moved;
