@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import asyncpg
 import pytest
 
-from queen.broker.shards.moving.fleet import connect_fleet
+from queen.broker.shards.moving.fleet import Fleet, connect_fleet
 from queen.broker.shards.moving.layout import change_layout
 from queen.broker.shards.moving.move import Mover
 from queen.errors import Conflict, NotFound
 from queen.wire.shards import Name
 from tests.api import Api
+from tests.faults.load import until
 from tests.shards.names import queue_on, topic_on
 from tests.topic_api import TopicApi, item, named, values
 
@@ -30,6 +32,12 @@ async def rows(dsn: str, query: str, *arguments: Any) -> list[asyncpg.Record]:
         return await connection.fetch(query, *arguments)
     finally:
         await connection.close()
+
+
+async def more_than(count: Callable[[], int], by: int) -> None:
+    """Wait until a count has grown by so much."""
+    goal = count() + by
+    await until(lambda: count() >= goal)
 
 
 async def test_a_moved_queue_is_what_it_was(api: Api, dsns: tuple[str, str]) -> None:
@@ -135,9 +143,7 @@ async def test_moving_under_load_loses_and_repeats_nothing_and_keeps_the_order(a
     producers = [asyncio.create_task(produce(partition)) for partition in partitions]
     consumers = [asyncio.create_task(consume()) for _ in range(3)]
     for to in (1, 0, 1):
-        goal = sum(map(len, consumed.values())) + 30
-        while sum(map(len, consumed.values())) < goal:
-            await asyncio.sleep(0.02)
+        await more_than(lambda: sum(map(len, consumed.values())), 30)
         await move(dsns, Name.queue(queue), to)
     stop.set()
     await asyncio.gather(*producers)
@@ -203,9 +209,7 @@ async def test_moving_a_topic_under_load_loses_and_repeats_nothing(topics: Topic
 
     producer, consumers = asyncio.create_task(produce()), [asyncio.create_task(consume()) for _ in range(2)]
     for to in (1, 0):
-        goal = len(done) + 20
-        while len(done) < goal:
-            await asyncio.sleep(0.02)
+        await more_than(lambda: len(done), 20)
         await move(dsns, Name.topic("ns", topic), to)
     stop.set()
     await producer
@@ -242,3 +246,68 @@ async def test_a_shard_that_is_opened_moves_nothing_and_takes_its_share_of_new_n
     new = queue_on(1, "new-")
     await api.push(new, 1)
     assert [row["name"] for row in await rows(dsns[1], "SELECT name FROM queen.queues")] == [new]
+
+
+class Mortal:
+    """A connection that dies, with the one beside it, before the statement at which their lives end."""
+
+    def __init__(self, connection: Any, life: list[int], both: list[Any]) -> None:
+        self._connection = connection
+        self._life = life
+        self._both = both
+        both.append(connection)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._connection, name)
+        if name not in ("execute", "fetch", "fetchval", "fetchrow", "executemany", "copy_records_to_table"):
+            return found
+
+        async def run(*arguments: Any, **options: Any) -> Any:
+            self._life[0] -= 1
+            if self._life[0] < 0:
+                for connection in self._both:
+                    connection.terminate()
+            return await found(*arguments, **options)
+
+        return run
+
+
+@pytest.mark.parametrize("kind", ["queue", "topic"])
+async def test_a_mover_that_dies_at_any_statement_leaves_it_moved_or_not_moved(
+    kind: str, api: Api, topics: TopicApi, dsns: tuple[str, str]
+) -> None:
+    name = Name.queue(queue_on(0)) if kind == "queue" else Name.topic("ns", topic_on(0))
+
+    async def add(number: int) -> None:
+        if kind == "queue":
+            await api.push(name.key, number)
+        else:
+            await topics.enqueue(item(number, name.parts[1]))
+
+    async def whole() -> list[Any]:
+        if kind == "queue":
+            return [message["data"] for message in await api.pop(name.key, batch=200, wait=True)]
+        return values(await topics.dequeue(200, topic=name.parts[1], wait=True))
+
+    statements, added = 0, 0
+    await add(added)
+    while True:
+        async with connect_fleet(dsns) as fleet:
+            holder, _ = await fleet.holder(name)
+            fleet_to = 1 - holder
+            life, both = [statements], list[Any]()
+            mortal = Fleet({one: Mortal(each, life, both) for one, each in fleet.connections.items()}, 2)
+            try:
+                await Mover(mortal).move(name, fleet_to)
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+                died = True
+            else:
+                died = False
+        added += 1
+        await add(added)
+        if not died:
+            break
+        statements += 3
+    assert statements > 20
+    assert await whole() == list(range(added + 1))
+    assert [len(await rows(one, f"SELECT FROM queen.{kind}s")) for one in dsns] in ([0, 1], [1, 0])
