@@ -296,7 +296,8 @@ async def test_a_mover_that_dies_at_any_statement_leaves_it_moved_or_not_moved(
             holder, _ = await fleet.holder(name)
             fleet_to = 1 - holder
             life, both = [statements], list[Any]()
-            mortal = Fleet({one: Mortal(each, life, both) for one, each in fleet.connections.items()}, 2)
+            lives: dict[int, Any] = {one: Mortal(each, life, both) for one, each in fleet.connections.items()}
+            mortal = Fleet(lives, 2)
             try:
                 await Mover(mortal).move(name, fleet_to)
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):

@@ -34,9 +34,7 @@ class Front:
         self._joining = Joining(settings.database_dsns)
         self.directory = Directory([broker.database for broker in brokers])
         self.consuming = ManyShards(self.directory, brokers)
-        self.placement = Placement(
-            Calls(self.directory), NamespaceRules(self.directory, brokers), settings.default_timeout
-        )
+        self.placement = Placement(Calls(self.directory), NamespaceRules(self.directory, brokers), brokers)
         Forwarding(self.directory, brokers)
         for broker in brokers:
             broker.kin = brokers

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from queen.broker.broker import Broker
 from queen.broker.shards.keys import NamespaceRules
 from queen.errors import BadRequest
 from queen.http.message import Request, Response, json_response
@@ -31,12 +32,12 @@ _TOPICS: Final = "/api/v1/topics"
 class Placement:
     """The table: `placers` by method and pattern. What is not in it is served by shard 0."""
 
-    def __init__(self, calls: Calls, rules: NamespaceRules, default_timeout_ms: int) -> None:
+    def __init__(self, calls: Calls, rules: NamespaceRules, brokers: Sequence[Broker]) -> None:
         self._calls = calls
         self._directory = calls.directory
         self._batches = Batches(calls, rules)
         self._wholes = Wholes(calls, rules)
-        self._waiting = Waiting(calls, default_timeout_ms)
+        self._waiting = Waiting(calls, brokers)
         self._merging = Merging(calls)
         self.placers: Mapping[str, Placer] = {
             **self._messaging(),

@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+import heapq
+import itertools
+import logging
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import asyncpg
 
+from queen.broker.broker import Broker
 from queen.errors import BadRequest, QueenError
 from queen.http.message import Request, Response
 from queen.http.placement.calls import Calls, Handlers, call, with_query
 from queen.http.router import Handler
+from queen.http.routes.messaging import MessagingRoutes
 from queen.wire.shards import Name
 
+log = logging.getLogger(__name__)
+
+_REFRESH_SECONDS: Final = 2.0
 _LONGEST_NAP: Final = 0.25
 _SHORTEST_NAP: Final = 0.01
+
+
+class Head(NamedTuple):
+    """Queues of one priority (as a number that sorts the highest first) on one shard."""
+
+    priority: int
+    shard: int
+    queues: tuple[str, ...]
 
 
 class Waiting:
     """Requests that wait where a queue or topic lives, and move with it."""
 
-    def __init__(self, calls: Calls, default_timeout_ms: int) -> None:
+    def __init__(self, calls: Calls, brokers: Sequence[Broker]) -> None:
         self._calls = calls
+        self._brokers = brokers
+        self._messaging = [MessagingRoutes(broker) for broker in brokers]
         self._directory = calls.directory
-        self._default_timeout_ms = default_timeout_ms
+        self._default_timeout_ms = brokers[0].settings.default_timeout
         self._turn = 0
 
     async def by_name(self, handlers: Handlers, request: Request, name: Name) -> Response:
@@ -40,41 +60,58 @@ class Waiting:
                 return answer
 
     async def anywhere(self, handlers: Handlers, request: Request) -> Response:
-        """Pop from the queues of a namespace or task: each shard is asked for what it has, in turn."""
-        if not request.query.get("namespace") and not request.query.get("task"):
+        """Pop from the queues of a namespace or task, wherever they live; those of higher priority first."""
+        namespace, task = request.query.get("namespace", ""), request.query.get("task", "")
+        if not namespace and not task:
             raise BadRequest("namespace or task is required (or pop one queue at /api/v1/pop/queue/<queue>)")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout(request)
-        nap = _SHORTEST_NAP
-        once = with_query(request, wait="false")
+        once, nap, read_at = with_query(request, wait="false"), _SHORTEST_NAP, -math.inf
+        heads: list[Head] = []
         while True:
-            response = await self._round(handlers, once)
+            if loop.time() - read_at > _REFRESH_SECONDS:
+                heads, read_at = await self._heads(namespace, task), loop.time()
+            response = await self._first(heads, once)
             left = deadline - loop.time()
-            if response.status != 204 or not request.query_bool("wait", False) or left <= 0:
-                return response
-            if request.disconnected:
+            if response.status != 204 or not request.query_bool("wait", False) or left <= 0 or request.disconnected:
                 return response
             await asyncio.sleep(min(nap, left))
             nap = min(_LONGEST_NAP, nap * 2)
 
-    async def _round(self, handlers: Handlers, request: Request) -> Response:
-        """The first shard that has something; another one begins each time."""
-        self._turn += 1
-        response = Response(204)
-        failures: list[Exception] = []
-        for place in range(len(handlers)):
+    async def _heads(self, namespace: str, task: str) -> list[Head]:
+        """What each shard has of each priority, the highest first. Raises when no shard can tell."""
+        found: dict[tuple[int, int], list[str]] = {}
+        failures: list[QueenError] = []
+        for shard, broker in enumerate(self._brokers):
             try:
-                response = await call(handlers[(self._turn + place) % len(handlers)], request)
-            except BadRequest:
-                raise
-            except (QueenError, asyncpg.PostgresError) as error:
+                queues = await broker.catalog.all_queues()
+            except QueenError as error:
                 failures.append(error)
                 continue
-            if response.status != 204:
-                return response
-        if len(failures) == len(handlers):
+            for queue in queues:
+                if (not namespace or queue.namespace == namespace) and (not task or queue.task == task):
+                    found.setdefault((-queue.priority, shard), []).append(queue.name)
+        if len(failures) == len(self._brokers):
             raise failures[0]
-        return response
+        heads = [Head(priority, shard, tuple(names)) for (priority, shard), names in found.items()]
+        heapq.heapify(heads)
+        return [heapq.heappop(heads) for _ in range(len(heads))]
+
+    async def _first(self, heads: Sequence[Head], request: Request) -> Response:
+        """The first that has something; among those of one priority another one begins each time."""
+        self._turn += 1
+        for _, level in itertools.groupby(heads, key=lambda head: head.priority):
+            some = list(level)
+            for place in range(len(some)):
+                head = some[(self._turn + place) % len(some)]
+                try:
+                    response = await self._messaging[head.shard].pop_from(request, head.queues, None)
+                except (QueenError, asyncpg.PostgresError) as error:
+                    log.debug("shard %d is left out of a pop: %s", head.shard, error)
+                    continue
+                if response.status != 204:
+                    return response
+        return Response(204)
 
     async def _while_there(self, handler: Handler, request: Request, name: Name, shard: int) -> Response | None:
         """The answer; None when the name has left that shard before there was one."""
