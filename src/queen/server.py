@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import os
 import signal
@@ -19,12 +20,16 @@ from queen import __version__
 from queen.broker.broker import Broker
 from queen.broker.groups import Groups
 from queen.broker.lately import Lately
+from queen.broker.shards.scraping import ShardsScraper
 from queen.broker.watching.history import History
 from queen.broker.watching.recorder import Recorder, ShellView
 from queen.broker.watching.scrape import Scraper
 from queen.broker.watching.status import Status
+from queen.cluster.shard_peers import ShardPeers
 from queen.http.host_answers import HostAnswers
 from queen.http.host_families import HostFamilies
+from queen.http.placement.front import Front, Routes
+from queen.http.placement.health import ShardsHealth
 from queen.http.protocol import Shell
 from queen.http.router import Around, Handler, Route, Router
 from queen.http.routes.analytics import AnalyticsRoutes
@@ -50,6 +55,8 @@ from queen.http.watching import watched
 from queen.metrics.board import Board
 from queen.metrics.meter import Meter
 from queen.settings import Settings
+from queen.storage.database import Record
+from queen.storage.shard_setup import check_alone
 from queen.telemetry import start_tracing, stop_tracing
 
 if TYPE_CHECKING:
@@ -75,48 +82,54 @@ class Worker:
     ) -> None:
         """`port` (0: any free one) is for several workers in one process; else it is the setting."""
         self.settings = settings
-        self.broker = Broker(settings, settings.database_dsns[0], worker_id, runtime_dir, Meter())
-        self.consume = ConsumeRoutes(self.broker)
+        self.brokers = _brokers(settings, worker_id, runtime_dir)
+        self.broker = self.brokers[0]
+        self._front = Front(settings, self.brokers) if len(self.brokers) > 1 else None
+        self.consume = ConsumeRoutes(self._front.consuming if self._front is not None else self.broker)
         router = Router(around=_around(settings, tracing))
-        self._health = HealthRoutes(self.broker, lambda: self.broker.spool.writer.healthy)
+        self._health = (
+            ShardsHealth(self.brokers)
+            if self._front is not None
+            else HealthRoutes(self.broker, lambda: self.broker.spool.writer.healthy)
+        )
         self.shell = Shell(router, max_body_bytes=settings.max_body_bytes)
-        host_answers = HostAnswers(runtime_dir) if settings.num_workers > 1 else None
-        shared = SharedAnswers(settings.stats_cache_ms / 1000, host_answers)
         self.recorder = Recorder(
             self.broker,
             Board(runtime_dir, worker_id, settings.num_workers),
             socket.gethostname(),
             ShellView(self.shell.statuses, self.shell.in_flight),
         )
-        for routes in (
-            self._health,
-            OpenApiRoutes(router.routes),
-            MessagingRoutes(self.broker, keep_bodies=tracing is not None),
-            QueueRoutes(self.broker, shared),
-            GroupRoutes(self.broker, shared),
-            MessageRoutes(self.broker),
-            ReadingRoutes(self.broker),
-            DeadLetterRoutes(self.broker),
-            TraceRoutes(self.broker),
-            self.consume,
-            ClusterRoutes(self.broker),
-            MaintenanceRoutes(self.broker),
-            *self._watching_routes(shared),
-            StreamRoutes(self.broker),
-            TopicRoutes(self.broker),
-        ):
-            routes.add_to(router)
+        for own in (self._health, OpenApiRoutes(router.routes), self.consume):
+            own.add_to(router)
+        cache_seconds = settings.stats_cache_ms / 1000
+        if self._front is not None:
+            self._front.add_to(
+                router, lambda broker: self._routes_of(broker, SharedAnswers(cache_seconds), keep_bodies=True)
+            )
+        else:
+            host_answers = HostAnswers(runtime_dir) if settings.num_workers > 1 else None
+            shared = SharedAnswers(cache_seconds, host_answers)
+            for routes in self._routes_of(self.broker, shared, keep_bodies=tracing is not None):
+                routes.add_to(router)
         self.port = settings.port if port is None else port
 
     async def start(self) -> None:
-        await self.broker.start()
+        if self._front is not None:
+            await self._front.join()
+        else:
+            await check_alone(self.broker.database)
+        for broker in self.brokers:
+            await broker.start()
+        if self._front is not None:
+            await self._front.start()
         self.recorder.start()
         server = await self.shell.serve(self.settings.host, self.port, reuse_port=True)
         self.port = server.sockets[0].getsockname()[1]
-        self.shell.shutting_down.append(self.broker.popper.release_parked)
         self.recorder.port = self.port
-        self.shell.shutting_down.append(self.broker.topics.dequeuer.release_parked)
-        self.shell.shutting_down.append(self.broker.topics.many.release_parked)
+        for broker in self.brokers:
+            self.shell.shutting_down.append(broker.popper.release_parked)
+            self.shell.shutting_down.append(broker.topics.dequeuer.release_parked)
+            self.shell.shutting_down.append(broker.topics.many.release_parked)
 
     async def stop(self) -> None:
         self._health.stopping = True
@@ -124,24 +137,80 @@ class Worker:
         await asyncio.sleep(self.settings.shutdown_delay_ms / 1000)
         await asyncio.gather(self.consume.shutdown(), self.shell.shutdown(_GRACE_SECONDS))
         await self.recorder.stop()
-        await self.broker.stop()
+        if self._front is not None:
+            await self._front.stop()
+        for broker in self.brokers:
+            await broker.stop()
 
-    def _watching_routes(self, shared: SharedAnswers) -> tuple[StatusRoutes, AnalyticsRoutes, MetricsRoutes]:
-        """The views of how it goes."""
-        broker, recorder = self.broker, self.recorder
-        families = HostFamilies(broker)
-        history = History(broker.database, recorder)
-        standings = Lately(
-            partial(broker.database.fetch, "queue_standings", "", "", ""), self.settings.stats_cache_ms / 1000
+    def _routes_of(self, broker: Broker, shared: SharedAnswers, *, keep_bodies: bool) -> tuple[Routes, ...]:
+        """Everything that can be asked of one shard."""
+        return (
+            MessagingRoutes(broker, keep_bodies=keep_bodies),
+            QueueRoutes(broker, shared),
+            GroupRoutes(broker, shared),
+            MessageRoutes(broker),
+            ReadingRoutes(broker),
+            DeadLetterRoutes(broker),
+            TraceRoutes(broker),
+            ClusterRoutes(broker),
+            MaintenanceRoutes(broker),
+            *self._watching_routes(broker, shared),
+            StreamRoutes(broker),
+            TopicRoutes(broker),
         )
-        status = Status(broker.database, history, standings)
-        groups = Groups(broker.database, broker.catalog, broker.tell)
-        scraper = Scraper(broker.database, groups, history, recorder, standings, self.settings.metrics_max_queues)
+
+    def _watching_routes(
+        self, broker: Broker, shared: SharedAnswers
+    ) -> tuple[StatusRoutes, AnalyticsRoutes, MetricsRoutes]:
+        """The views of how it goes. What was counted is kept by the first shard for all of them."""
+        families = HostFamilies(broker)
+        standings = self._standings(broker)
+        status = Status(broker.database, History(self.broker.database, self.recorder), standings)
+        sources = (families.spool, families.shards, families.peers)
         return (
             StatusRoutes(broker, status, shared),
-            AnalyticsRoutes(broker, status, history, shared),
-            MetricsRoutes(recorder, scraper, shared, sources=(families.spool, families.shards, families.peers)),
+            AnalyticsRoutes(broker, status, History(broker.database, self.recorder), shared),
+            MetricsRoutes(self.recorder, self._scraper(broker, standings), shared, sources=sources),
         )
+
+    def _scraper(self, broker: Broker, standings: Lately[list[Record]]) -> Scraper:
+        """Of all shards, whichever is asked."""
+        first, *others = [
+            Scraper(
+                one.database,
+                Groups(one.database, one.catalog, one.tell),
+                History(one.database, self.recorder),
+                self.recorder,
+                standings if one is broker else self._standings(one),
+                self.settings.metrics_max_queues,
+            )
+            for one in self.brokers
+        ]
+        return ShardsScraper(first, others) if others else first
+
+    def _standings(self, broker: Broker) -> Lately[list[Record]]:
+        seconds = self.settings.stats_cache_ms / 1000
+        return Lately(partial(broker.database.fetch, "queue_standings", "", "", ""), seconds)
+
+
+def _brokers(settings: Settings, worker_id: int, runtime_dir: Path) -> tuple[Broker, ...]:
+    """One for each shard. The first has the places that a server with one shard has; memory is divided among them."""
+    dsns, meter = settings.database_dsns, Meter()
+    if len(dsns) == 1:
+        return (Broker(settings, dsns[0], worker_id, runtime_dir, meter),)
+    shared = dataclasses.replace(
+        settings,
+        segment_cache_mb=max(1, settings.segment_cache_mb // len(dsns)),
+        dedup_memory_mb=max(1, settings.dedup_memory_mb // len(dsns)),
+    )
+    brokers = [Broker(shared, dsns[0], worker_id, runtime_dir, meter)]
+    for number, dsn in enumerate(dsns[1:], start=1):
+        place = runtime_dir / f"shard-{number}"
+        place.mkdir(parents=True, exist_ok=True)
+        own = dataclasses.replace(shared, file_buffer_dir=str(settings.spool_dir / f"shard-{number}"))
+        peers = ShardPeers(own, place, brokers[0].peers, number)
+        brokers.append(Broker(own, dsn, worker_id, place, meter, peers))
+    return tuple(brokers)
 
 
 def _around(settings: Settings, tracing: Tracing | None) -> Around | None:

@@ -111,7 +111,7 @@ class Settings:
         tuple[str, ...],
         Declared(
             DATABASE_URLS,
-            "Databases as URLs, instead of the `PG_` variables; the first is used.",
+            "Databases as URLs, instead of the `PG_` variables: one, or one per shard in the order of their numbers.",
             secret=True,
         ),
     ] = ()

@@ -48,6 +48,7 @@ from queen.broker.renew import Renewer
 from queen.broker.replay import Replayer
 from queen.broker.segments import SegmentCache
 from queen.broker.selections import Selections
+from queen.broker.shards.upkeep import shard_jobs
 from queen.broker.stream_cycles import StreamCycles
 from queen.broker.streams import StreamQueries
 from queen.broker.topics.topics import TOPIC_EVENTS, Topics
@@ -58,6 +59,7 @@ from queen.broker.turn import Turn
 from queen.broker.watch import Watch
 from queen.cluster.local_bus import LocalBus
 from queen.cluster.peers import Peers, is_relayed
+from queen.cluster.shard_peers import by_shard
 from queen.metrics.meter import Meter
 from queen.settings import Settings
 from queen.spool.spool import Spool
@@ -72,8 +74,19 @@ _MOST_HASHES = 4000
 class Broker:
     """Everything a worker does with queues. Parts are public: routes call the one they need."""
 
-    def __init__(self, settings: Settings, dsn: str, worker_id: int, runtime_dir: Path, meter: Meter) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        dsn: str,
+        worker_id: int,
+        runtime_dir: Path,
+        meter: Meter,
+        peers: Peers | None = None,
+    ) -> None:
+        """`peers` are ties to other hosts that are somebody else's."""
         self.settings = settings
+        self.kin: Sequence[Broker] = ()
+        """The brokers of all shards in the order of their numbers, where there are several."""
         self.worker_id = worker_id
         self.meter = meter
         self.database = Database(
@@ -93,7 +106,7 @@ class Broker:
         self.leases = LeaseBook()
         self.bus = LocalBus(runtime_dir, worker_id, settings.num_workers, self._receive)
         self._alone = settings.num_workers == 1
-        self.peers = Peers(settings, runtime_dir, self.bus.send, self._heard)
+        self.peers = peers or Peers(settings, runtime_dir, self.bus.send, self._heard)
         preparer = Preparer(self.envelope, self.ids)
         assembler = Assembler(self.dedup, preparer, dedup_window=settings.dedup_window_seconds)
         appender = Appender(assembler, self.dedup, self.cache, self._stored)
@@ -185,7 +198,8 @@ class Broker:
         self.dead_letters = DeadLetters(self.database, self.catalog, self.envelope, redriver)
         self.traces = Traces(self.database, self.catalog, self.leases, self.envelope, worker_id)
         self.janitor = Janitor(
-            self.database, lambda ears: [*cleaning_jobs(settings, self.tell, ears), *topic_jobs(settings)]
+            self.database,
+            lambda ears: [*cleaning_jobs(settings, self.tell, ears), *topic_jobs(settings), *shard_jobs(settings)],
         )
 
     async def start(self) -> None:
@@ -344,7 +358,10 @@ class Broker:
 
     def _heard(self, events: Sequence[Event]) -> None:
         """Another host did something."""
-        self._take_in_news([event for event in events if event[0] not in HOST_ONLY])
+        for shard, some in by_shard(events).items():
+            broker = self if shard == 0 else self.kin[shard] if shard < len(self.kin) else None
+            if broker is not None:
+                broker._take_in_news([event for event in some if event[0] not in HOST_ONLY])
 
     def _take_in_news(self, events: Sequence[Event]) -> None:
         for event in events:

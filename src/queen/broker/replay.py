@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -29,6 +29,7 @@ from queen.spool.reader import Taken
 from queen.spool.record import Record
 from queen.spool.spool import Spool
 from queen.storage.database import Database
+from queen.storage.shard_setup import ELSEWHERE
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import IdBlock
 from queen.wire.segment import MalformedSegment, Segment, pack_segment
@@ -88,6 +89,8 @@ class Replayer:
         self._begun = False
         self._unsure = False
         self._failed_at = 0.0
+        self.send_on: Callable[[Record], Awaitable[bool]] | None = None
+        """With several shards: stores a record on the shard that its queue has moved to."""
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -209,8 +212,25 @@ class Replayer:
                 for one in taken:
                     await self._store_taken([one])
                 return
-            await self._set_aside(taken[0].record, error, batch.positions)
+            if await self._sent_on(taken[0].record, error):
+                await self._database.fetch("spool_advance", list(batch.positions), list(batch.positions.values()))
+            else:
+                await self._set_aside(taken[0].record, error, batch.positions)
         self._spool.reader.settle(taken)
+
+    async def take_over(self, record: Record) -> None:
+        """Store a record of somebody else's spool, whose attempts before may have done so already."""
+        await self._store(_Batch([msgspec.structs.replace(record, tried=[*record.tried, record.block])], {}))
+
+    async def _sent_on(self, record: Record, error: Exception) -> bool:
+        """Whether a record was refused because its queue lives on another shard, and that has it now."""
+        if self.send_on is None or not isinstance(error, asyncpg.PostgresError) or error.sqlstate != ELSEWHERE:
+            return False
+        try:
+            return await self.send_on(record)
+        except (QueenError, asyncpg.PostgresError) as refused:
+            log.warning("a record for queue %s cannot be sent on to its shard now: %s", record.queue, refused)
+            return False
 
     async def _set_aside(self, record: Record, error: Exception, positions: Mapping[uuid.UUID, int]) -> None:
         reason = str(error) or type(error).__name__
@@ -233,9 +253,10 @@ class Replayer:
                 except (DatabaseAway, Overloaded):
                     raise
                 except (QueenError, asyncpg.PostgresError, EnvelopeError, MalformedSegment) as error:
-                    log.debug("%s is still refused: %s", failed.path, error)
-                    refused.add(target)
-                    continue
+                    if not await self._sent_on(failed.record, error):
+                        log.debug("%s is still refused: %s", failed.path, error)
+                        refused.add(target)
+                        continue
             await asyncio.to_thread(self._spool.failed.remove, failed)
             await self._database.fetch("spool_forget", [failed.file_id])
 

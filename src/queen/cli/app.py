@@ -15,6 +15,7 @@ import typer
 from queen import __version__
 from queen.cli.logs import configure_logging
 from queen.cli.settings_table import settings_page, settings_table
+from queen.cli.shards import app as shards
 from queen.errors import QueenError
 from queen.settings import Settings
 from queen.telemetry import span_exporters
@@ -27,6 +28,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(shards, name="shards")
 
 
 def run() -> None:

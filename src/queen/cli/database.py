@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -12,6 +12,7 @@ import msgspec
 
 from queen.errors import DatabaseAway, QueenError
 from queen.storage.migrate import load_migrations
+from queen.storage.shard_setup import set_up_shards
 
 _log = logging.getLogger("queen.supervisor")
 
@@ -73,6 +74,35 @@ async def prepare_database(
             await asyncio.sleep(_RETRY_SECONDS)
         except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise QueenError(f"PostgreSQL at {describe_dsn(dsn)} cannot be used: {error}") from error
+
+
+async def prepare_shards(dsns: Sequence[str], migrate: Migrate, patience: float = _PATIENCE_SECONDS) -> None:
+    """Migrate the databases of all shards. The first time all of them are waited for, later one is enough."""
+    deadline = time.monotonic() + patience
+    while True:
+        outcomes = await asyncio.gather(*(migrate(dsn) for dsn in dsns), return_exceptions=True)
+        away: list[tuple[int, DatabaseAway]] = []
+        for number, (dsn, outcome) in enumerate(zip(dsns, outcomes, strict=True)):
+            if isinstance(outcome, DatabaseAway):
+                away.append((number, outcome))
+            elif isinstance(outcome, asyncpg.PostgresError | asyncpg.InterfaceError):
+                raise QueenError(f"shard {number} at {describe_dsn(dsn)} cannot be used: {outcome}") from outcome
+            elif outcome is not None:
+                raise outcome
+        try:
+            if len(away) < len(dsns):
+                await set_up_shards(dsns)
+                return
+        except DatabaseAway as error:
+            away = away or [(0, error)]
+        number, reason = away[0]
+        if time.monotonic() >= deadline:
+            raise QueenError(
+                f"no PostgreSQL at {describe_dsn(dsns[number])}, which is shard {number} ({reason}): start it,"
+                " or correct DATABASE_URLS"
+            ) from reason
+        _log.warning("waiting for shard %d at %s: %s", number, describe_dsn(dsns[number]), reason)
+        await asyncio.sleep(_RETRY_SECONDS)
 
 
 def describe_dsn(dsn: str) -> str:

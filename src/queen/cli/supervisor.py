@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from queen import __version__
-from queen.cli.database import Migrate, SchemaMark, describe_dsn, prepare_database
+from queen.cli.database import Migrate, SchemaMark, describe_dsn, prepare_database, prepare_shards
 from queen.cli.port_check import check_port
 from queen.cli.postgres_log import PostgresLog
 from queen.cli.stop import Stop, first_of
@@ -84,7 +84,11 @@ class Supervisor:
 
     async def _serve_from(self, settings: Settings, dsn: str, postgres: EmbeddedPostgres | None = None) -> None:
         mark = SchemaMark(settings.queen_data_dir, dsn) if postgres is None else None
-        await first_of(prepare_database(dsn, self._migrate, mark=mark), self._stop.asked.wait())
+        if len(settings.database_dsns) > 1:
+            preparing = prepare_shards(settings.database_dsns, self._migrate)
+        else:
+            preparing = prepare_database(dsn, self._migrate, mark=mark)
+        await first_of(preparing, self._stop.asked.wait())
         with tempfile.TemporaryDirectory(prefix="queen-") as runtime_dir:
             # Workers are told the database, whoever runs it.
             told = dataclasses.replace(settings, database_urls=(dsn, *settings.database_dsns[1:]))
@@ -123,6 +127,8 @@ def _announcement(settings: Settings, dsn: str) -> str:
     host = "localhost" if settings.host in ("0.0.0.0", "::", "") else settings.host
     where = f"[{host}]" if ":" in host else host
     database = "PostgreSQL 18, embedded" if settings.embedded else f"PostgreSQL at {describe_dsn(dsn)}"
+    if len(settings.database_dsns) > 1:
+        database += f", and {len(settings.database_dsns) - 1} more (queen shards list)"
     return (
         f"Queen {__version__} is ready at http://{where}:{settings.port}\n"
         f"  workers   {settings.num_workers}\n"

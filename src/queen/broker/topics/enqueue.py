@@ -27,10 +27,14 @@ _MOST_ATTEMPTS: Final = 5
 
 @dataclass(slots=True)
 class Entry:
-    """One item, and the id that it has or (as a duplicate) names; 0: not known yet."""
+    """One item, and the id that it has or (as a duplicate) names; 0: not known yet.
+
+    `settled`: it is stored, or a duplicate. Should the rest of its batch be refused, it is not stored again.
+    """
 
     item: EnqueueItem
     id: int = 0
+    settled: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +103,9 @@ class Enqueuer:
     async def store(self, fetcher: Fetcher, entries: Sequence[Entry]) -> Stored:
         """Store items by statements of `fetcher`; `settle` is to be called once they are committed."""
         stored = Stored()
-        waiting = list(entries)
+        waiting = [entry for entry in entries if not entry.settled]
+        if not waiting:
+            return stored
         for _ in range(_MOST_ATTEMPTS):
             topics = await self._catalog.ensure({(entry.item.namespace, entry.item.topic) for entry in waiting})
             ids = await self._ids.take(len(waiting))
@@ -148,6 +154,7 @@ class Enqueuer:
         left: list[tuple[Entry, Topic]] = []
         for entry, topic in housed:
             if entry.id in new:
+                entry.settled = True
                 stored.note(entry, topic, row["at"])
             else:
                 left.append((entry, topic))
@@ -172,4 +179,5 @@ class Enqueuer:
                 again.append(entry)
             else:
                 entry.id = owner
+                entry.settled = True
         return again

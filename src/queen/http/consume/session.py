@@ -10,12 +10,12 @@ from typing import Any, Final, TypeVar
 
 import asyncpg
 
-from queen.broker.broker import Broker
 from queen.broker.catalog import QUEUE_MODE
 from queen.broker.pop import PopOptions
 from queen.broker.release import HeldLease
 from queen.errors import BadRequest, Conflict, NotFound, QueenError
 from queen.http.consume import answers
+from queen.http.consume.backend import Backend
 from queen.http.consume.held import HeldLeases, lease_of
 from queen.http.consume.requests import (
     Acknowledge,
@@ -52,7 +52,7 @@ _MOST_WORKING: Final = 64
 class Session:
     """Serves the requests of one client. Every rule is the broker's: this only passes on."""
 
-    def __init__(self, broker: Broker, socket: WebSocket, spawn: Spawn) -> None:
+    def __init__(self, broker: Backend, socket: WebSocket, spawn: Spawn) -> None:
         """`spawn` runs what has to be finished although the client is gone."""
         self._broker = broker
         self._socket = socket

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
-from queen.broker.pop import Pop, PopOptions
-from queen.broker.popper import Popper
+from queen.broker.pop import PopOptions
 from queen.errors import DatabaseAway
+from queen.http.consume.backend import PendingPop, Popping
 
 # Several partitions are claimed in one statement when several pops wait; more of them would only pile up batches for
 # a client that stops reading.
@@ -52,7 +52,7 @@ class Subscription:
         group: str,
         options: PopOptions,
         credit: int,
-        popper: Popper,
+        popper: Popping,
         outlet: Outlet,
     ) -> None:
         self.id = id
@@ -65,7 +65,7 @@ class Subscription:
         self._outlet = outlet
         # Messages consumed at once are lost with the connection, so no more of them are fetched than can be sent.
         self._most_pops = 1 if options.auto_ack else MOST_POPS
-        self._pops: set[Pop] = set()
+        self._pops: set[PendingPop] = set()
         self._has_begun = False
         self._stopped = False
         self._when_idle: Callable[[], None] | None = None
@@ -119,7 +119,7 @@ class Subscription:
         self._pops.add(pop)
         pop.answer.add_done_callback(partial(self._answered, pop))
 
-    def _answered(self, pop: Pop, answer: asyncio.Future[bytes | None]) -> None:
+    def _answered(self, pop: PendingPop, answer: asyncio.Future[bytes | None]) -> None:
         self._pops.discard(pop)
         if answer.cancelled():
             return

@@ -16,7 +16,7 @@ from websockets.protocol import Protocol, Side
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from queen.broker.broker import Broker
+from queen.http.consume.backend import Backend
 from queen.http.consume.session import Session
 from queen.http.errors import RETRY_SOON
 from queen.http.message import Request, Response, error_response
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 class ConsumeRoutes:
     """`GET /ws/v1/consume`, and every connection that was made by it."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Backend) -> None:
         settings = broker.settings
         self._broker = broker
         self._limits = Limits(

@@ -53,7 +53,7 @@ class MessagingRoutes:
         check_name(queue, "Queue", "/pop/queue/<queue>")
         if partition is not None:
             check_name(partition, "Partition", "/partition/<partition>")
-        return self._pop(request, (queue,), partition)
+        return self.pop_from(request, (queue,), partition)
 
     async def pop_filtered(self, request: Request) -> Response:
         """Pop from every queue of a namespace, of a task, or of both; those of higher priority first."""
@@ -66,7 +66,8 @@ class MessagingRoutes:
         request.on_disconnect(popping.cancel)
         return _popped(await popping)
 
-    def _pop(self, request: Request, queues: tuple[str, ...], partition: str | None) -> asyncio.Future[Response]:
+    def pop_from(self, request: Request, queues: tuple[str, ...], partition: str | None) -> asyncio.Future[Response]:
+        """Pop from these queues, as the query of the request says."""
         answer = self._broker.popper.pop(queues, partition, self._group(request), self._options(request), _popped)
         request.on_disconnect(answer.cancel)
         return answer

@@ -1,0 +1,1 @@
+"""Several PostgreSQL instances: what lives where, and how it gets elsewhere."""

@@ -1,0 +1,1 @@
+"""Moving queues and topics from shard to shard while they are used."""

@@ -1,0 +1,223 @@
+"""What a queue or a topic consists of, and how it is locked, carried over and removed."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, Protocol
+
+from queen.broker.shards.moving.rows import Row, carry, same_ids
+from queen.broker.shards.moving.segments import OnCopied, SegmentCopy, remove_segments
+from queen.broker.topics.catalog import LOCKS
+from queen.storage.database import Connection, Record
+from queen.wire.shards import Name
+
+# In the order in which everybody else takes them: cursors before partitions.
+_HELD_TABLES = "queen.cursors, queen.stream_state, queen.dead_letters, queen.traces, queen.subscriptions"
+_TOPIC_LOCK = 1_366_650_960
+_OF_QUEUE = "partition_id IN (SELECT id FROM queen.partitions WHERE queue_id = $1)"
+
+
+class Contents(Protocol):
+    """Something that moves. `source` is in a transaction from `hold` on."""
+
+    async def total(self) -> int:
+        """How much there is to copy before anything is held."""
+
+    async def copy(self) -> None:
+        """Copy what can be copied while it is used."""
+
+    async def hold(self) -> None:
+        """Let nobody use it until the transaction ends."""
+
+    async def carry(self, move_id: uuid.UUID) -> None:
+        """Bring the rest to the other shard."""
+
+    async def remove(self, move_id: uuid.UUID) -> None:
+        """Remove it here."""
+
+    @property
+    def left_id(self) -> int | None:
+        """By which those who come too late are told that it has left; None where they find nothing to do anyway."""
+
+
+class QueueContents:
+    """A queue with its partitions, messages, cursors, dead letters, traces, subscriptions and streaming state."""
+
+    def __init__(self, source: Connection, target: Connection, id: int, name: Name, on_copied: OnCopied) -> None:
+        self._source = source
+        self._target = target
+        self._id = id
+        self._name = name.key
+        self._segments = SegmentCopy(source, target, id, on_copied)
+        self._partitions: list[Record] = []
+
+    async def total(self) -> int:
+        return await self._segments.total()
+
+    async def copy(self) -> None:
+        await self._segments.clear()
+        await self._segments.copy()
+
+    async def hold(self) -> None:
+        await self._source.execute(f"LOCK TABLE {_HELD_TABLES} IN EXCLUSIVE MODE")
+        await self._source.execute("SELECT FROM queen.queues WHERE id = $1 FOR UPDATE", self._id)
+        self._partitions = await self._source.fetch(
+            "SELECT id, next_offset FROM queen.partitions WHERE queue_id = $1 ORDER BY id FOR UPDATE", self._id
+        )
+
+    async def carry(self, move_id: uuid.UUID) -> None:
+        source, target = self._source, self._target
+        await self._segments.finish(self._partitions)
+        groups = await self._group_ids()
+        queries = await self._query_ids()
+
+        def of_group(row: Row) -> None:
+            row["group_id"] = groups[row["group_id"]]
+
+        def of_query(row: Row) -> None:
+            row["query_id"] = queries.get(row["query_id"], row["query_id"])
+
+        for table, query, argument, change in (
+            ("queues", "SELECT to_jsonb(t) FROM queen.queues t WHERE id = $1", self._id, None),
+            ("partitions", "SELECT to_jsonb(t) FROM queen.partitions t WHERE queue_id = $1", self._id, None),
+            ("cursors", f"SELECT to_jsonb(t) FROM queen.cursors t WHERE {_OF_QUEUE}", self._id, of_group),
+            (
+                "subscriptions",
+                "SELECT to_jsonb(t) FROM queen.subscriptions t WHERE queue_name = $1",
+                self._name,
+                of_group,
+            ),
+            ("dead_letters", "SELECT to_jsonb(t) FROM queen.dead_letters t WHERE queue_id = $1", self._id, of_group),
+            ("traces", "SELECT to_jsonb(t) FROM queen.traces t WHERE queue_id = $1", self._id, None),
+            (
+                "trace_names",
+                "SELECT to_jsonb(n) FROM queen.trace_names n JOIN queen.traces t ON t.id = n.trace_id"
+                " WHERE t.queue_id = $1",
+                self._id,
+                None,
+            ),
+            ("stream_state", f"SELECT to_jsonb(t) FROM queen.stream_state t WHERE {_OF_QUEUE}", self._id, of_query),
+        ):
+            await carry(source, target, move_id, table, query, argument, change=change)
+
+    async def remove(self, move_id: uuid.UUID) -> None:
+        for statement, argument in (
+            (f"DELETE FROM queen.cursors WHERE {_OF_QUEUE}", self._id),
+            (f"DELETE FROM queen.stream_state WHERE {_OF_QUEUE}", self._id),
+            ("DELETE FROM queen.dead_letters WHERE queue_id = $1", self._id),
+            ("DELETE FROM queen.traces WHERE queue_id = $1", self._id),
+            ("DELETE FROM queen.subscriptions WHERE queue_name = $1", self._name),
+            ("DELETE FROM queen.stream_queries WHERE source_queue = $1", self._name),
+            ("DELETE FROM queen.queues WHERE id = $1", self._id),
+        ):
+            await self._source.execute(statement, argument)
+        # The segments are many: they go when everybody uses the others.
+        await self._source.execute(
+            "UPDATE queen.moves SET partitions = $2 WHERE id = $1", move_id, [row["id"] for row in self._partitions]
+        )
+
+    @property
+    def left_id(self) -> int | None:
+        return None
+
+    async def _group_ids(self) -> dict[int, int]:
+        rows = await self._source.fetch(
+            f"SELECT DISTINCT group_id FROM queen.cursors WHERE {_OF_QUEUE}"
+            " UNION SELECT group_id FROM queen.dead_letters WHERE queue_id = $1"
+            " UNION SELECT group_id FROM queen.subscriptions WHERE queue_name = $2",
+            self._id,
+            self._name,
+        )
+        return await same_ids(self._source, self._target, "groups", [row["group_id"] for row in rows])
+
+    async def _query_ids(self) -> dict[int, int]:
+        """Streaming queries live with their source, under the id by which they are known."""
+        rows = await self._source.fetch(
+            "SELECT * FROM queen.stream_queries WHERE source_queue = $1 ORDER BY name", self._name
+        )
+        ids: dict[int, int] = {}
+        for row in rows:
+            ids[row["id"]] = await self._target.fetchval(
+                "INSERT INTO queen.stream_queries (public_id, name, source_queue, sink_queue, config_hash, created_at)"
+                " VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (name) DO UPDATE SET public_id = excluded.public_id,"
+                " source_queue = excluded.source_queue, sink_queue = excluded.sink_queue,"
+                " config_hash = excluded.config_hash RETURNING id",
+                *(row[key] for key in ("public_id", "name", "source_queue", "sink_queue", "config_hash", "created_at")),
+            )
+        return ids
+
+
+class TopicContents:
+    """A topic with its items, their keys and its dead letters.
+
+    Items change all the time, so they are carried together while it is held.
+    """
+
+    def __init__(self, source: Connection, target: Connection, id: int, name: Name, on_copied: OnCopied) -> None:
+        self._source = source
+        self._target = target
+        self._id = id
+        self._namespace = name.parts[0]
+        self._on_copied = on_copied
+
+    async def total(self) -> int:
+        return int(await self._source.fetchval("SELECT count(*) FROM queen.topic_items WHERE topic_id = $1", self._id))
+
+    async def copy(self) -> None:
+        return
+
+    async def hold(self) -> None:
+        await self._source.execute(
+            "SELECT pg_advisory_xact_lock($1::integer, $2::integer)", _TOPIC_LOCK, self._id % LOCKS
+        )
+        await self._source.execute("SELECT FROM queen.topics WHERE id = $1 FOR UPDATE", self._id)
+
+    async def carry(self, move_id: uuid.UUID) -> None:
+        source, target = self._source, self._target
+        await target.execute(
+            "INSERT INTO queen.topic_namespaces (name) VALUES ($1) ON CONFLICT DO NOTHING", self._namespace
+        )
+        namespace_id = await target.fetchval("SELECT id FROM queen.topic_namespaces WHERE name = $1", self._namespace)
+
+        def of_namespace(row: Row) -> None:
+            row["namespace_id"] = namespace_id
+
+        tables: tuple[tuple[str, str, Any], ...] = (
+            ("topics", "SELECT to_jsonb(t) FROM queen.topics t WHERE id = $1", of_namespace),
+            # Whoever leases or acks an item at this moment is waited for, and nobody does so afterwards.
+            ("topic_items", "SELECT to_jsonb(t) FROM queen.topic_items t WHERE topic_id = $1 FOR UPDATE", None),
+            ("topic_heads", "SELECT to_jsonb(t) FROM queen.topic_heads t WHERE topic_id = $1", None),
+            (
+                "topic_dead_letters",
+                "SELECT to_jsonb(t) FROM queen.topic_dead_letters t WHERE topic_id = $1 FOR UPDATE",
+                None,
+            ),
+            (
+                "topic_keys",
+                "SELECT to_jsonb(k) FROM queen.topic_items i JOIN queen.topics t ON t.id = i.topic_id"
+                " JOIN queen.topic_keys k ON k.namespace_id = t.namespace_id AND k.key = i.idempotency_key"
+                " AND k.item_id = i.id WHERE i.topic_id = $1",
+                of_namespace,
+            ),
+        )
+        for table, query, change in tables:
+            self._on_copied(await carry(source, target, move_id, table, query, self._id, change=change))
+
+    async def remove(self, move_id: uuid.UUID) -> None:
+        for table in ("topic_items", "topic_heads", "topic_dead_letters"):
+            await self._source.execute(f"DELETE FROM queen.{table} WHERE topic_id = $1", self._id)
+        await self._source.execute("DELETE FROM queen.topics WHERE id = $1", self._id)
+
+    @property
+    def left_id(self) -> int | None:
+        return self._id
+
+
+async def remove_leftovers(source: Connection, move_id: uuid.UUID) -> None:
+    """Remove the segments of a queue that has gone."""
+    partitions = await source.fetchval("SELECT partitions FROM queen.moves WHERE id = $1", move_id)
+    if partitions:
+        # They may have come back since.
+        here = await source.fetch("SELECT id FROM queen.partitions WHERE id = ANY ($1::bigint[])", partitions)
+        await remove_segments(source, sorted(set(partitions) - {row["id"] for row in here}))
+    await source.execute("DELETE FROM queen.moves WHERE id = $1", move_id)

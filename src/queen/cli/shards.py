@@ -1,0 +1,176 @@
+"""`queen shards`: what lives where, and bringing it elsewhere."""
+
+import asyncio
+import os
+from collections.abc import Coroutine, Sequence
+from typing import Annotated, Any
+
+import rich.console
+import rich.progress
+import rich.table
+import typer
+
+from queen.broker.shards.moving.fleet import Fleet, connect_fleet
+from queen.broker.shards.moving.layout import change_layout, move_namespace, namespace_homes
+from queen.broker.shards.moving.move import Mover
+from queen.broker.shards.moving.overview import names_on, view_shards
+from queen.cli.database import describe_dsn
+from queen.errors import BadRequest, Conflict, QueenError
+from queen.settings import Settings
+from queen.storage.migrate import migrate
+from queen.storage.shard_setup import set_up_shards
+from queen.wire.shards import Name, home
+
+app = typer.Typer(
+    help="Shards: the PostgreSQL instances that DATABASE_URLS names, and what lives on them.", no_args_is_help=True
+)
+
+
+@app.command("list")
+def list_shards() -> None:
+    """Show every shard, and how much lives on it."""
+    dsns = _dsns()
+
+    async def show() -> None:
+        async with connect_fleet(dsns) as fleet:
+            views = await view_shards(fleet)
+        table = rich.table.Table("shard", "database", "state", "queues", "topics", "bytes")
+        for view, dsn in zip(views, dsns, strict=True):
+            counts = [str(count) if view.state != "away" else "" for count in (view.queues, view.topics, view.bytes)]
+            table.add_row(str(view.number), describe_dsn(dsn), view.state, *counts)
+        console = rich.console.Console()
+        console.print(table)
+        for view in views:
+            for what in view.unfinished:
+                console.print(f"an unfinished move of {what} on shard {view.number}: move it again to finish it")
+
+    _run(show())
+
+
+@app.command()
+def add(
+    database_url: Annotated[str, typer.Argument(help="The database of the new shard, as a URL.")],
+    open_: Annotated[bool, typer.Option("--open", help="Have new queues and topics made on it.")] = False,
+) -> None:
+    """Make a database a shard: check it, migrate it, and give it its number.
+
+    Add its URL to DATABASE_URLS of every server, restart them, and then run this once more with --open. Nothing that
+    exists is moved. The same brings a shard back that was drained.
+    """
+    dsns = list(_dsns())
+    if database_url not in dsns:
+        dsns.append(database_url)
+    number = dsns.index(database_url)
+
+    async def join() -> None:
+        for dsn in dsns:
+            await migrate(dsn, wait_seconds=1.0)
+        await set_up_shards(dsns)
+        console = rich.console.Console()
+        async with connect_fleet(dsns) as fleet:
+            layout = await fleet.layout()
+            if open_:
+                await change_layout(fleet, sorted({*layout, number}))
+                console.print(f"shard {number} ({describe_dsn(database_url)}) takes new queues and topics now")
+            elif number in layout:
+                console.print(f"shard {number} ({describe_dsn(database_url)}) takes new queues and topics")
+            else:
+                console.print(
+                    f"{describe_dsn(database_url)} is shard {number}. Next: add it to DATABASE_URLS of every server"
+                    " (at the end), restart them, and run this again with --open"
+                )
+
+    _run(join())
+
+
+@app.command()
+def move(
+    name: Annotated[str, typer.Argument(help="A queue, or a topic as namespace/topic.")],
+    to: Annotated[int, typer.Option(help="The number of the shard it goes to.")],
+    topic: Annotated[bool, typer.Option("--topic", help="NAME is a topic, also if a queue has that name.")] = False,
+) -> None:
+    """Move a queue or a topic to another shard while it is used.
+
+    Should this be interrupted, whatever by, it has moved or it has not; run it again to finish.
+    """
+    dsns = _dsns()
+
+    async def run() -> None:
+        async with connect_fleet(dsns) as fleet:
+            what = await _find(fleet, name, topic)
+            moved = await _move(fleet, [(what, to)])
+        rich.console.Console().print(f"{what} is on shard {to}" + ("" if moved else " already"))
+
+    _run(run())
+
+
+@app.command()
+def drain(number: Annotated[int, typer.Argument(help="The number of the shard to empty.")]) -> None:
+    """Move everything away from a shard, which takes nothing new from now on.
+
+    What a name's hash says decides where it goes. Run it again if it was interrupted.
+    """
+    dsns = _dsns()
+
+    async def run() -> None:
+        async with connect_fleet(dsns) as fleet:
+            layout = [shard for shard in await fleet.layout() if shard != number]
+            if not layout:
+                raise Conflict(f"shard {number} is the only one that takes new names: open another one first")
+            await change_layout(fleet, layout)
+            names = await names_on(fleet, number)
+            await _move(fleet, [(name, home(name, layout)) for name in names])
+            for name, shard in (await namespace_homes(fleet, layout)).items():
+                if shard == number:
+                    await move_namespace(fleet, name, number, home(name, layout))
+        rich.console.Console().print(f"shard {number} is empty: {len(names)} queues and topics have left it")
+
+    _run(run())
+
+
+async def _find(fleet: Fleet, text: str, topic: bool) -> Name:
+    namespace, slash, rest = text.partition("/")
+    as_topic = Name.topic(namespace, rest) if slash and rest else None
+    if topic:
+        if as_topic is None:
+            raise BadRequest(f"{text!r} is not a topic: name it as namespace/topic")
+        return as_topic
+    queue = Name.queue(text)
+    if as_topic is None:
+        return queue
+    try:
+        await fleet.holder(queue)
+    except QueenError:
+        return as_topic
+    return queue
+
+
+async def _move(fleet: Fleet, moves: Sequence[tuple[Name, int]]) -> int:
+    """Move one after the other, and show how far it is; returns how many were not there already."""
+    moved = 0
+    with rich.progress.Progress(
+        rich.progress.TextColumn("{task.description}"),
+        rich.progress.BarColumn(),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TimeElapsedColumn(),
+    ) as bar:
+        for name, to in moves:
+            task = bar.add_task(f"{name}: looking", total=1)
+
+            def show(phase: str, done: int, total: int, name: Name = name, task: rich.progress.TaskID = task) -> None:
+                bar.update(task, description=f"{name}: {phase}", completed=done, total=max(1, total))
+
+            moved += await Mover(fleet, show).move(name, to)
+            bar.update(task, description=f"{name}: on shard {to}", completed=1, total=1)
+    return moved
+
+
+def _dsns() -> tuple[str, ...]:
+    dsns = Settings.from_env(os.environ).database_dsns
+    if not dsns:
+        raise QueenError("shards need databases of their own: set DATABASE_URLS as it is set for the server")
+    return dsns
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)

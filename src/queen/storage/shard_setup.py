@@ -1,0 +1,145 @@
+"""Makes databases the shards of one installation: each is told its number once, and refuses another one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+import asyncpg
+
+from queen.errors import DatabaseAway, QueenError
+from queen.storage.database import AWAY_ERRORS, Connection, Database, Record
+from queen.wire.shards import MOST_SHARDS, PARTITION_BITS, SMALL_ID_BITS
+
+log = logging.getLogger(__name__)
+
+ELSEWHERE = "QN001"
+"""The state in which a shard refuses a name that lives on another."""
+BEING_LAID_OUT = "QN002"
+"""The state in which a shard refuses a new name while shards are added or removed."""
+
+_LOCK = 0x5175_6565_6E01
+# Servers that knew of one shard only may go on for so long with numbers they have reserved.
+_NODES_AFTER_MS = 120_000
+_TRIGGERS = (
+    "CREATE OR REPLACE TRIGGER refuse_left AFTER INSERT ON queen.topic_items REFERENCING NEW TABLE AS added"
+    " FOR EACH STATEMENT EXECUTE FUNCTION queen.refuse_items_of_left_topics()",
+    "CREATE OR REPLACE TRIGGER refuse_left AFTER INSERT ON queen.traces"
+    " FOR EACH ROW EXECUTE FUNCTION queen.refuse_traces_of_left_queues()",
+)
+
+
+async def set_up_shards(dsns: Sequence[str]) -> list[int]:
+    """Have every database know which shard it is; returns the numbers of those that could not be reached.
+
+    All of them have to be there the first time. Databases that join an installation with queues or topics take no new
+    names until `queen shards add` says so. Each has to be migrated before.
+    """
+    if len(dsns) > MOST_SHARDS:
+        raise QueenError(f"DATABASE_URLS names {len(dsns)} shards; there can be at most {MOST_SHARDS}")
+    async with AsyncExitStack() as stack:
+        connections = await asyncio.gather(*(_connect(dsn) for dsn in dsns))
+        for connection in connections:
+            if connection is not None:
+                stack.push_async_callback(connection.close)
+        away = [number for number, connection in enumerate(connections) if connection is None]
+        reached = {number: connection for number, connection in enumerate(connections) if connection is not None}
+        known = {number: row for number, one in reached.items() if (row := await _state(one)) is not None}
+        for number, row in known.items():
+            check_number(row["number"], number)
+        if not known and away:
+            raise DatabaseAway(
+                f"shard {away[0]} is not reachable: the first time that several shards are used, all must be there"
+            )
+        layout = await _layout(reached, known)
+        if max(layout) >= len(dsns):
+            raise QueenError(
+                f"shard {max(layout)} is part of this installation, but DATABASE_URLS names only {len(dsns)}: name all"
+                " shards, in the order of their numbers"
+            )
+        for number in sorted(reached.keys() - known.keys()):
+            await become_shard(reached[number], number, layout)
+        return away
+
+
+async def become_shard(connection: Connection, number: int, layout: Sequence[int]) -> None:
+    """Tell a database that it is this shard, unless somebody has just done so."""
+    async with connection.transaction():
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
+        row = await _state(connection)
+        if row is not None:
+            check_number(row["number"], number)
+            return
+        if number:
+            await _begin_ids(connection, number)
+        await connection.execute("DELETE FROM queen.topic_nodes WHERE node % $1 <> $2", MOST_SHARDS, number)
+        for trigger in _TRIGGERS:
+            await connection.execute(trigger)
+        await connection.execute("INSERT INTO queen.shard (number, layout) VALUES ($1, $2)", number, list(layout))
+    log.info("this database is shard %d from now on", number)
+
+
+async def check_alone(database: Database) -> None:
+    """Raises `QueenError` when the only database of a server is one of several shards."""
+    try:
+        rows = await database.fetch("shard_state")
+    except (QueenError, asyncpg.PostgresError) as error:
+        log.debug("whether there are other shards cannot be told now: %s", error)
+        return
+    if rows and (rows[0]["number"] or len(rows[0]["layout"]) > 1):
+        raise QueenError("this database is one of several shards: have DATABASE_URLS name all of them, in their order")
+
+
+def check_number(stored: int, wanted: int) -> None:
+    if stored != wanted:
+        raise QueenError(
+            f"the database that DATABASE_URLS names as shard {wanted} is shard {stored}: name the shards in the order"
+            " of their numbers"
+        )
+
+
+async def _connect(dsn: str) -> Connection | None:
+    try:
+        return await asyncpg.connect(dsn, timeout=5)
+    except AWAY_ERRORS as error:
+        log.warning("a shard is not reachable: %s", error or type(error).__name__)
+        return None
+
+
+async def _state(connection: Connection) -> Record | None:
+    return await connection.fetchrow("SELECT number, layout, next_layout FROM queen.shard")
+
+
+async def _layout(reached: dict[int, Connection], known: dict[int, Record]) -> list[int]:
+    if known:
+        return list(known[min(known)]["layout"])
+    return [0] if await _is_used(reached[0]) else sorted(reached)
+
+
+async def _is_used(connection: Connection) -> bool:
+    return bool(
+        await connection.fetchval("SELECT EXISTS (SELECT FROM queen.queues) OR EXISTS (SELECT FROM queen.topics)")
+    )
+
+
+async def _begin_ids(connection: Connection, number: int) -> None:
+    """Ids that no other shard makes, so that what is moved can keep its own."""
+    if await _is_used(connection):
+        raise QueenError(
+            f"the database for shard {number} has queues or topics already: a new shard has to be an empty database"
+        )
+    columns = await connection.fetch(
+        "SELECT table_name, column_name, data_type FROM information_schema.columns"
+        " WHERE table_schema = 'queen' AND is_identity = 'YES'"
+    )
+    for column in columns:
+        bits = SMALL_ID_BITS if column["data_type"] == "integer" else PARTITION_BITS
+        await connection.execute(
+            f'ALTER TABLE queen."{column["table_name"]}" ALTER COLUMN "{column["column_name"]}"'
+            f" RESTART WITH {(number << bits) + 1}"
+        )
+    await connection.execute(
+        "UPDATE queen.topic_nodes SET upto_ms = extract(epoch FROM clock_timestamp()) * 1000 + $1", _NODES_AFTER_MS
+    )

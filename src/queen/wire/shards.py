@@ -1,0 +1,88 @@
+"""Which shard a new name belongs to, and on which one an id was made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from queen.wire.push import LONGEST_NAME
+
+MOST_SHARDS: Final = 32
+PARTITION_BITS: Final = 32
+"""A shard makes partition ids of so many bits below its number, so that no two shards make the same one."""
+SMALL_ID_BITS: Final = 24
+"""The same for ids that PostgreSQL keeps in 32 bits."""
+
+_FNV_OFFSET: Final = 2_166_136_261
+_FNV_PRIME: Final = 16_777_619
+# Names hold no control characters, so this cannot be part of one.
+_BETWEEN: Final = "\n"
+
+
+class Kind(StrEnum):
+    """What has a place of its own."""
+
+    QUEUE = "queue"
+    TOPIC = "topic"
+    NAMESPACE = "namespace"
+    """Of topics: its quota, and whose its idempotency keys are."""
+
+
+class Name(NamedTuple):
+    """A queue, a topic or a namespace, as the directory knows it."""
+
+    kind: Kind
+    key: str
+
+    @classmethod
+    def queue(cls, name: str) -> Name:
+        return cls(Kind.QUEUE, name)
+
+    @classmethod
+    def topic(cls, namespace: str, topic: str) -> Name:
+        return cls(Kind.TOPIC, namespace + _BETWEEN + topic)
+
+    @classmethod
+    def namespace(cls, namespace: str) -> Name:
+        return cls(Kind.NAMESPACE, namespace)
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """Namespace and topic."""
+        namespace, _, topic = self.key.partition(_BETWEEN)
+        return namespace, topic
+
+    @property
+    def can_exist(self) -> bool:
+        """Whether anything may have this name."""
+        parts = self.parts if self.kind is Kind.TOPIC else (self.key,)
+        return all(0 < len(part) <= LONGEST_NAME and part.isprintable() for part in parts)
+
+    @property
+    def hashed(self) -> str:
+        """The text whose hash picks a shard: `namespace:name`, without a namespace for queues, as theirs can change."""
+        if self.kind is Kind.QUEUE:
+            return f":{self.key}"
+        return ":".join(self.parts)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.key.replace(_BETWEEN, '/')}"
+
+
+def fnv1a32(text: str) -> int:
+    """The 32-bit FNV-1a hash of the text in UTF-8."""
+    value = _FNV_OFFSET
+    for byte in text.encode():
+        value = (value ^ byte) * _FNV_PRIME & 0xFFFF_FFFF
+    return value
+
+
+def home(name: Name, layout: Sequence[int]) -> int:
+    """The shard that a new name is made on, of those that take new names."""
+    return layout[fnv1a32(name.hashed) % len(layout)]
+
+
+def shard_of_partition(partition_id: int) -> int:
+    """The shard that made a partition; it may have been moved since."""
+    return partition_id >> PARTITION_BITS

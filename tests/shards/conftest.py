@@ -1,0 +1,51 @@
+"""Servers on two shards: databases of one PostgreSQL, which a test may stand a proxy before."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from queen.postgres import EmbeddedPostgres
+from tests.api import Api
+from tests.conftest import TEMPLATE, StartServer
+from tests.faults.proxy import Proxy, proxied
+from tests.topic_api import TopicApi
+
+
+@pytest.fixture
+async def second_dsn(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
+    """Another fresh database, for the second shard."""
+    name = f"test_{uuid.uuid4().hex}"
+    admin = await asyncpg.connect(postgres.dsn())
+    try:
+        await admin.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+        yield postgres.dsn(name)
+        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    finally:
+        await admin.close()
+
+
+@pytest.fixture
+def dsns(dsn: str, second_dsn: str) -> tuple[str, str]:
+    return dsn, second_dsn
+
+
+@pytest.fixture
+async def second_proxy(second_dsn: str) -> AsyncIterator[Proxy]:
+    """Stands between a server and the second shard."""
+    async with proxied(second_dsn) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def api(start_server: StartServer, dsns: tuple[str, str]) -> Api:
+    """A server on two shards."""
+    return await start_server(database_urls=dsns)
+
+
+@pytest.fixture
+def topics(api: Api) -> TopicApi:
+    return TopicApi(api)

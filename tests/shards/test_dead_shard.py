@@ -1,0 +1,90 @@
+"""A shard that is away affects what lives on it, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.api import Answer, Api
+from tests.conftest import StartServer
+from tests.faults.load import until
+from tests.faults.proxy import Proxy
+from tests.shards.names import queue_on, topic_on
+from tests.topic_api import TopicApi, item, values
+
+
+async def test_what_lives_on_other_shards_goes_on_and_the_rest_comes_back(
+    start_server: StartServer, dsn: str, second_proxy: Proxy
+) -> None:
+    api = await start_server(database_urls=(dsn, second_proxy.dsn), db_away_ms=500)
+    topics = TopicApi(api)
+    alive, dead = queue_on(0), queue_on(1)
+    for queue in (alive, dead):
+        await api.push(queue, "before")
+    assert api.worker is not None
+    presence = api.worker.brokers[1].database.presence
+    async with second_proxy.away():
+        await until(lambda: presence.away)
+        await api.push(alive, "during")
+        messages = await api.pop(alive, batch=5)
+        assert [message["data"] for message in messages] == ["before", "during"]
+        assert all(result["success"] for result in await api.ack(messages))
+        new = queue_on(0, "new")
+        await api.push(new, 1)
+        assert len(await api.pop(new)) == 1
+        await topics.enqueue(item(1, topic_on(0)))
+        assert values(await topics.dequeue(topic=topic_on(0))) == [1]
+        # Pushes to what is away are kept on disk, everything else is refused for now.
+        assert (await api.push(dead, "spooled"))[0]["status"] != "failed"
+        assert (await api.call("GET", f"/api/v1/pop/queue/{dead}")).status == 503
+        assert (await topics.call("POST", "/enqueue", [item(1, topic_on(1))])).status == 503
+        listed = (await api.call("GET", "/api/v1/resources/queues")).body["queues"]
+        assert {queue["name"] for queue in listed} == {alive, new}
+        ready = await api.call("GET", "/readyz")
+        assert (ready.status, ready.body["ready"]) == (200, True)
+        assert any("shard 1" in reason for reason in ready.body["reasons"])
+        assert (await api.call("GET", "/health")).body["status"] == "degraded"
+    await until(lambda: not presence.away)
+
+    async def both() -> list[str]:
+        return [message["data"] for message in await api.pop(dead, batch=5, wait=True, timeout=1000)]
+
+    seen: list[str] = []
+    while len(seen) < 2:
+        seen += await both()
+        await asyncio.sleep(0.05)
+        if seen:
+            break
+    await until_popped(api, dead, seen)
+    assert seen == ["before", "spooled"]
+    assert (await api.call("GET", "/health")).body["status"] == "healthy"
+
+
+async def until_popped(api: Api, queue: str, seen: list[str]) -> None:
+    """The spool is replayed a little after the database is back."""
+    if len(seen) == 2:
+        return
+    answer: Answer = await api.call("GET", f"/api/v1/status/queues/{queue}")
+    assert answer.status == 200
+    while len(seen) < 2:
+        messages = await api.pop(queue, consumerGroup="late", batch=5, wait=True, timeout=2000)
+        data = [message["data"] for message in messages]
+        if len(data) > len(seen):
+            seen[:] = data
+        else:
+            await api.ack(messages, "failed", group="late")
+
+
+async def test_a_server_starts_while_one_of_its_shards_is_away(
+    start_server: StartServer, dsn: str, second_proxy: Proxy
+) -> None:
+    urls = (dsn, second_proxy.dsn)
+    first = await start_server(database_urls=urls, num_workers=2)
+    await first.push(queue_on(1), 1)
+    async with second_proxy.away():
+        second = await start_server(worker_id=1, database_urls=urls, num_workers=2, db_away_ms=500)
+        await second.push(queue_on(0), 1)
+        assert len(await second.pop(queue_on(0))) == 1
+    assert second.worker is not None
+    presence = second.worker.brokers[1].database.presence
+    await until(lambda: not presence.away)
+    assert len(await second.pop(queue_on(1), wait=True, timeout=30_000)) == 1
