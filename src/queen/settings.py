@@ -254,6 +254,28 @@ class Settings:
         ),
     ] = ()
 
+    redis_addrs: Annotated[
+        tuple[str, ...],
+        Declared(
+            PEERS,
+            "Redis, as host:port: one server, or the Sentinels, or nodes of a cluster; unset: memory serves instead.",
+        ),
+    ] = ()
+    redis_password: Annotated[str, Declared(TEXT, "Password of Redis.", secret=True)] = ""
+    redis_sentinel_master: Annotated[
+        str, Declared(TEXT, "Name under which the Sentinels at `REDIS_ADDRS` know the server to use.")
+    ] = ""
+    redis_cluster_mode: Annotated[bool, Declared(FLAG, "`REDIS_ADDRS` are nodes of a Redis cluster.")] = False
+    redis_prefix: Annotated[
+        str, Declared(TEXT, "What keys in Redis begin with; deployments that share a Redis need one each.")
+    ] = "queen"
+    redis_timeout_ms: Annotated[
+        int,
+        Declared(
+            INTERVAL_MS, "A Redis that takes longer to answer is taken to be away: PostgreSQL serves alone.", "ms"
+        ),
+    ] = 500
+
     retention_interval: Annotated[int, Declared(INTERVAL_MS, "Time between runs of retention.", "ms")] = 300000
     retention_batch_size: Annotated[
         int, Declared(whole(1, 10**6), "Rows that one statement of retention removes at most.")
