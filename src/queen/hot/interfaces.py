@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -44,6 +44,10 @@ class Buffer(Protocol):
     async def find_key(self, shard: int, namespace: str, key: str) -> int | None:
         """The id of the buffered item with an idempotency key."""
         ...
+
+
+TURN_SECONDS: Final = 2.0
+"""A turn that did not end in this time never will: its queue is lost."""
 
 
 class TurnState(StrEnum):

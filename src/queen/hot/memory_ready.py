@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import bisect
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from queen.hot.interfaces import Turn, TurnState
+from queen.hot.interfaces import TURN_SECONDS, Turn, TurnState
 from queen.hot.ready_item import ReadyItem
 
 _place = attrgetter("place")
@@ -17,7 +18,7 @@ _place = attrgetter("place")
 class _Queue:
     token: str
     items: list[ReadyItem] = field(default_factory=list)
-    busy: bool = False
+    busy_until: float | None = None
 
 
 class MemoryReadyQueue:
@@ -33,9 +34,10 @@ class MemoryReadyQueue:
         queue = self._queues.get(topic)
         if queue is None or queue.token != token:
             return Turn(TurnState.LOST)
-        if queue.busy:
-            return Turn(TurnState.BUSY)
-        queue.busy = True
+        now = time.monotonic()
+        if queue.busy_until is not None:
+            return Turn(TurnState.BUSY if now < queue.busy_until else TurnState.LOST)
+        queue.busy_until = now + TURN_SECONDS
         return Turn(TurnState.YOURS, queue.items[:limit], len(queue.items))
 
     async def end(self, topic: int, token: str, taken: int, offered: Sequence[ReadyItem]) -> int:
@@ -45,7 +47,7 @@ class MemoryReadyQueue:
         del queue.items[:taken]
         for item in offered:
             bisect.insort(queue.items, item, key=_place)
-        queue.busy = False
+        queue.busy_until = None
         return len(queue.items)
 
     async def drop(self, topic: int) -> None:
