@@ -276,6 +276,14 @@ class Settings:
         ),
     ] = 500
 
+    topic_ready_items: Annotated[
+        int,
+        Declared(
+            whole(0, 100_000),
+            "Items of a hot topic that are leased ahead into its ready queue; 0: none are, dequeues lease their own.",
+        ),
+    ] = 1000
+
     retention_interval: Annotated[int, Declared(INTERVAL_MS, "Time between runs of retention.", "ms")] = 300000
     retention_batch_size: Annotated[
         int, Declared(whole(1, 10**6), "Rows that one statement of retention removes at most.")

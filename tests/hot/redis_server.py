@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio
@@ -55,7 +56,7 @@ class RedisServer:
         await until(self._answers, 30)
 
     async def call(self, *command: str | int) -> object:
-        client = redis.asyncio.Redis(host="127.0.0.1", port=self.port, password=self._password())
+        client: Any = redis.asyncio.Redis(host="127.0.0.1", port=self.port, password=self._password())
         try:
             answer: object = await client.execute_command(*command)
             return answer
