@@ -13,10 +13,10 @@ from queen.hot.memory_buffer import MemoryBuffer
 from queen.hot.memory_counters import MemoryCounters
 from queen.hot.memory_keys import MemoryKeys
 from queen.hot.memory_ready import MemoryReadyQueue
-from queen.hot.ready_item import ReadyItem
 from queen.hot.redis_counters import RedisCounters
 from queen.hot.redis_keys import RedisKeys
 from queen.hot.redis_ready import RedisReadyQueue
+from queen.wire.ready_item import ReadyItem, to_micros
 from tests.ageing import until
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -44,7 +44,7 @@ def buffer() -> Buffer:
 
 
 def ready_item(id: int, priority: int = 0, after: timedelta = timedelta()) -> ReadyItem:
-    return ReadyItem(id, TOPIC, priority, NOW + after, 0, NOW, NOW, None, None, None, None, True, None, b'"x"')
+    return ReadyItem(id, TOPIC, priority, to_micros(NOW + after), None, True, b',"data":"x"')
 
 
 def numbers(items: list[ReadyItem]) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from queen.hot.ready_item import ReadyItem
+from queen.wire.ready_item import ReadyItem
 
 
 class Buffered(msgspec.Struct, frozen=True, array_like=True):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from queen.hot.interfaces import TURN_SECONDS, Turn, TurnState
-from queen.hot.ready_item import ReadyItem
+from queen.wire.ready_item import ReadyItem
 
 _place = attrgetter("place")
 

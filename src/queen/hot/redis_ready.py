@@ -11,14 +11,13 @@ from __future__ import annotations
 import struct
 import uuid
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
 from queen.hot.interfaces import TURN_SECONDS, Turn, TurnState
 from queen.hot.link import RedisLink, Script
-from queen.hot.ready_item import ReadyItem
+from queen.wire.ready_item import ReadyItem
 
 _KEEP_MS: Final = 3_600_000
 _TURN_MS: Final = int(TURN_SECONDS * 1000)
@@ -57,7 +56,6 @@ redis.call('PEXPIRE', KEYS[1], ARGV[4])
 return redis.call('ZCARD', KEYS[1]) - 1
 """)
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PLACE: Final = struct.Struct(">IQQ")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ReadyItem).decode
@@ -100,6 +98,4 @@ class RedisReadyQueue:
 
 def place_bytes(item: ReadyItem) -> bytes:
     """The place in the order of service as bytes that compare as the places do."""
-    since = item.deliver_after - _EPOCH
-    micros = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
-    return _PLACE.pack(item.priority + 2**31, micros + 2**62, item.id)
+    return _PLACE.pack(item.priority + 2**31, item.due + 2**62, item.id)

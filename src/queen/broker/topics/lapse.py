@@ -19,7 +19,7 @@ from queen.storage.database import Database
 log = logging.getLogger(__name__)
 
 LAPSED: Final = "The lease ended before the item was acknowledged"
-SETTLED_SECONDS: Final = 1.0
+SETTLED_SECONDS: Final = 3.0
 """Items that were handed out of a ready queue longer ago have their leases written to them."""
 _AT_ONCE: Final = 1000
 _FINE_SECONDS: Final = 0.05

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from operator import attrgetter
 from typing import Final, NoReturn
 
@@ -22,9 +23,10 @@ from queen.broker.topics.catalog import Topic, TopicKey, lock_keys
 from queen.broker.topics.links import Links
 from queen.errors import QueenError, RedisAway
 from queen.hot.interfaces import TURN_SECONDS, ReadyQueue, Turn, TurnState
-from queen.hot.ready_item import ReadyItem
 from queen.storage.database import Database, Record
 from queen.wire.ids import IdSource
+from queen.wire.ready_item import ReadyItem, from_micros, to_micros
+from queen.wire.topic_items import add_payload, render_ahead
 
 log = logging.getLogger(__name__)
 
@@ -218,13 +220,13 @@ class ReadyDesk:
             await asyncio.sleep(_BUSY_SECONDS)
 
     async def _prefetch(self, seat: Seat, wanted: int, before: ReadyItem | None = None) -> list[ReadyItem]:
-        place = before.place if before is not None else (None, None, None)
+        place = _moment(before) if before is not None else (None, None, None)
         rows = await self._fetch("topic_prefetch", seat.topic.id, seat.token, wanted, *place, _LARGEST_COPIED)
         if before is None:
             seat.dry = len(rows) < wanted
         self.stats.fills += 1
         self.stats.filled += len(rows)
-        return sorted((ReadyItem(*row) for row in rows), key=_place)
+        return sorted((_ahead(row, seat.topic) for row in rows), key=_place)
 
     async def _hand_out(
         self, seat: Seat, asked: Sequence[Asked], items: Sequence[ReadyItem], *, checked: bool
@@ -236,7 +238,7 @@ class ReadyDesk:
             "topic_hand_out",
             seat.topic.id,
             seat.token,
-            *items[-1].place,
+            *_moment(items[-1]),
             checked,
             [one.owner for one, _ in given],
             [one.lease_seconds for one, _ in given],
@@ -269,10 +271,12 @@ class ReadyDesk:
         start = 0
         for one, count in zip(asked, _shares(asked, len(items)), strict=True):
             mine: list[ReadyItem] = []
+            if count:
+                until, at = leases[one.owner]
+                now = to_micros(at)
             for item in items[start : start + count]:
-                item.lease_owner = one.owner
-                item.leased_until, item.updated_at = leases[one.owner]
-                late = item.expires_at is not None and item.expires_at <= item.updated_at
+                item.lease_owner, item.leased_until, item.updated_at = one.owner, until, at
+                late = item.expires is not None and item.expires <= now
                 (expired if late else mine).append(item)
             dealt.append(mine)
             start += count
@@ -289,15 +293,31 @@ class ReadyDesk:
         return dealt
 
     async def _add_payloads(self, seat: Seat, dealt: list[list[ReadyItem]]) -> None:
-        large = [item.id for items in dealt for item in items if item.payload is None]
+        large = {item.id: item for items in dealt for item in items if not item.whole}
         if not large:
             return
-        payloads = {row["id"]: row["payload"] for row in await self._fetch("topic_payloads", large)}
+        for row in await self._fetch("topic_payloads", list(large)):
+            add_payload(large[row["id"]], row["payload"], row["is_json"])
         for items in dealt:
-            for item in items:
-                if item.payload is None:
-                    item.payload = payloads.get(item.id)
-            items[:] = [item for item in items if item.payload is not None]
+            items[:] = [item for item in items if item.whole]
+
+
+def _ahead(row: Record, topic: Topic) -> ReadyItem:
+    expires_at = row["expires_at"]
+    rendered, whole = render_ahead(row, topic.namespace, topic.name)
+    return ReadyItem(
+        row["id"],
+        row["topic_id"],
+        row["priority"],
+        to_micros(row["deliver_after"]),
+        to_micros(expires_at) if expires_at is not None else None,
+        whole,
+        rendered,
+    )
+
+
+def _moment(item: ReadyItem) -> tuple[int, datetime, int]:
+    return item.priority, from_micros(item.due), item.id
 
 
 def _merge(items: Sequence[ReadyItem], more: Sequence[ReadyItem]) -> list[ReadyItem]:

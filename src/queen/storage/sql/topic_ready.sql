@@ -41,7 +41,7 @@ WHERE r.token IS NOT NULL AND r.until <= clock_timestamp();
 
 -- name: topic_prefetch
 -- Lease the first items of a topic that are ready and due for its ready queue ($2), so many ($3); those before a place
--- ($4, $5, $6), if it is given.
+-- ($4, $5, $6), if it is given. They need no lock: as long as there is a queue, nobody else leases them.
 WITH mine AS MATERIALIZED (
     SELECT topic_id FROM queen.topic_ready WHERE topic_id = $1 AND token = $2 AND until > clock_timestamp() FOR SHARE
 ), picked AS MATERIALIZED (
@@ -53,15 +53,14 @@ WITH mine AS MATERIALIZED (
             AND (i.expires_at IS NULL OR i.expires_at > statement_timestamp())
             AND ($4::integer IS NULL
                 OR (i.priority, i.deliver_after, i.id) < ($4::integer, $5::timestamptz, $6::bigint))
-        ORDER BY i.deliver_after, i.id LIMIT $3 FOR UPDATE SKIP LOCKED
+        ORDER BY i.deliver_after, i.id LIMIT $3
     ) r
     WHERE $4::integer IS NULL OR h.priority <= $4::integer
     ORDER BY h.priority, r.deliver_after, r.id LIMIT $3
 )
 UPDATE queen.topic_items i SET leased_until = 'infinity', lease_owner = NULL
-WHERE i.id = ANY (ARRAY(SELECT id FROM picked))
-RETURNING i.id, i.topic_id, i.priority, i.deliver_after, i.retries, i.created_at, i.updated_at, i.first_failed_at,
-    i.last_error, i.expires_at, i.idempotency_key, i.is_json, i.metadata,
+WHERE i.id = ANY (ARRAY(SELECT id FROM picked)) AND i.leased_until IS NULL
+RETURNING i.id, i.topic_id, i.priority, i.deliver_after, i.retries, i.created_at, i.first_failed_at, i.last_error, i.expires_at, i.idempotency_key, i.is_json, i.metadata,
     CASE WHEN octet_length(i.payload) <= $7::integer THEN i.payload END AS payload;
 
 -- name: topic_hand_out
@@ -135,4 +134,4 @@ SELECT count(*) AS freed FROM back;
 
 -- name: topic_payloads
 -- The payloads of items.
-SELECT id, payload FROM queen.topic_items WHERE id = ANY ($1::bigint[]);
+SELECT id, is_json, payload FROM queen.topic_items WHERE id = ANY ($1::bigint[]);
