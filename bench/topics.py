@@ -141,7 +141,10 @@ async def measure_ready(arguments: argparse.Namespace) -> None:
     """One topic, with and without a ready queue; servers run in turns, as the machine is not always alike."""
     print(f"{'':>14}{'dequeue 100':>14}{'median':>10}{'dequeue 100 + ack':>20}   items/s, ms, items/s")
     async with redis_server() if arguments.redis else nullcontext("") as address:
-        ways = {"one by one": {"TOPIC_READY_ITEMS": "0"}, "ready queue": {"REDIS_ADDRS": address} if address else {}}
+        ways = {
+            "one by one": {"TOPIC_READY_QUEUES": "off"},
+            "ready queue": {"TOPIC_READY_QUEUES": "on", "REDIS_ADDRS": address},
+        }
         for _ in range(arguments.rounds):
             for way, settings in ways.items():
                 dequeued, wait, acked = await dequeue_rates(arguments, settings)

@@ -23,10 +23,12 @@ from queen.broker.watching.history import History
 from queen.broker.watching.recorder import Recorder, ShellView
 from queen.broker.watching.scrape import Scraper
 from queen.broker.watching.status import Status
+from queen.hot.interfaces import Counters
 from queen.http.host_answers import HostAnswers
 from queen.http.host_families import HostFamilies
+from queen.http.ip_limit import IpLimit
 from queen.http.protocol import Shell
-from queen.http.router import Around, Handler, Route, Router
+from queen.http.router import Access, Around, Handler, Route, Router
 from queen.http.routes.analytics import AnalyticsRoutes
 from queen.http.routes.cluster import ClusterRoutes
 from queen.http.routes.consume import ConsumeRoutes
@@ -77,7 +79,7 @@ class Worker:
         self.settings = settings
         self.broker = Broker(settings, settings.database_dsns[0], worker_id, runtime_dir, Meter())
         self.consume = ConsumeRoutes(self.broker)
-        router = Router(around=_around(settings, tracing))
+        router = Router(around=_around(settings, tracing, self.broker.topics.counters))
         self._health = HealthRoutes(self.broker, lambda: self.broker.spool.writer.healthy)
         self.shell = Shell(router, max_body_bytes=settings.max_body_bytes)
         host_answers = HostAnswers(runtime_dir) if settings.num_workers > 1 else None
@@ -137,21 +139,25 @@ class Worker:
         status = Status(broker.database, history, standings)
         groups = Groups(broker.database, broker.catalog, broker.tell)
         scraper = Scraper(broker.database, groups, history, recorder, standings, self.settings.metrics_max_queues)
+        sources = (families.spool, families.shards, families.peers, families.topics)
         return (
             StatusRoutes(broker, status, shared),
             AnalyticsRoutes(broker, status, history, shared),
-            MetricsRoutes(recorder, scraper, shared, sources=(families.spool, families.shards, families.peers)),
+            MetricsRoutes(recorder, scraper, shared, sources=sources),
         )
 
 
-def _around(settings: Settings, tracing: Tracing | None) -> Around | None:
-    """Who watches requests; None when nobody does."""
-    if not settings.log_slow_ms and tracing is None:
+def _around(settings: Settings, tracing: Tracing | None, counters: Counters) -> Around | None:
+    """Who watches requests, or limits them; None when nobody does."""
+    if not settings.log_slow_ms and tracing is None and not settings.ip_limit_per_minute:
         return None
+    limit = IpLimit(counters, settings.ip_limit_per_minute) if settings.ip_limit_per_minute else None
     slow = SlowLog(settings.log_slow_ms) if settings.log_slow_ms else None
 
     def around(route: Route) -> Handler:
         handler = route.handler
+        if limit is not None and route.access is not Access.PUBLIC:
+            handler = limit.around(handler)
         begin = tracing.watching(route) if tracing is not None else None
         if begin is not None:
             handler = watched(handler, begin)

@@ -33,6 +33,7 @@ from queen.setting_kinds import (
 )
 
 SubscriptionMode = Literal["", "all", "new", "new-only"]
+ReadyQueues = Literal["auto", "on", "off"]
 LogLevel = Literal["trace", "debug", "info", "warn", "error"]
 LogEncoding = Literal["text", "json", "console"]
 
@@ -276,12 +277,24 @@ class Settings:
         ),
     ] = 500
 
-    topic_ready_items: Annotated[
+    ip_limit_per_minute: Annotated[
         int,
         Declared(
-            whole(0, 100_000),
-            "Items of a hot topic that are leased ahead into its ready queue; 0: none are, dequeues lease their own.",
+            whole(0, 10**9),
+            "Requests that one client address may send in any minute; 0: as many as it likes. Redis counts them, or "
+            "else each worker for itself.",
         ),
+    ] = 0
+    topic_ready_queues: Annotated[
+        ReadyQueues,
+        Declared(
+            choice("auto", "on", "off"),
+            "Whether hot topics have ready queues: `on` (several workers need Redis for it), `off`, or `auto`: where "
+            "it is faster, which is with one worker.",
+        ),
+    ] = "auto"
+    topic_ready_items: Annotated[
+        int, Declared(whole(1, 100_000), "Items that are leased ahead into the ready queue of a hot topic.")
     ] = 1000
 
     retention_interval: Annotated[int, Declared(INTERVAL_MS, "Time between runs of retention.", "ms")] = 300000

@@ -46,7 +46,10 @@ class RedisLink:
     """Commands to Redis, which raise `RedisAway` when it is not there."""
 
     def __init__(self, settings: Settings) -> None:
-        import redis.exceptions
+        try:
+            import redis.exceptions
+        except ImportError as error:
+            raise SettingsError("REDIS_ADDRS is set, but Redis' client is not installed: queen-mq[redis]") from error
 
         self.prefix = settings.redis_prefix
         self._timeout = settings.redis_timeout_ms / 1000

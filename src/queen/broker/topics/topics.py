@@ -26,9 +26,11 @@ from queen.broker.topics.ready import ReadyDesk
 from queen.broker.topics.settle import Settler
 from queen.broker.topics.steps import TopicSteps
 from queen.errors import QueenError
-from queen.hot.interfaces import ReadyQueue
+from queen.hot.interfaces import Counters, ReadyQueue
 from queen.hot.link import RedisLink
+from queen.hot.memory_counters import MemoryCounters
 from queen.hot.memory_ready import MemoryReadyQueue
+from queen.hot.redis_counters import RedisCounters
 from queen.hot.redis_ready import RedisReadyQueue
 from queen.metrics.meter import Meter
 from queen.settings import Settings
@@ -45,10 +47,10 @@ _POLLS_PER_SEARCH: Final = 12
 
 def _prefetches(settings: Settings) -> bool:
     """Whether this worker opens ready queues; it takes part in those of others in any case."""
-    if settings.topic_ready_items == 0:
-        return False
+    if settings.topic_ready_queues == "auto":
+        return settings.num_workers == 1
     # A queue in the memory of one worker is of no use where others serve the same topics.
-    return bool(settings.redis_addrs) or settings.num_workers == 1
+    return settings.topic_ready_queues == "on" and (bool(settings.redis_addrs) or settings.num_workers == 1)
 
 
 class Topics:
@@ -67,13 +69,15 @@ class Topics:
         self._send = send
         self._poll_seconds = settings.pop_safety_poll_ms / 1000
         self.catalog = TopicCatalog(database)
-        self.quotas = Quotas(database, dict(settings.namespace_quotas), meter)
+        self.redis = RedisLink(settings) if settings.redis_addrs else None
+        shared = RedisCounters(self.redis) if self.redis is not None else None
+        self.counters: Counters = shared if shared is not None else MemoryCounters()
+        self.quotas = Quotas(database, dict(settings.namespace_quotas), meter, shared)
         self.heads = Heads(database)
         self.lapses = Lapses(database, self._fed)
         node = settings.mqueue_node_id
         item_ids = ItemIds(database, node + worker_id if node >= 0 else None)
         self.enqueuer = Enqueuer(database, self.catalog, item_ids, self.quotas, self._fed, meter)
-        self.redis = RedisLink(settings) if settings.redis_addrs else None
         self.desk = self._make_desk(settings, database, ids)
         self._prefetcher = Prefetcher(self.desk, enabled=_prefetches(settings))
         self._lease_daemon = LeaseDaemon(database, self.catalog, self.desk)
