@@ -40,12 +40,12 @@ class ServerError(Exception):
 
 
 @asynccontextmanager
-async def fresh_server(workers: int) -> AsyncIterator[Target]:
-    """`queen serve` on an empty embedded PostgreSQL; everything is gone afterwards."""
+async def fresh_server(workers: int, settings: dict[str, str] | None = None) -> AsyncIterator[Target]:
+    """`queen serve` on an empty embedded PostgreSQL, with further variables; everything is gone afterwards."""
     directory = make_directory()
     data_dir, log = directory / "data", directory / "server.log"
     port = free_port()
-    process = start_server(data_dir, log, port, workers)
+    process = start_server(data_dir, log, port, workers, settings)
     postmaster: int | None = None
     try:
         await until_healthy("127.0.0.1", port, process, log)

@@ -1,6 +1,10 @@
 """How fast topics are: enqueue 100 a request, dequeue 100 and ack, with 1 and 1000 topics, empty and a million deep.
 
     python -m bench.topics [--seconds 5] [--connections 16] [--depth 1000000] [--workers 2] [--run 100] [--repeat 1]
+    python -m bench.topics --redis [--rounds 3]
+
+With --redis (or --ready, for ready queues in memory) it is about dequeueing alone: leased one by one, and from the
+ready queue of a hot topic, in turns.
 
 Every figure is items per second that were answered 200, and CPU time of the server and of PostgreSQL for each item,
 which says more on a machine that has other work. Client, server and PostgreSQL share the machine, and a client in
@@ -13,14 +17,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import subprocess
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
 
 import aiohttp
 import asyncpg
 import msgspec
 
-from bench.target import Target, fresh_server
+from bench.target import Target, free_port, fresh_server
 
 BATCH = 100
 PAYLOAD = "x" * 256
@@ -36,6 +43,18 @@ class Ref(msgspec.Struct):
     lease_owner: str
 
 
+@dataclass(frozen=True)
+class Rate:
+    """Items per second, and microseconds of CPU for each."""
+
+    items: float
+    server: float
+    postgres: float
+
+    def __str__(self) -> str:
+        return f"{self.items:,.0f}/s  {self.server:.0f} + {self.postgres:.0f} us"
+
+
 class Load:
     """Clients on one server that do the same thing again and again."""
 
@@ -45,9 +64,11 @@ class Load:
         self._watched = target.watched
         self._connections = connections
         self._seconds = seconds
+        self.waits: list[float] = []
+        """How long dequeues took, in seconds."""
         self._decode = msgspec.json.Decoder(list[Ref]).decode
 
-    async def rate(self, step: Callable[[int], Awaitable[int]]) -> str:
+    async def rate(self, step: Callable[[int], Awaitable[int]]) -> Rate:
         """How fast it is; `step` does one round trip for the topic of this number, and says how many it moved."""
         moved = 0
         before = self._watched.cpu()
@@ -64,7 +85,7 @@ class Load:
         rate = moved / (time.monotonic() - begun)
         cpu = self._watched.cpu().since(before)
         server, postgres = (seconds * 1e6 / max(moved, 1) for seconds in (cpu.server, cpu.postgres))
-        return f"{rate:,.0f}/s  {server:.0f} + {postgres:.0f} us"
+        return Rate(rate, server, postgres)
 
     def enqueue(self, topics: int) -> Callable[[int], Awaitable[int]]:
         bodies = [
@@ -80,13 +101,16 @@ class Load:
 
         return step
 
-    def dequeue(self, topics: int) -> Callable[[int], Awaitable[int]]:
+    def dequeue(self, topics: int, *, ack: bool = True) -> Callable[[int], Awaitable[int]]:
         async def step(number: int) -> int:
             query = f"namespace={NAMESPACE}&topic=t{number % topics}&limit={BATCH}"
+            begun = time.monotonic()
             async with self._session.get(f"{self._url}/dequeue?{query}") as answer:
                 answer.raise_for_status()
-                items = self._decode(await answer.read())
-            if items:
+                body = await answer.read()
+            self.waits.append(time.monotonic() - begun)
+            items = self._decode(body)
+            if items and ack:
                 async with self._session.post(f"{self._url}/ack", data=msgspec.json.encode(items)) as answer:
                     answer.raise_for_status()
                     await answer.read()
@@ -132,7 +156,54 @@ async def measure(arguments: argparse.Namespace) -> None:
                 await fill(target, topics, depth, arguments.run)
                 enqueued = await load.rate(load.enqueue(topics))
                 dequeued = await load.rate(load.dequeue(topics))
-                print(f"{topics:>8}{depth:>10}{enqueued:>28}{dequeued:>28}", flush=True)
+                print(f"{topics:>8}{depth:>10}{enqueued!s:>28}{dequeued!s:>28}", flush=True)
+
+
+async def measure_ready(arguments: argparse.Namespace) -> None:
+    """One topic, with and without a ready queue; servers run in turns, as the machine is not always alike."""
+    print(f"{'':>14}{'dequeue 100':>14}{'median':>10}{'dequeue 100 + ack':>20}   items/s, ms, items/s")
+    async with redis_server() if arguments.redis else nullcontext("") as address:
+        ways = {
+            "one by one": {"TOPIC_READY_QUEUES": "off"},
+            "ready queue": {"TOPIC_READY_QUEUES": "on", "REDIS_ADDRS": address},
+        }
+        for _ in range(arguments.rounds):
+            for way, settings in ways.items():
+                dequeued, wait, acked = await dequeue_rates(arguments, settings)
+                print(f"{way:>14}{dequeued:>14,.0f}{wait * 1000:>10.1f}{acked:>20,.0f}", flush=True)
+
+
+async def dequeue_rates(arguments: argparse.Namespace, settings: dict[str, str]) -> tuple[float, float, float]:
+    connector = aiohttp.TCPConnector(limit=arguments.connections)
+    async with (
+        fresh_server(arguments.workers, settings) as target,
+        aiohttp.ClientSession(connector=connector) as session,
+    ):
+        load = Load(target, session, arguments.connections, arguments.seconds)
+        await load.enqueue(1)(0)
+        rates: list[float] = []
+        waits: list[float] = []
+        for ack in (False, True):
+            await fill(target, 1, arguments.depth, arguments.run)
+            # The topic becomes hot in the first moments.
+            await Load(target, session, arguments.connections, 1.0).rate(load.dequeue(1, ack=ack))
+            load.waits.clear()
+            rates.append((await load.rate(load.dequeue(1, ack=ack))).items)
+            waits = sorted(load.waits) if not ack else waits
+        return rates[0], waits[len(waits) // 2], rates[1]
+
+
+@asynccontextmanager
+async def redis_server() -> AsyncIterator[str]:
+    """A redis-server of the benchmark's own; gives its address."""
+    port = free_port()
+    options = ("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
+    process = await asyncio.create_subprocess_exec("redis-server", *options, stdout=subprocess.DEVNULL)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        await process.wait()
 
 
 def main() -> None:
@@ -144,7 +215,11 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1, help="how often empty and deep take turns")
     parser.add_argument("--topics", type=int, nargs="+", default=[1, 1000], help="numbers of topics")
     parser.add_argument("--workers", type=int, default=2, help="worker processes of the server")
-    asyncio.run(measure(parser.parse_args()))
+    parser.add_argument("--redis", action="store_true", help="dequeue with and without a ready queue in Redis")
+    parser.add_argument("--ready", action="store_true", help="dequeue with and without a ready queue in memory")
+    parser.add_argument("--rounds", type=int, default=1, help="how often --redis and --ready compare")
+    arguments = parser.parse_args()
+    asyncio.run(measure_ready(arguments) if arguments.redis or arguments.ready else measure(arguments))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ QueenError
 ├── SchemaTooNew          the database was migrated by a newer Queen than this one
 ├── UnsupportedPostgres   the PostgreSQL is older than Queen can use
 ├── DatabaseAway          PostgreSQL cannot be reached; what was in flight may or may not have happened
+├── RedisAway             Redis cannot be reached; PostgreSQL serves alone
 ├── BadRequest            the request is wrong; nothing was stored
 ├── NotFound              what the request names does not exist
 ├── Conflict              the request contradicts what is stored
@@ -31,6 +32,10 @@ class UnsupportedPostgres(QueenError):
 
 class DatabaseAway(QueenError):
     """PostgreSQL cannot be reached; what was in flight may or may not have happened."""
+
+
+class RedisAway(QueenError):
+    """Redis cannot be reached; what was in flight may or may not have happened."""
 
 
 class BadRequest(QueenError):

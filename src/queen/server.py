@@ -26,12 +26,14 @@ from queen.broker.watching.recorder import Recorder, ShellView
 from queen.broker.watching.scrape import Scraper
 from queen.broker.watching.status import Status
 from queen.cluster.shard_peers import ShardPeers
+from queen.hot.interfaces import Counters
 from queen.http.host_answers import HostAnswers
 from queen.http.host_families import HostFamilies
+from queen.http.ip_limit import IpLimit
 from queen.http.placement.front import Front, Routes
 from queen.http.placement.health import ShardsHealth
 from queen.http.protocol import Shell
-from queen.http.router import Around, Handler, Route, Router
+from queen.http.router import Access, Around, Handler, Route, Router
 from queen.http.routes.analytics import AnalyticsRoutes
 from queen.http.routes.cluster import ClusterRoutes
 from queen.http.routes.consume import ConsumeRoutes
@@ -86,7 +88,7 @@ class Worker:
         self.broker = self.brokers[0]
         self._front = Front(settings, self.brokers) if len(self.brokers) > 1 else None
         self.consume = ConsumeRoutes(self._front.consuming if self._front is not None else self.broker)
-        router = Router(around=_around(settings, tracing))
+        router = Router(around=_around(settings, tracing, self.broker.topics.counters))
         self._health = (
             ShardsHealth(self.brokers)
             if self._front is not None
@@ -166,7 +168,7 @@ class Worker:
         families = HostFamilies(broker)
         standings = self._standings(broker)
         status = Status(broker.database, History(self.broker.database, self.recorder), standings)
-        sources = (families.spool, families.shards, families.peers)
+        sources = (families.spool, families.shards, families.peers, families.topics)
         return (
             StatusRoutes(broker, status, shared),
             AnalyticsRoutes(broker, status, History(broker.database, self.recorder), shared),
@@ -213,14 +215,17 @@ def _brokers(settings: Settings, worker_id: int, runtime_dir: Path) -> tuple[Bro
     return tuple(brokers)
 
 
-def _around(settings: Settings, tracing: Tracing | None) -> Around | None:
-    """Who watches requests; None when nobody does."""
-    if not settings.log_slow_ms and tracing is None:
+def _around(settings: Settings, tracing: Tracing | None, counters: Counters) -> Around | None:
+    """Who watches requests, or limits them; None when nobody does."""
+    if not settings.log_slow_ms and tracing is None and not settings.ip_limit_per_minute:
         return None
+    limit = IpLimit(counters, settings.ip_limit_per_minute) if settings.ip_limit_per_minute else None
     slow = SlowLog(settings.log_slow_ms) if settings.log_slow_ms else None
 
     def around(route: Route) -> Handler:
         handler = route.handler
+        if limit is not None and route.access is not Access.PUBLIC:
+            handler = limit.around(handler)
         begin = tracing.watching(route) if tracing is not None else None
         if begin is not None:
             handler = watched(handler, begin)

@@ -33,6 +33,7 @@ from queen.setting_kinds import (
 )
 
 SubscriptionMode = Literal["", "all", "new", "new-only"]
+ReadyQueues = Literal["auto", "on", "off"]
 LogLevel = Literal["trace", "debug", "info", "warn", "error"]
 LogEncoding = Literal["text", "json", "console"]
 
@@ -253,6 +254,48 @@ class Settings:
             QUOTAS, "Items that namespaces of topics may enqueue in any minute, such as `default:10000,payments:5000`."
         ),
     ] = ()
+
+    redis_addrs: Annotated[
+        tuple[str, ...],
+        Declared(
+            PEERS,
+            "Redis, as host:port: one server, or the Sentinels, or nodes of a cluster; unset: memory serves instead.",
+        ),
+    ] = ()
+    redis_password: Annotated[str, Declared(TEXT, "Password of Redis.", secret=True)] = ""
+    redis_sentinel_master: Annotated[
+        str, Declared(TEXT, "Name under which the Sentinels at `REDIS_ADDRS` know the server to use.")
+    ] = ""
+    redis_cluster_mode: Annotated[bool, Declared(FLAG, "`REDIS_ADDRS` are nodes of a Redis cluster.")] = False
+    redis_prefix: Annotated[
+        str, Declared(TEXT, "What keys in Redis begin with; deployments that share a Redis need one each.")
+    ] = "queen"
+    redis_timeout_ms: Annotated[
+        int,
+        Declared(
+            INTERVAL_MS, "A Redis that takes longer to answer is taken to be away: PostgreSQL serves alone.", "ms"
+        ),
+    ] = 500
+
+    ip_limit_per_minute: Annotated[
+        int,
+        Declared(
+            whole(0, 10**9),
+            "Requests that one client address may send in any minute; 0: as many as it likes. Redis counts them, or "
+            "else each worker for itself.",
+        ),
+    ] = 0
+    topic_ready_queues: Annotated[
+        ReadyQueues,
+        Declared(
+            choice("auto", "on", "off"),
+            "Whether hot topics have ready queues: `on` (several workers need Redis for it), `off`, or `auto`: where "
+            "it is faster, which is with one worker.",
+        ),
+    ] = "auto"
+    topic_ready_items: Annotated[
+        int, Declared(whole(1, 100_000), "Items that are leased ahead into the ready queue of a hot topic.")
+    ] = 1000
 
     retention_interval: Annotated[int, Declared(INTERVAL_MS, "Time between runs of retention.", "ms")] = 300000
     retention_batch_size: Annotated[

@@ -207,7 +207,7 @@ class Broker:
         await self.watch.start()
         self.replayer.start()
         self.popper.start()
-        self.topics.start()
+        await self.topics.start()
         self.changes.start()
         self.peers.start()
         self.janitor.start()

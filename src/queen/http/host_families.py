@@ -55,6 +55,27 @@ class HostFamilies:
         up.add_metric(("0",), float(not self._broker.database.presence.away))
         yield up
 
+    def topics(self) -> Iterator[Metric]:
+        """Ready queues of topics and Redis, as the worker that answers sees them."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        desk, redis = self._broker.topics.desk, self._broker.topics.redis
+        depth = sum(seat.depth for seat in desk.seats.values())
+        yield GaugeMetricFamily("queen_topic_ready_depth", "Items in ready queues used by this worker.", value=depth)
+        yield GaugeMetricFamily(
+            "queen_topic_ready_queues", "Topics this worker serves from ready queues.", value=len(desk.seats)
+        )
+        for name, meaning, count in (
+            ("queen_topic_prefetches", "Batches of items leased ahead.", desk.stats.fills),
+            ("queen_topic_prefetched_items", "Items leased ahead.", desk.stats.filled),
+            ("queen_topic_ready_items", "Items handed out of ready queues.", desk.stats.handed_out),
+            ("queen_topic_ready_recalls", "Ready queues that were closed, their items given back.", desk.stats.recalls),
+        ):
+            yield CounterMetricFamily(name, meaning, value=count)
+        if redis is not None:
+            yield GaugeMetricFamily("queen_redis_up", "1 when Redis answers this worker.", value=redis.here)
+            yield CounterMetricFamily("queen_redis_errors", "Commands to Redis that failed.", value=redis.errors)
+
     def peers(self) -> Iterator[Metric]:
         """Other hosts as the worker that answers sees them; nothing further where none are configured."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
 import msgspec
 
+from queen.wire.ready_item import ReadyItem
+
 _NULL = msgspec.Raw(b"null")
+_BEFORE = b'{"id":0'
 _encode = msgspec.json.Encoder().encode
 
 
@@ -48,14 +51,47 @@ class _Item(msgspec.Struct):
     moved_at: datetime | msgspec.UnsetType = msgspec.UNSET
 
 
-def render_items(rows: Iterable[Row], namespace: str, topic: str, ids_as_text: bool) -> bytes:
-    """A JSON array of items of one topic, leased or ready."""
+class _Lease(msgspec.Struct):
+    updated_at: datetime | None
+    lease_expires_at: datetime | None
+    lease_owner: str | None
+
+
+def render_items(rows: Sequence[Row], namespace: str, topic: str, ids_as_text: bool) -> bytes:
+    """A JSON array of items of one topic, leased or ready; all of them, or none, from a ready queue."""
+    if rows and isinstance(rows[0], ReadyItem):
+        return _render_ready((row for row in rows if isinstance(row, ReadyItem)), ids_as_text)
     return _encode([_live_item(row, namespace, topic, ids_as_text) for row in rows])
 
 
 def render_mixed_items(rows: Iterable[Row], namespace: str, topics: Mapping[int, str], ids_as_text: bool) -> bytes:
     """The same for items of several topics, whose names are given by their ids."""
     return _encode([_live_item(row, namespace, topics[row["topic_id"]], ids_as_text) for row in rows])
+
+
+def render_ahead(row: Row, namespace: str, topic: str) -> tuple[bytes, bool]:
+    """An item as it will be once it is leased, without its id and lease, and whether its payload is part of it."""
+    item = _item(row, namespace, topic, Status.LEASED, False)
+    item.id = 0
+    item.expires_at = row["expires_at"]
+    return _encode(item)[len(_BEFORE) : -1], row["payload"] is not None
+
+
+def add_payload(item: ReadyItem, payload: bytes, is_json: bool) -> None:
+    """Make an item whole whose payload stayed in PostgreSQL."""
+    item.rendered += b',"data":' + payload if is_json else b',"payload":' + _encode(payload)
+    item.whole = True
+
+
+def _render_ready(items: Iterable[ReadyItem], ids_as_text: bool) -> bytes:
+    """Items that were handed out together, so that they have the same lease."""
+    pieces = []
+    lease = b""
+    for item in items:
+        if not lease:
+            lease = b"," + _encode(_Lease(item.updated_at, item.leased_until, item.lease_owner))[1:]
+        pieces.append((b'{"id":"%d"%s%s' if ids_as_text else b'{"id":%d%s%s') % (item.id, item.rendered, lease))
+    return b"[%s]" % b",".join(pieces)
 
 
 def render_dead_letters(rows: Iterable[Row], namespace: str, topic: str, ids_as_text: bool) -> bytes:
@@ -91,8 +127,8 @@ def _item(row: Row, namespace: str, topic: str, status: Status, ids_as_text: boo
         topic,
         row["idempotency_key"],
         row["priority"],
-        msgspec.UNSET if is_json else payload,
-        msgspec.Raw(payload) if is_json else msgspec.UNSET,
+        msgspec.UNSET if is_json or payload is None else payload,
+        msgspec.Raw(payload) if is_json and payload is not None else msgspec.UNSET,
         msgspec.Raw(metadata) if metadata else _NULL,
         row["deliver_after"],
         status,

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from queen.broker.topics.catalog import LOCKS, Topic, TopicCatalog, TopicKey
 from queen.broker.topics.options import echo_topic_options, read_topic_options
+from queen.broker.topics.ready import ReadyDesk
 from queen.storage.database import Database, Record
 
 _STEP: Final = 5000
@@ -15,8 +16,11 @@ _STEP: Final = 5000
 class TopicAdmin:
     """Looks at topics, and changes them as a whole."""
 
-    def __init__(self, database: Database, catalog: TopicCatalog, on_changed: Callable[[TopicKey], None]) -> None:
+    def __init__(
+        self, database: Database, catalog: TopicCatalog, desk: ReadyDesk, on_changed: Callable[[TopicKey], None]
+    ) -> None:
         """`on_changed` lets this and every other worker know."""
+        self._desk = desk
         self._database = database
         self._catalog = catalog
         self._on_changed = on_changed
@@ -56,6 +60,8 @@ class TopicAdmin:
         topic = await self._catalog.one(key)
         if topic is None:
             return 0
+        # What its ready queue holds would be handed out although it is gone.
+        await self._desk.close([topic])
         removed = 0
         for statement in ("topic_remove_items", "topic_remove_leased_items"):
             while some := len(await self._database.fetch(statement, topic.id, _STEP)):

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -18,10 +18,13 @@ from queen.broker.topics.fused import Lane
 from queen.broker.topics.heads import Heads
 from queen.broker.topics.links import Links
 from queen.broker.topics.patience import Patience
+from queen.broker.topics.prefetch import Prefetcher
+from queen.broker.topics.ready import Asked, NotReady, ReadyDesk
 from queen.errors import QueenError
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Record
 from queen.wire.ids import IdSource
+from queen.wire.topic_items import Row
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +41,7 @@ class Dequeue:
     limit: int
     lease_seconds: float | None
     wait: bool
-    answer: asyncio.Future[list[Record]]
+    answer: asyncio.Future[Sequence[Row]]
     busy: bool = True
     expired: bool = False
     timer: asyncio.TimerHandle | None = None
@@ -55,7 +58,7 @@ class Dequeue:
         if not self.busy:
             self.finish([])
 
-    def finish(self, items: list[Record]) -> None:
+    def finish(self, items: Sequence[Row]) -> None:
         if self.timer is not None:
             self.timer.cancel()
         if not self.answer.done():
@@ -81,6 +84,8 @@ class Dequeuer:
         ids: IdSource,
         on_leased: Callable[[float], None],
         meter: Meter,
+        desk: ReadyDesk,
+        prefetcher: Prefetcher,
     ) -> None:
         """`on_leased` is told how many seconds a lease lasts that has just begun."""
         self._database = database
@@ -90,34 +95,33 @@ class Dequeuer:
         self._ids = ids
         self._on_leased = on_leased
         self._meter = meter
+        self._desk = desk
+        self._prefetcher = prefetcher
         self._benches: dict[TopicKey, _Bench] = {}
         self._closing = False
-        self._claiming: set[TopicKey] = set()
+        self._claiming: Counter[TopicKey] = Counter()
         self._missed: set[TopicKey] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._patience = Patience(database.presence, self.wake_all)
-        self.lane: Lane[Dequeue] = Lane(
-            self._run,
-            weigh=lambda request: min(request.limit, _MOST_AT_ONCE),
-            limit=_MOST_AT_ONCE,
-            most=_MOST_WAITING,
-            tenant=lambda request: request.key[0],
-            spare=self._spare,
-        )
+        self.lane = self._make_lane(self._serve)
+        self._ready_lanes: dict[TopicKey, Lane[Dequeue]] = {}
 
     def dequeue(
         self, key: TopicKey, limit: int, lease_seconds: float | None, wait_seconds: float
-    ) -> asyncio.Future[list[Record]]:
+    ) -> asyncio.Future[Sequence[Row]]:
         """Lease up to `limit` items; with `wait_seconds`, wait so long for the first of them."""
         loop = asyncio.get_running_loop()
         request = Dequeue(key, limit, lease_seconds, wait_seconds > 0, loop.create_future())
-        self.lane.submit(request)
+        self._submit(request)
         if request.wait:
             request.timer = loop.call_later(wait_seconds, request.expire)
         return request.answer
 
     def fed(self, key: TopicKey, seconds: float) -> None:
         """A topic has items that are due in so many seconds."""
+        topic = self._catalog.cached(key)
+        if topic is not None:
+            self._prefetcher.fed(topic.id)
         if seconds > 0:
             bench = self._benches.get(key)
             if bench is not None:
@@ -148,19 +152,40 @@ class Dequeuer:
     async def stop(self) -> None:
         self.release_parked()
         self._patience.stop()
-        await self.lane.fusion.join()
+        for lane in [self.lane, *self._ready_lanes.values()]:
+            await lane.fusion.join()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _run(self, batch: list[Dequeue]) -> None:
-        batch = [request for request in batch if not request.answer.done()]
-        # Another batch may run beside this one, but none of the same topics.
-        keys = {request.key for request in batch}
-        self._missed -= keys
-        self._claiming |= keys
-        try:
-            await self._serve(batch)
-        finally:
-            self._claiming -= keys
+    def _make_lane(self, serve: Callable[[list[Dequeue]], Awaitable[None]]) -> Lane[Dequeue]:
+        async def run(batch: list[Dequeue]) -> None:
+            batch = [request for request in batch if not request.answer.done()]
+            # Another batch may run beside this one.
+            claiming = Counter(request.key for request in batch)
+            self._missed -= claiming.keys()
+            self._claiming += claiming
+            try:
+                await serve(batch)
+            finally:
+                self._claiming -= claiming
+
+        return Lane(
+            run,
+            weigh=lambda request: min(request.limit, _MOST_AT_ONCE),
+            limit=_MOST_AT_ONCE,
+            most=_MOST_WAITING,
+            tenant=lambda request: request.key[0],
+            spare=self._spare,
+        )
+
+    def _submit(self, request: Dequeue) -> None:
+        topic = self._catalog.cached(request.key)
+        if topic is None or not self._desk.serves(topic.id):
+            self.lane.submit(request)
+            return
+        lane = self._ready_lanes.get(request.key)
+        if lane is None:
+            lane = self._ready_lanes[request.key] = self._make_lane(self._serve_ready)
+        lane.submit(request)
 
     async def _serve(self, batch: list[Dequeue]) -> None:
         topics = await self._catalog.find({request.key for request in batch})
@@ -169,9 +194,52 @@ class Dequeuer:
         )
         items = await self._claim(requests, topics) if requests else []
         given = {id(request): some for request, some in zip(requests, items, strict=True)}
+        if not all(items):
+            batch = await self._leave_to_ready_queues(batch, topics, given)
+        await self._answer(batch, topics, given)
+
+    async def _leave_to_ready_queues(
+        self, batch: list[Dequeue], topics: dict[TopicKey, Topic], given: Mapping[int, Sequence[Row]]
+    ) -> list[Dequeue]:
+        """Nothing may be leased past a ready queue: requests of topics that have one go there. Returns the others."""
+        found = {request.key for request in batch if given.get(id(request))}
+        unfound = [topics[key] for key in {request.key for request in batch} - found if key in topics]
+        served = await self._desk.adopt(unfound) if unfound else set()
+        for request in batch:
+            if request.key in served:
+                self._submit(request)
+        return [request for request in batch if request.key not in served]
+
+    async def _serve_ready(self, batch: list[Dequeue]) -> None:
+        """Serve requests of one topic from its ready queue."""
+        topic = await self._catalog.one(batch[0].key) if batch else None
+        if topic is None:
+            for request in batch:
+                self.lane.submit(request)
+            return
+        leases = [_lease_seconds(request, topic) for request in batch]
+        asked = [Asked(self._ids.uuid(), one.limit, lease) for one, lease in zip(batch, leases, strict=True)]
+        try:
+            items = await self._desk.take(topic, asked)
+        except NotReady:
+            for request in batch:
+                self.lane.submit(request)
+            return
+        topics = {topic.key: topic}
+        await self._give_up_leases(batch, topics, items)
+        for some, lease in zip(items, leases, strict=True):
+            if some:
+                self._on_leased(lease)
+        self._heads.note(topic.id, sum(map(len, items)))
+        self._prefetcher.look(topic.id)
+        await self._answer(batch, topics, {id(request): some for request, some in zip(batch, items, strict=True)})
+
+    async def _answer(
+        self, batch: Sequence[Dequeue], topics: dict[TopicKey, Topic], given: Mapping[int, Sequence[Row]]
+    ) -> None:
         hungry = []
         for request in batch:
-            some = given.get(id(request), [])
+            some = given.get(id(request), ())
             if some or request.expired or self._closing or not request.wait:
                 self._hand_over(request, some)
             elif not request.answer.done():
@@ -188,10 +256,7 @@ class Dequeuer:
             topic_id = topics[request.key].id
             wanted[topic_id] += request.limit
             bases.setdefault(topic_id, start)
-        seconds = [
-            request.lease_seconds if request.lease_seconds is not None else float(topics[request.key].lease_seconds)
-            for request in requests
-        ]
+        seconds = [_lease_seconds(request, topics[request.key]) for request in requests]
         owners = [self._ids.uuid() for _ in requests]
         rows = await self._link.fetch(
             "topic_claim", list(wanted), list(wanted.values()), list(bases.values()), starts[:-1], seconds, owners
@@ -206,12 +271,13 @@ class Dequeuer:
                 some.sort(key=service_order)
                 leased[topics[request.key].id] += len(some)
                 self._on_leased(lease)
+                self._prefetcher.note(topics[request.key])
         for topic_id, count in leased.items():
             self._heads.note(topic_id, count)
         return items
 
     async def _give_up_leases(
-        self, requests: Sequence[Dequeue], topics: dict[TopicKey, Topic], items: list[list[Record]]
+        self, requests: Sequence[Dequeue], topics: dict[TopicKey, Topic], items: Sequence[Sequence[Row]]
     ) -> None:
         """Items that are delivered at most once are gone before anybody is told of them."""
         rows = [
@@ -229,7 +295,7 @@ class Dequeuer:
                 [row["lease_owner"] for row in rows],
             )
 
-    def _hand_over(self, request: Dequeue, items: list[Record]) -> None:
+    def _hand_over(self, request: Dequeue, items: Sequence[Row]) -> None:
         self._meter.topic_request("dequeue", [request.key], request.seconds)
         if items and request.answer.done():
             # Its client has gone away meanwhile.
@@ -239,13 +305,15 @@ class Dequeuer:
             self._meter.topic_items("dequeued", *request.key, len(items))
         request.finish(items)
 
-    async def _give_back(self, key: TopicKey, items: Sequence[Record]) -> None:
+    async def _give_back(self, key: TopicKey, items: Sequence[Row]) -> None:
         rows = sorted(items, key=lambda row: int(row["id"]))
+        ids = [row["id"] for row in rows]
         try:
+            await self._database.fetch("topic_settle_handouts", 0.0, [row["topic_id"] for row in rows[:1]], ids)
             await self._database.fetch(
                 "topic_give_back",
                 lock_keys({row["topic_id"] for row in rows}),
-                [row["id"] for row in rows],
+                ids,
                 [row["lease_owner"] for row in rows],
             )
         except (QueenError, asyncpg.PostgresError) as error:
@@ -299,12 +367,16 @@ class Dequeuer:
             if not request.answer.done():
                 request.busy = True
                 request.woken_at = asyncio.get_running_loop().time()
-                self.lane.submit(request)
+                self._submit(request)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _lease_seconds(request: Dequeue, topic: Topic) -> float:
+    return request.lease_seconds if request.lease_seconds is not None else float(topic.lease_seconds)
 
 
 def service_order(row: Record) -> tuple[int, datetime, int]:

@@ -19,6 +19,8 @@ from queen.storage.database import Database
 log = logging.getLogger(__name__)
 
 LAPSED: Final = "The lease ended before the item was acknowledged"
+SETTLED_SECONDS: Final = 3.0
+"""Items that were handed out of a ready queue longer ago have their leases written to them."""
 _AT_ONCE: Final = 1000
 _FINE_SECONDS: Final = 0.05
 _COARSE_SECONDS: Final = 1.0
@@ -67,6 +69,7 @@ class Lapses:
             await self._look(_EVER if everywhere else self._looked_at - _OVERLAP)
 
     async def _look(self, since: datetime) -> None:
+        await self._link.fetch("topic_settle_handouts", SETTLED_SECONDS, None, None)
         while True:
             (row,) = await self._link.fetch("topic_lapsed", since, _AT_ONCE)
             if row["ids"]:

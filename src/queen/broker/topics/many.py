@@ -20,6 +20,7 @@ from queen.broker.topics.fused import Lane
 from queen.broker.topics.heads import Heads
 from queen.broker.topics.links import Links
 from queen.broker.topics.patience import Patience
+from queen.broker.topics.ready import ReadyDesk
 from queen.broker.topics.settle import Settler
 from queen.errors import QueenError
 from queen.metrics.meter import Meter
@@ -57,7 +58,9 @@ class ManyDequeuer:
         on_leased: Callable[[float], None],
         meter: Meter,
         poll_seconds: float,
+        desk: ReadyDesk,
     ) -> None:
+        self._desk = desk
         self._link = Links(database)
         self._catalog = catalog
         self._heads = heads
@@ -184,6 +187,8 @@ class ManyDequeuer:
             if not topics:
                 field.found_empty(keys)
                 return [], {}
+            # Items in the ready queue of one topic cannot be told from those of others by their order.
+            await self._desk.close(list(topics.values()))
             rows = await self._link.fetch(
                 "topic_claim_many",
                 list(topics),

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from queen.errors import BadRequest, QuotaExceeded
+from queen.errors import BadRequest, QuotaExceeded, RedisAway
+from queen.hot.interfaces import Counters
 from queen.metrics.meter import Meter
 from queen.storage.database import Database
 from queen.wire.topics import EnqueueItem
+
+log = logging.getLogger(__name__)
 
 _CHUNKS_PER_MINUTE: Final = 200
 _KEEP_SECONDS: Final = 10.0
@@ -28,8 +32,14 @@ class _Share:
 class Quotas:
     """Admits items within their quotas. A worker reserves a little more than it needs, so it seldom has to ask."""
 
-    def __init__(self, database: Database, configured: Mapping[str, int], meter: Meter) -> None:
-        """`configured` are quotas by namespace; one that was set by `set` wins."""
+    def __init__(
+        self, database: Database, configured: Mapping[str, int], meter: Meter, shared: Counters | None = None
+    ) -> None:
+        """`configured` are quotas by namespace; one that was set by `set` wins.
+
+        `shared` counts for all workers and hosts; without, and whenever it is away, PostgreSQL does.
+        """
+        self._shared = shared
         self._database = database
         self._configured = dict(configured)
         self._meter = meter
@@ -107,15 +117,30 @@ class Quotas:
         """Add to the share; returns the seconds to wait when that cannot be."""
         if limit == 0:
             return 60
+        most = max(least, limit // _CHUNKS_PER_MINUTE)
+        if self._shared is not None:
+            try:
+                return await self._reserve_shared(self._shared, share, namespace, least, most, limit)
+            except RedisAway:
+                log.debug("the quota of %s is counted in PostgreSQL, as Redis is away", namespace)
         id = await self._namespace_id(namespace)
         async with self._database.transaction() as transaction:
             await transaction.fetch("topic_hold_namespace", id)
-            most = max(least, limit // _CHUNKS_PER_MINUTE)
             (row,) = await transaction.fetch("topic_reserve_quota", id, least, most, limit)
         if not row["granted"]:
             return max(1, int(row["wait"]))
         share.left += row["granted"]
         return None
+
+    async def _reserve_shared(
+        self, counters: Counters, share: _Share, namespace: str, least: int, most: int, limit: int
+    ) -> int | None:
+        for count in sorted({most, least}, reverse=True):
+            counted = await counters.add(f"quota:{namespace}", count, limit)
+            if counted.admitted:
+                share.left += count
+                return None
+        return counted.wait
 
     async def _namespace_id(self, namespace: str) -> int:
         id = self._ids.get(namespace)

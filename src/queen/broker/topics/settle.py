@@ -93,6 +93,7 @@ class Settler:
         outcomes: dict[int, Nacked] = {}
         fed: dict[TopicKey, float] = {}
         if places:
+            await settle_handouts(self._links, places)
             rows = await self._links.fetch(
                 "topic_nack",
                 lock_keys({place.topic_id for place in places}),
@@ -118,6 +119,7 @@ class Settler:
         places = await self._places([ref for request in batch for ref in request.refs])
         ends: dict[int, datetime] = {}
         if places:
+            await settle_handouts(self._links, places)
             seconds = [place.ref.seconds or float(place.lease_seconds) for place in places]
             rows = await self._links.fetch(
                 "topic_extend",
@@ -135,6 +137,7 @@ class Settler:
         places = await self._places([ref for request in batch for ref in request.refs])
         released: list[Place[ItemRef]] = []
         if places:
+            await settle_handouts(self._links, places)
             rows = await self._links.fetch(
                 "topic_release",
                 lock_keys({place.topic_id for place in places}),
@@ -174,6 +177,16 @@ async def find_places(catalog: TopicCatalog, refs: Sequence[Ref]) -> list[Place[
         if topic is not None:
             places.setdefault(ref.number, Place(index, ref, topic.id, topic.lease_seconds))
     return sorted(places.values(), key=lambda place: place.ref.number)
+
+
+async def settle_handouts(fetcher: Fetcher, places: Sequence[Place[Any]]) -> None:
+    """Have the leases of items that were handed out of a ready queue a moment ago written to them."""
+    await fetcher.fetch(
+        "topic_settle_handouts",
+        0.0,
+        sorted({place.topic_id for place in places}),
+        [place.ref.number for place in places],
+    )
 
 
 async def ack_in(fetcher: Fetcher, places: Sequence[Place[ItemRef]]) -> list[Place[ItemRef]]:

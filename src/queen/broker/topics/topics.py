@@ -18,11 +18,20 @@ from queen.broker.topics.enqueue import Enqueuer
 from queen.broker.topics.heads import Heads
 from queen.broker.topics.ids import ItemIds
 from queen.broker.topics.lapse import Lapses
+from queen.broker.topics.lease_daemon import LeaseDaemon
 from queen.broker.topics.many import ManyDequeuer
+from queen.broker.topics.prefetch import Prefetcher
 from queen.broker.topics.quotas import Quotas
+from queen.broker.topics.ready import ReadyDesk
 from queen.broker.topics.settle import Settler
 from queen.broker.topics.steps import TopicSteps
 from queen.errors import QueenError
+from queen.hot.interfaces import Counters, ReadyQueue
+from queen.hot.link import RedisLink
+from queen.hot.memory_counters import MemoryCounters
+from queen.hot.memory_ready import MemoryReadyQueue
+from queen.hot.redis_counters import RedisCounters
+from queen.hot.redis_ready import RedisReadyQueue
 from queen.metrics.meter import Meter
 from queen.settings import Settings
 from queen.storage.database import Database
@@ -34,6 +43,14 @@ TOPIC_EVENTS: Final = frozenset({EventKind.TOPIC_FED, EventKind.TOPIC_CHANGED, E
 # Names hold no control characters, so this cannot be part of one.
 _BETWEEN: Final = "\n"
 _POLLS_PER_SEARCH: Final = 12
+
+
+def _prefetches(settings: Settings) -> bool:
+    """Whether this worker opens ready queues; it takes part in those of others in any case."""
+    if settings.topic_ready_queues == "auto":
+        return settings.num_workers == 1
+    # A queue in the memory of one worker is of no use where others serve the same topics.
+    return settings.topic_ready_queues == "on" and (bool(settings.redis_addrs) or settings.num_workers == 1)
 
 
 class Topics:
@@ -52,24 +69,43 @@ class Topics:
         self._send = send
         self._poll_seconds = settings.pop_safety_poll_ms / 1000
         self.catalog = TopicCatalog(database)
-        self.quotas = Quotas(database, dict(settings.namespace_quotas), meter)
+        self.redis = RedisLink(settings) if settings.redis_addrs else None
+        shared = RedisCounters(self.redis) if self.redis is not None else None
+        self.counters: Counters = shared if shared is not None else MemoryCounters()
+        self.quotas = Quotas(database, dict(settings.namespace_quotas), meter, shared)
         self.heads = Heads(database)
         self.lapses = Lapses(database, self._fed)
         node = settings.mqueue_node_id
         item_ids = ItemIds(database, node + worker_id if node >= 0 else None)
         self.enqueuer = Enqueuer(database, self.catalog, item_ids, self.quotas, self._fed, meter)
-        self.dequeuer = Dequeuer(database, self.catalog, self.heads, ids, self.lapses.note, meter)
+        self.desk = self._make_desk(settings, database, ids)
+        self._prefetcher = Prefetcher(self.desk, enabled=_prefetches(settings))
+        self._lease_daemon = LeaseDaemon(database, self.catalog, self.desk)
+        self.dequeuer = Dequeuer(
+            database, self.catalog, self.heads, ids, self.lapses.note, meter, self.desk, self._prefetcher
+        )
         self.settler = Settler(database, self.catalog, self._fed, self.lapses.note, meter)
         self.many = ManyDequeuer(
-            database, self.catalog, self.heads, ids, self.settler, self.lapses.note, meter, self._poll_seconds
+            database,
+            self.catalog,
+            self.heads,
+            ids,
+            self.settler,
+            self.lapses.note,
+            meter,
+            self._poll_seconds,
+            self.desk,
         )
         self.dead_letters = TopicDeadLetters(database, self.catalog, self._fed)
-        self.admin = TopicAdmin(database, self.catalog, self._changed)
+        self.admin = TopicAdmin(database, self.catalog, self.desk, self._changed)
         self.steps = TopicSteps(self.catalog, self.enqueuer, self.quotas)
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    async def start(self) -> None:
+        if self.redis is not None:
+            await self.redis.start()
         self.lapses.start()
+        self._lease_daemon.start()
         self._task = asyncio.get_running_loop().create_task(self._keep_safe())
 
     async def stop(self) -> None:
@@ -82,7 +118,12 @@ class Topics:
         await self.settler.stop()
         await self.dequeuer.stop()
         await self.many.stop()
+        await self._prefetcher.stop()
+        await self._lease_daemon.stop()
+        await self.desk.recall_all()
         await self.heads.stop()
+        if self.redis is not None:
+            await self.redis.stop()
 
     async def set_quota(self, namespace: str, per_minute: int | None) -> None:
         """Set the quota of a namespace here and at every other worker."""
@@ -98,6 +139,17 @@ class Topics:
             self.catalog.forget((namespace, name))
         elif event[0] == EventKind.QUOTAS_CHANGED:
             self.quotas.forget()
+
+    def _make_desk(self, settings: Settings, database: Database, ids: IdSource) -> ReadyDesk:
+        queue: ReadyQueue = RedisReadyQueue(self.redis) if self.redis is not None else MemoryReadyQueue()
+        return ReadyDesk(
+            database,
+            queue,
+            ids,
+            shared=self.redis is not None,
+            size=settings.topic_ready_items,
+            on_freed=lambda topic: self._fed([(topic.key, 0.0)]),
+        )
 
     def _fed(self, topics: Sequence[tuple[TopicKey, float]]) -> None:
         for key, seconds in topics:

@@ -219,7 +219,7 @@ def refusals(route: Route, operation: Operation) -> list[int]:
     """The statuses of errors that a route can answer with."""
     statuses = {400, *operation.errors}
     if route.access is not Access.PUBLIC:
-        statuses |= {401, 403}
+        statuses |= {401, 403, 429}
     if operation.body is not None:
         statuses.add(413)
     return sorted(statuses - operation.answers.keys())

@@ -8,7 +8,7 @@ WITH held AS MATERIALIZED (
     UPDATE queen.topic_items i SET leased_until = NULL, lease_owner = NULL, updated_at = clock_timestamp()
     FROM unnest($2::bigint[], $3::integer[], $4::text[]) WITH ORDINALITY AS r (id, topic_id, owner, slot)
     CROSS JOIN held
-    WHERE i.id = r.id AND i.topic_id = r.topic_id AND i.leased_until IS NOT NULL
+    WHERE i.id = r.id AND i.topic_id = r.topic_id AND i.leased_until IS NOT NULL AND i.lease_owner IS NOT NULL
         AND (r.owner IS NULL OR r.owner = i.lease_owner)
     RETURNING r.slot, i.topic_id, i.priority, i.deliver_after
 ), lowered AS (

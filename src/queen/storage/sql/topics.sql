@@ -112,7 +112,7 @@ JOIN queen.topic_keys k ON k.namespace_id = i.namespace_id AND k.key = i.key;
 
 -- name: topic_claim
 -- Lease the first items that are ready and due: so many ($2) of each topic ($1). Topics have a stretch of places each
--- that begins at $3; whoever's places begin at $4 leases for $5 seconds as $6.
+-- that begins at $3; whoever's places begin at $4 leases for $5 seconds as $6. None of topics with a ready queue.
 WITH picked AS MATERIALIZED (
     SELECT p.id, width_bucket(a.base + row_number() OVER (PARTITION BY a.topic_id
         ORDER BY p.priority, p.deliver_after, p.id) - 1, $4::bigint[]) AS slot
@@ -129,6 +129,7 @@ WITH picked AS MATERIALIZED (
         ) r
         WHERE h.topic_id = a.topic_id ORDER BY h.priority LIMIT a.wanted
     ) p
+    WHERE NOT EXISTS (SELECT FROM queen.topic_ready o WHERE o.topic_id = a.topic_id AND o.token IS NOT NULL)
 )
 UPDATE queen.topic_items i SET
     leased_until = clock_timestamp() + make_interval(secs => ($5::float8[])[p.slot]),
@@ -171,8 +172,14 @@ ON CONFLICT (topic_id, priority) DO UPDATE SET head = excluded.head + interval '
 -- Items that are done go for good. A lease that lapsed still counts while nobody else has taken the item.
 DELETE FROM queen.topic_items i
 USING unnest($1::bigint[], $2::integer[], $3::text[]) WITH ORDINALITY AS a (id, topic_id, owner, slot)
-WHERE i.id = a.id AND i.topic_id = a.topic_id AND i.lease_owner IS NOT NULL
-    AND (a.owner IS NULL OR a.owner = i.lease_owner)
+WHERE i.id = a.id AND i.topic_id = a.topic_id AND CASE
+    WHEN i.lease_owner IS NOT NULL THEN a.owner IS NULL OR a.owner = i.lease_owner
+    WHEN i.leased_until IS NULL THEN false
+    -- It was handed out of a ready queue a moment ago, or waits in it still.
+    WHEN a.owner IS NOT NULL
+        THEN EXISTS (SELECT FROM queen.topic_handouts h WHERE h.owner = a.owner AND a.id = ANY (h.ids))
+    ELSE EXISTS (SELECT FROM queen.topic_handouts h WHERE h.topic_id = a.topic_id AND a.id = ANY (h.ids))
+    END
 RETURNING a.slot;
 
 -- name: topic_extend
@@ -182,7 +189,7 @@ SET leased_until = greatest(i.leased_until, clock_timestamp() + make_interval(se
     updated_at = clock_timestamp()
 FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::float8[]) WITH ORDINALITY
     AS e (id, topic_id, owner, seconds, slot)
-WHERE i.id = e.id AND i.topic_id = e.topic_id AND i.leased_until > clock_timestamp()
+WHERE i.id = e.id AND i.topic_id = e.topic_id AND i.leased_until > clock_timestamp() AND i.lease_owner IS NOT NULL
     AND (e.owner IS NULL OR e.owner = i.lease_owner)
 RETURNING e.slot, i.leased_until;
 
@@ -304,31 +311,50 @@ ORDER BY t.name;
 -- name: topic_counts
 -- How many items the topics of a namespace, or one of them, have in each state.
 SELECT t.*, n.name AS namespace,
-    coalesce(c.ready, 0) AS ready, coalesce(c.delayed, 0) AS delayed, coalesce(c.leased, 0) AS leased,
+    coalesce(c.ready + c.prefetched, 0) - coalesce(o.handed, 0) AS ready, coalesce(c.delayed, 0) AS delayed,
+    coalesce(c.leased - c.prefetched, 0) + coalesce(o.handed, 0) AS leased,
     (SELECT count(*) FROM queen.topic_dead_letters d WHERE d.topic_id = t.id) AS dead
 FROM queen.topic_namespaces n JOIN queen.topics t ON t.namespace_id = n.id
 LEFT JOIN (
     SELECT topic_id, count(*) FILTER (WHERE leased_until IS NULL AND deliver_after <= statement_timestamp()) AS ready,
         count(*) FILTER (WHERE leased_until IS NULL AND deliver_after > statement_timestamp()) AS delayed,
-        count(*) FILTER (WHERE leased_until IS NOT NULL) AS leased
+        count(*) FILTER (WHERE leased_until IS NOT NULL) AS leased,
+        count(*) FILTER (WHERE leased_until = 'infinity' AND lease_owner IS NULL) AS prefetched
     FROM queen.topic_items
     WHERE topic_id IN (SELECT o.id FROM queen.topics o JOIN queen.topic_namespaces m ON m.id = o.namespace_id
         WHERE m.name = $1 AND ($2::text IS NULL OR o.name = $2))
     GROUP BY topic_id
 ) c ON c.topic_id = t.id
+LEFT JOIN (
+    SELECT h.topic_id, count(*) AS handed FROM queen.topic_handouts h CROSS JOIN LATERAL unnest(h.ids) AS u (id)
+    JOIN queen.topic_items i ON i.id = u.id AND i.leased_until = 'infinity' AND i.lease_owner IS NULL
+    GROUP BY h.topic_id
+) o ON o.topic_id = t.id
 WHERE n.name = $1 AND ($2::text IS NULL OR t.name = $2)
 ORDER BY t.name;
 
 -- name: topic_peek
--- The items of a topic that are ready, due or not, in the order of service.
-SELECT r.* FROM queen.topic_heads h CROSS JOIN LATERAL (
-    SELECT i.* FROM queen.topic_items i
-    WHERE i.topic_id = h.topic_id AND i.priority = h.priority AND i.leased_until IS NULL AND i.deliver_after >= h.head
+-- The items of a topic that are ready, due or not, in the order of service; those in its ready queue among them.
+SELECT p.*, NULL::timestamptz AS leased_until, NULL::text AS lease_owner FROM (
+    (SELECT r.* FROM queen.topic_heads h CROSS JOIN LATERAL (
+        SELECT i.id, i.priority, i.deliver_after, i.expires_at, i.created_at, i.updated_at, i.first_failed_at, i.retries,
+            i.is_json, i.idempotency_key, i.last_error, i.metadata, i.payload
+        FROM queen.topic_items i
+        WHERE i.topic_id = h.topic_id AND i.priority = h.priority AND i.leased_until IS NULL
+            AND i.deliver_after >= h.head AND (i.expires_at IS NULL OR i.expires_at > statement_timestamp())
+            AND ($3 OR i.deliver_after <= statement_timestamp())
+        ORDER BY i.deliver_after, i.id LIMIT $2
+    ) r
+    WHERE h.topic_id = $1 ORDER BY h.priority LIMIT $2)
+    UNION ALL
+    SELECT i.id, i.priority, i.deliver_after, i.expires_at, i.created_at, i.updated_at, i.first_failed_at, i.retries,
+        i.is_json, i.idempotency_key, i.last_error, i.metadata, i.payload
+    FROM queen.topic_items i
+    WHERE i.leased_until = 'infinity' AND i.lease_owner IS NULL AND i.topic_id = $1
         AND (i.expires_at IS NULL OR i.expires_at > statement_timestamp())
-        AND ($3 OR i.deliver_after <= statement_timestamp())
-    ORDER BY i.deliver_after, i.id LIMIT $2
-) r
-WHERE h.topic_id = $1 ORDER BY h.priority LIMIT $2;
+        AND NOT EXISTS (SELECT FROM queen.topic_handouts o WHERE o.topic_id = $1 AND i.id = ANY (o.ids))
+) p
+ORDER BY p.priority, p.deliver_after, p.id LIMIT $2;
 
 -- name: topic_dead_letters
 -- The dead letters of a topic, oldest first, after so many.
@@ -397,6 +423,8 @@ WITH gone AS (
     DELETE FROM queen.topic_heads WHERE topic_id = $1
 ), letters AS (
     DELETE FROM queen.topic_dead_letters WHERE topic_id = $1
+), ready AS (
+    DELETE FROM queen.topic_ready WHERE topic_id = $1
 )
 INSERT INTO queen.dropped_topics (topic_id) SELECT id FROM gone ON CONFLICT DO NOTHING RETURNING topic_id;
 

@@ -1,0 +1,128 @@
+"""Redis goes away, comes back, comes back empty: nothing is lost, the order holds, and consumers hardly notice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.ageing import until
+from tests.conftest import StartServer
+from tests.hot.redis_server import RedisServer
+from tests.integration.test_topic_ready import depth, heat, inside
+from tests.topic_api import TopicApi, item, values
+
+Fault = Callable[[RedisServer], Awaitable[None]]
+
+
+async def killed(server: RedisServer) -> None:
+    await server.kill()
+
+
+async def paused(server: RedisServer) -> None:
+    server.pause()
+
+
+async def emptied(server: RedisServer) -> None:
+    await server.call("FLUSHALL")
+
+
+async def restarted(server: RedisServer) -> None:
+    await server.kill()
+    await server.start()
+
+
+FAULTS: list[Fault] = [killed, paused, emptied, restarted]
+
+
+@pytest.fixture
+async def redis_server(tmp_path: Path) -> AsyncIterator[RedisServer]:
+    server = RedisServer(tmp_path / "redis")
+    await server.start()
+    yield server
+    await server.kill()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_the_order_holds_and_nothing_is_lost_or_retried(
+    fault: Fault, redis_server: RedisServer, start_server: StartServer
+) -> None:
+    topics = TopicApi(await start_server(redis_addrs=redis_server.address))
+    await topics.enqueue(*(item(n) for n in range(100)))
+    await heat(topics)
+    first = await topics.dequeue(limit=10)
+    assert depth(topics) == 90
+    await fault(redis_server)
+    await topics.enqueue(item("urgent", priority=-1))
+    second = await topics.dequeue(limit=20)
+    assert values(first + second) == [*range(10), "urgent", *range(10, 29)]
+    rest = await topics.dequeue(limit=200)
+    assert values(rest) == list(range(29, 100))
+    assert {one["retries"] for one in rest} == {0}
+    assert all(await topics.ack(*first, *second, *rest))
+    assert (await topics.counts()) == {"ready": 0, "delayed": 0, "leased": 0, "dead": 0}
+
+
+async def test_ready_queues_come_back_with_redis(redis_server: RedisServer, start_server: StartServer) -> None:
+    topics = TopicApi(await start_server(redis_addrs=redis_server.address))
+    await topics.enqueue(*(item(n) for n in range(100)))
+    await heat(topics)
+    await redis_server.kill()
+    assert values(await topics.dequeue(limit=5)) == list(range(5))
+    assert inside(topics).desk.seats == {}
+    await redis_server.start()
+    await heat(topics)
+    assert values(await topics.dequeue(limit=5)) == list(range(5, 10))
+    assert depth(topics) == 90
+
+
+async def test_a_host_without_redis_sees_the_same_order(redis_server: RedisServer, start_server: StartServer) -> None:
+    with_redis = TopicApi(await start_server(redis_addrs=redis_server.address))
+    without = TopicApi(await start_server())
+    await with_redis.enqueue(*(item(n) for n in range(50)))
+    await heat(with_redis)
+    assert values(await without.dequeue(limit=10)) == list(range(10))
+    assert values(await with_redis.dequeue(limit=10)) == list(range(10, 20))
+    assert values(await without.dequeue(limit=100)) == list(range(20, 50))
+
+
+async def test_under_load_every_item_is_acked_once(redis_server: RedisServer, start_server: StartServer) -> None:
+    servers = [
+        TopicApi(await start_server(n, num_workers=2, redis_addrs=redis_server.address, redis_timeout_ms=1000))
+        for n in range(2)
+    ]
+    total = 3000
+    acked: list[int] = []
+    enqueued = asyncio.Event()
+
+    async def produce() -> None:
+        for start in range(0, total, 50):
+            await servers[0].enqueue(*(item(n) for n in range(start, start + 50)))
+        enqueued.set()
+
+    async def consume(topics: TopicApi) -> None:
+        while True:
+            some = await topics.dequeue(limit=25, lease=600)
+            done = await topics.ack(*some) if some else []
+            acked.extend(one["data"] for one, good in zip(some, done, strict=True) if good)
+            if not some and enqueued.is_set() and len(acked) >= total:
+                return
+
+    async def disturb() -> None:
+        for fault in FAULTS:
+
+            async def goes_on(before: int = len(acked)) -> bool:
+                return len(acked) > before + 100 or len(acked) >= total
+
+            await fault(redis_server)
+            await until(goes_on, 60)
+            if fault is paused:
+                redis_server.resume()
+            if fault is killed:
+                await redis_server.start()
+
+    async with asyncio.timeout(110):
+        await asyncio.gather(produce(), disturb(), *(consume(servers[n % 2]) for n in range(4)))
+    assert sorted(acked) == list(range(total))

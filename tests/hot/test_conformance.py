@@ -1,0 +1,183 @@
+"""What is promised of buffers, ready queues, keys and counters, of those in memory and of those in Redis alike."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from queen.hot.interfaces import Buffer, Buffered, Counters, Keys, ReadyQueue, TurnState
+from queen.hot.link import RedisLink
+from queen.hot.memory_buffer import MemoryBuffer
+from queen.hot.memory_counters import MemoryCounters
+from queen.hot.memory_keys import MemoryKeys
+from queen.hot.memory_ready import MemoryReadyQueue
+from queen.hot.redis_counters import RedisCounters
+from queen.hot.redis_keys import RedisKeys
+from queen.hot.redis_ready import RedisReadyQueue
+from queen.wire.ready_item import ReadyItem, to_micros
+from tests.ageing import until
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+TOPIC = 7
+
+
+@pytest.fixture
+def ready(link: RedisLink | None) -> ReadyQueue:
+    return MemoryReadyQueue() if link is None else RedisReadyQueue(link)
+
+
+@pytest.fixture
+def keys(link: RedisLink | None) -> Keys:
+    return MemoryKeys() if link is None else RedisKeys(link)
+
+
+@pytest.fixture
+def counters(link: RedisLink | None) -> Counters:
+    return MemoryCounters() if link is None else RedisCounters(link)
+
+
+@pytest.fixture
+def buffer() -> Buffer:
+    return MemoryBuffer()
+
+
+def ready_item(id: int, priority: int = 0, after: timedelta = timedelta()) -> ReadyItem:
+    return ReadyItem(id, TOPIC, priority, to_micros(NOW + after), None, True, b',"data":"x"')
+
+
+def numbers(items: list[ReadyItem]) -> list[int]:
+    return [item.id for item in items]
+
+
+async def offer(ready: ReadyQueue, *items: ReadyItem) -> None:
+    turn = await ready.begin(TOPIC, "token", 0)
+    assert turn.state is TurnState.YOURS
+    await ready.end(TOPIC, "token", 0, items)
+
+
+async def test_a_ready_queue_gives_the_most_urgent_first_whenever_they_came(ready: ReadyQueue) -> None:
+    await ready.open(TOPIC, "token")
+    hour = timedelta(hours=1)
+    await offer(ready, ready_item(1, 5), ready_item(2, -3, hour), ready_item(3, 2**31 - 1))
+    await offer(ready, ready_item(9, -3), ready_item(4, -(2**31), 99999 * hour), ready_item(8, -3, -9999999 * hour))
+    turn = await ready.begin(TOPIC, "token", 10)
+    assert (turn.state, turn.depth, numbers(turn.items)) == (TurnState.YOURS, 6, [4, 8, 9, 2, 1, 3])
+    assert turn.items[1] == ready_item(8, -3, -9999999 * hour)
+
+
+async def test_what_is_taken_has_gone_and_what_is_not_stays(ready: ReadyQueue) -> None:
+    await ready.open(TOPIC, "token")
+    await offer(ready, *map(ready_item, range(1, 6)))
+    turn = await ready.begin(TOPIC, "token", 3)
+    assert (numbers(turn.items), turn.depth) == ([1, 2, 3], 5)
+    assert await ready.end(TOPIC, "token", 2, [ready_item(9)]) == 4
+    turn = await ready.begin(TOPIC, "token", 10)
+    assert numbers(turn.items) == [3, 4, 5, 9]
+
+
+async def test_one_at_a_time_has_the_turn(ready: ReadyQueue) -> None:
+    await ready.open(TOPIC, "token")
+    assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.YOURS
+    assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.BUSY
+    await ready.end(TOPIC, "token", 0, [])
+    assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.YOURS
+
+
+async def test_a_queue_whose_turn_never_ended_is_lost_until_it_is_opened_anew(ready: ReadyQueue) -> None:
+    await ready.open(TOPIC, "token")
+    await offer(ready, ready_item(1))
+    assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.YOURS
+
+    async def over() -> bool:
+        return (await ready.begin(TOPIC, "token", 1)).state is not TurnState.BUSY
+
+    await until(over, 60)
+    assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.LOST
+    await ready.open(TOPIC, "another")
+    turn = await ready.begin(TOPIC, "another", 1)
+    assert (turn.state, turn.items) == (TurnState.YOURS, [])
+
+
+async def test_who_knows_another_token_has_lost_the_queue(ready: ReadyQueue) -> None:
+    assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.LOST
+    await ready.open(TOPIC, "token")
+    await offer(ready, ready_item(1))
+    await ready.open(TOPIC, "later")
+    assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.LOST
+    assert await ready.depth(TOPIC) == 0
+    await ready.end(TOPIC, "token", 0, [ready_item(2)])
+    assert await ready.depth(TOPIC) == 0
+
+
+async def test_a_dropped_queue_is_empty_and_lost(ready: ReadyQueue) -> None:
+    await ready.open(TOPIC, "token")
+    await offer(ready, ready_item(1))
+    assert await ready.depth(TOPIC) == 1
+    await ready.drop(TOPIC)
+    assert await ready.depth(TOPIC) == 0
+    assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.LOST
+
+
+async def test_topics_have_queues_of_their_own(ready: ReadyQueue) -> None:
+    await ready.open(TOPIC, "token")
+    await ready.open(TOPIC + 1, "token")
+    await offer(ready, ready_item(1))
+    assert (await ready.depth(TOPIC), await ready.depth(TOPIC + 1)) == (1, 0)
+
+
+async def test_the_first_who_reserves_a_key_has_it(keys: Keys) -> None:
+    assert await keys.reserve("ns", {"a": 1, "b": 2}, 600) == {"a": 1, "b": 2}
+    assert await keys.reserve("ns", {"b": 7, "c": 3}, 600) == {"b": 2, "c": 3}
+    assert await keys.lookup("ns", ["a", "b", "c", "d"]) == {"a": 1, "b": 2, "c": 3}
+    assert await keys.lookup("other", ["a"]) == {}
+    assert await keys.reserve("ns", {}, 600) == {} == await keys.lookup("ns", [])
+
+
+async def test_a_key_is_forgotten_after_its_time_or_when_told(keys: Keys) -> None:
+    await keys.reserve("ns", {"soon": 1}, 0.001)
+    await keys.reserve("ns", {"told": 2}, 600)
+
+    async def forgotten() -> bool:
+        return not await keys.lookup("ns", ["soon"])
+
+    await until(forgotten, 30)
+    assert await keys.reserve("ns", {"soon": 5}, 600) == {"soon": 5}
+    await keys.forget("ns", ["told", "unknown"])
+    assert await keys.lookup("ns", ["told"]) == {}
+
+
+async def test_a_counter_admits_up_to_its_limit(counters: Counters) -> None:
+    assert [(await counters.add("a", 4, 10)).left for _ in range(2)] == [6, 2]
+    refused = await counters.add("a", 3, 10)
+    assert (refused.admitted, refused.left) == (False, 2)
+    assert 1 <= refused.wait <= 60
+    last = await counters.add("a", 2, 10)
+    assert (last.admitted, last.left) == (True, 0)
+    assert (await counters.add("b", 10, 10)).admitted
+    assert not (await counters.add("c", 11, 10)).admitted
+
+
+async def test_many_who_count_at_once_are_admitted_no_more_than_the_limit(counters: Counters) -> None:
+    counted = await asyncio.gather(*(counters.add("a", 1, 20) for _ in range(50)))
+    assert sum(one.admitted for one in counted) == 20
+
+
+async def test_a_buffer_gives_the_oldest_and_keeps_them_until_confirmed(buffer: Buffer) -> None:
+    items = [Buffered(id, "ns", f"k{id}", b"body") for id in (5, 3, 9)]
+    assert await buffer.append(0, items) == 3
+    assert await buffer.append(0, items[:1]) == 3
+    assert await buffer.take(0, 2, 600) == items[:2]
+    assert await buffer.take(0, 2, 600) == items[2:]
+    await buffer.confirm(0, [3])
+    assert (await buffer.length(0), await buffer.length(1)) == (2, 0)
+    assert (await buffer.find_key(0, "ns", "k5"), await buffer.find_key(0, "ns", "k3")) == (5, None)
+
+
+async def test_what_was_taken_and_not_confirmed_in_time_is_given_again(buffer: Buffer) -> None:
+    items = [Buffered(1, "ns", None, b"body")]
+    await buffer.append(0, items)
+    assert await buffer.take(0, 10, 0.0) == items
+    assert await buffer.take(0, 10, 600) == items
+    assert await buffer.take(0, 10, 600) == []
