@@ -138,6 +138,7 @@ class Placement:
     def _of_topics(self) -> dict[str, Placer]:
         placers: dict[str, Placer] = {
             f"POST {_TOPICS}/extend": self._batches.settle,
+            f"POST {_TOPICS}/release": self._batches.settle,
             f"GET {_TOPICS}/peek": self._topic_in_query,
             f"GET {_TOPICS}/counts": self._merged(
                 lambda answers: sorted(summed(answers), key=lambda one: (one["namespace"], one["topic"]))
