@@ -19,7 +19,9 @@ class ShardsScraper(Scraper):
     """Shard 0 keeps what was counted; every shard tells what its queues hold."""
 
     def __init__(self, first: Scraper, others: Sequence[Scraper]) -> None:
-        super().__init__(first._database, first._groups, first._history, first._recorder, first._most_queues)
+        super().__init__(
+            first._database, first._groups, first._history, first._recorder, first._standings, first._most_queues
+        )
         self._others = others
 
     async def _cluster(self, reports: Sequence[Report]) -> Cluster:
