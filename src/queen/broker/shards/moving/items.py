@@ -46,14 +46,7 @@ class ItemCopy:
         """Copy what is ready or waits, and what was added meanwhile, until little is."""
         await self._source.execute("DROP TABLE IF EXISTS pg_temp.copied_items")
         await self._source.execute("CREATE TEMP TABLE copied_items (id bigint PRIMARY KEY, version bigint NOT NULL)")
-        while (
-            await self._target.execute(
-                "DELETE FROM queen.topic_items WHERE id IN (SELECT id FROM queen.topic_items WHERE topic_id = $1 LIMIT 5000)",
-                self._topic_id,
-            )
-            != "DELETE 0"
-        ):
-            pass
+        await self._clear()
         for _ in range(_MOST_PASSES):
             if await self._pass() < _CALM:
                 return
@@ -73,6 +66,16 @@ class ItemCopy:
         for start in range(0, len(changed), _PAGE):
             await keep(self._target, move_id, "topic_items", changed[start : start + _PAGE])
         self._on_copied(len(changed))
+
+    async def _clear(self) -> None:
+        """Remove what an earlier attempt has left on the other shard."""
+        removed = ""
+        while removed != "DELETE 0":
+            removed = await self._target.execute(
+                "DELETE FROM queen.topic_items WHERE id IN"
+                " (SELECT id FROM queen.topic_items WHERE topic_id = $1 LIMIT 5000)",
+                self._topic_id,
+            )
 
     async def _pass(self) -> int:
         count = 0
