@@ -314,7 +314,7 @@ async def test_a_mover_that_dies_at_any_statement_leaves_it_moved_or_not_moved(
         await add(added)
         if not died:
             break
-        statements += 3
+        statements += 4
     assert statements > 20
     assert await whole() == list(range(added + 1))
     assert [len(await rows(one, f"SELECT FROM queen.{kind}s")) for one in dsns] in ([0, 1], [1, 0])
