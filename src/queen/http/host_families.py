@@ -52,7 +52,8 @@ class HostFamilies:
         from prometheus_client.core import GaugeMetricFamily
 
         up = GaugeMetricFamily("queen_shard_up", "1 when the shard answers this worker.", labels=("shard",))
-        up.add_metric(("0",), float(not self._broker.database.presence.away))
+        for number, broker in enumerate(self._broker.kin or (self._broker,)):
+            up.add_metric((str(number),), float(not broker.database.presence.away))
         yield up
 
     def topics(self) -> Iterator[Metric]:

@@ -16,6 +16,7 @@ from queen.http.paging import MOST_ON_A_PAGE
 from queen.http.placement import views
 from queen.http.placement.batches import Batches, partition_number
 from queen.http.placement.calls import Calls, Handlers, call
+from queen.http.placement.many import ManyTopics
 from queen.http.placement.merging import Json, Merging, in_order, labelled, summed
 from queen.http.placement.waiting import Waiting
 from queen.http.placement.wholes import Wholes
@@ -38,6 +39,7 @@ class Placement:
         self._batches = Batches(calls, rules)
         self._wholes = Wholes(calls, rules)
         self._waiting = Waiting(calls, brokers)
+        self._many = ManyTopics(calls, brokers)
         self._merging = Merging(calls)
         self.placers: Mapping[str, Placer] = {
             **self._messaging(),
@@ -100,6 +102,8 @@ class Placement:
     def _single_messages(self) -> dict[str, Placer]:
         one = "/api/v1/messages/{partition}/{transaction}"
         return {
+            "GET /api/v1/read/{queue}": self._queue_in_path,
+            "GET /api/v1/read/{queue}/segments": self._queue_in_path,
             "GET /api/v1/messages": self._paged("messages", lambda message: message["createdAt"], 200),
             f"GET {one}": self._partition_in_path,
             f"DELETE {one}": self._partition_in_path,
@@ -137,6 +141,7 @@ class Placement:
 
     def _of_topics(self) -> dict[str, Placer]:
         placers: dict[str, Placer] = {
+            f"GET {_TOPICS}/dequeue/many": self._many.dequeue,
             f"POST {_TOPICS}/extend": self._batches.settle,
             f"POST {_TOPICS}/release": self._batches.settle,
             f"GET {_TOPICS}/peek": self._topic_in_query,
