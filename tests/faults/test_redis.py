@@ -78,6 +78,23 @@ async def test_ready_queues_come_back_with_redis(redis_server: RedisServer, star
     assert depth(topics) == 90
 
 
+async def test_a_redis_that_goes_back_in_time_hands_nothing_out_twice(
+    redis_server: RedisServer, start_server: StartServer
+) -> None:
+    topics = TopicApi(await start_server(redis_addrs=redis_server.address))
+    await topics.enqueue(*(item(n) for n in range(50)))
+    await heat(topics)
+    (seat,) = inside(topics).desk.seats.values()
+    key = f"queen:ready:{{{seat.topic.id}}}"
+    # A replica that takes over may not have heard of the last changes.
+    before = await redis_server.call("DUMP", key)
+    assert isinstance(before, bytes)
+    assert values(await topics.dequeue(limit=10)) == list(range(10))
+    await redis_server.call("RESTORE", key, 0, before, "REPLACE")
+    assert values(await topics.dequeue(limit=10)) == list(range(10, 20))
+    assert values(await topics.dequeue(limit=100)) == list(range(20, 50))
+
+
 async def test_a_host_without_redis_sees_the_same_order(redis_server: RedisServer, start_server: StartServer) -> None:
     with_redis = TopicApi(await start_server(redis_addrs=redis_server.address))
     without = TopicApi(await start_server())

@@ -203,7 +203,7 @@ async def test_large_payloads_stay_in_postgresql_until_they_are_handed_out(topic
     turn = await inside(topics).desk._queue.begin(seat.topic.id, seat.token, 10)
     assert [one.whole for one in turn.items] == [False, True]
     assert max(len(one.rendered) for one in turn.items) < 1000
-    await inside(topics).desk._queue.end(seat.topic.id, seat.token, 0, [])
+    await inside(topics).desk._queue.end(seat.topic.id, seat.token, turn.number, 0, [])
     assert values(await topics.dequeue()) == [large, "small"]
 
 
