@@ -10,7 +10,10 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
+from queen.broker.janitor.election import Session
 from queen.broker.topics.topics import Topics
+from queen.broker.topics.upkeep import free_orphans
+from queen.storage.database import Database
 from tests.ageing import until
 from tests.api import Api
 from tests.conftest import StartServer
@@ -236,6 +239,18 @@ async def test_a_ready_queue_of_a_dead_server_is_taken_over_in_order_and_without
     assert values(again) == list(range(2, 10))
     assert {one["retries"] for one in again} == {0}
     assert await other.ack(*first, *again) == [True] * 10
+
+
+async def test_items_that_are_in_no_ready_queue_are_freed(topics: TopicApi, connection: Connection, dsn: str) -> None:
+    await topics.enqueue(*(item(n) for n in range(3)))
+    await connection.execute("UPDATE queen.topic_items SET leased_until = 'infinity'")
+    assert await topics.dequeue() == []
+    database = Database(dsn)
+    session = await Session.open(database)
+    await free_orphans(session)
+    await session.close()
+    await database.close()
+    assert values(await topics.dequeue()) == [0, 1, 2]
 
 
 async def test_a_server_that_was_paused_hands_nothing_out_that_others_have(

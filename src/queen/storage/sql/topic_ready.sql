@@ -115,13 +115,26 @@ WHERE i.id = l.id AND i.id = ANY (ARRAY(SELECT id FROM leased ORDER BY id)) AND 
 UPDATE queen.topic_ready SET token = NULL, until = clock_timestamp() + make_interval(secs => $3)
 WHERE topic_id = $1 AND token = $2 RETURNING topic_id;
 
+-- name: topic_ready_close_any
+-- A topic has no ready queue from now on, until this transaction ends at least.
+UPDATE queen.topic_ready SET token = NULL, until = clock_timestamp() WHERE topic_id = $1;
+
+-- name: topic_ready_orphans
+-- Topics with prefetched items that are in no ready queue, and were not handed out.
+SELECT DISTINCT i.topic_id FROM queen.topic_items i
+WHERE i.leased_until = 'infinity' AND i.lease_owner IS NULL
+    AND NOT EXISTS (SELECT FROM queen.topic_ready r WHERE r.topic_id = i.topic_id AND r.token IS NOT NULL)
+    AND NOT EXISTS (SELECT FROM queen.topic_handouts h WHERE h.topic_id = i.topic_id);
+
 -- name: topic_ready_free
--- What was prefetched of a topic and not handed out is ready as before.
+-- What was prefetched of a topic that has no ready queue any more, and was not handed out, is ready as before.
 WITH held AS MATERIALIZED (
     SELECT count(pg_advisory_xact_lock_shared(1366650960, k)) AS locks FROM unnest($1::integer[]) AS k
 ), doomed AS MATERIALIZED (
     SELECT i.id FROM held CROSS JOIN queen.topic_items i
     WHERE i.leased_until = 'infinity' AND i.topic_id = $2 AND i.lease_owner IS NULL
+        AND NOT EXISTS (SELECT FROM queen.topic_ready r WHERE r.topic_id = $2 AND r.token IS NOT NULL)
+        AND NOT EXISTS (SELECT FROM queen.topic_handouts h WHERE h.topic_id = $2)
 ), back AS (
     UPDATE queen.topic_items i SET leased_until = NULL
     WHERE i.id = ANY (ARRAY(SELECT id FROM doomed ORDER BY id)) AND i.leased_until = 'infinity' AND i.lease_owner IS NULL
