@@ -106,10 +106,8 @@ async def test_a_host_without_redis_sees_the_same_order(redis_server: RedisServe
 
 
 async def test_under_load_every_item_is_acked_once(redis_server: RedisServer, start_server: StartServer) -> None:
-    servers = [
-        TopicApi(await start_server(n, num_workers=2, redis_addrs=redis_server.address, redis_timeout_ms=1000))
-        for n in range(2)
-    ]
+    settings = {"redis_addrs": redis_server.address, "redis_timeout_ms": 1000, "topic_ready_queues": "on"}
+    servers = [TopicApi(await start_server(n, num_workers=2, **settings)) for n in range(2)]
     total = 3000
     acked: list[int] = []
     enqueued = asyncio.Event()

@@ -52,10 +52,10 @@ async def start_topics(
 ) -> AsyncIterator[StartTopics]:
     """Starts servers that keep their ready queues in memory, or in the same Redis."""
     server = RedisServer(tmp_path / "redis")
-    settings: dict[str, object] = {}
+    settings: dict[str, object] = {"topic_ready_queues": "on"}
     if request.param == "redis":
         await server.start()
-        settings = {"redis_addrs": server.address, "redis_timeout_ms": 5000}
+        settings |= {"redis_addrs": server.address, "redis_timeout_ms": 5000}
 
     async def start(worker_id: int = 0, **more: object) -> TopicApi:
         api: Api = await start_server(worker_id, **(settings | more))
@@ -91,6 +91,16 @@ async def test_a_later_more_urgent_item_overtakes_what_was_prefetched(topics: To
     assert values(await topics.dequeue(limit=3)) == ["urgent", 0, 1]
     await topics.enqueue(item("most", priority=-1))
     assert values(await topics.dequeue(limit=20)) == ["most", *range(2, 10), "idle"]
+
+
+async def test_more_urgent_items_than_are_missing_in_the_queue_overtake(start_topics: StartTopics) -> None:
+    topics = await start_topics(topic_ready_items=10)
+    await topics.enqueue(*(item(n, priority=5) for n in range(20)))
+    await heat(topics)
+    assert depth(topics) == 10
+    await topics.enqueue(*(item(n, priority=1) for n in range(100, 115)))
+    assert values(await topics.dequeue(limit=12)) == list(range(100, 112))
+    assert values(await topics.dequeue(limit=50)) == [112, 113, 114, *range(20)]
 
 
 async def test_what_another_server_enqueues_overtakes_too(start_topics: StartTopics) -> None:

@@ -197,16 +197,18 @@ class ReadyDesk:
     async def _take(self, seat: Seat, asked: Sequence[Asked]) -> list[list[ReadyItem]]:
         wanted = sum(one.limit for one in asked)
         turn = await self._begin(seat, wanted)
-        items, merged = turn.items, turn.depth < wanted
-        if merged:
-            # All that the queue has is at hand, so what is leased now finds its place among it.
-            items = _merge(items, await self._prefetch(seat, turn, wanted - turn.depth + self.size // 2))
-        if items and not (rows := await self._hand_out(seat, turn, asked, items[:wanted], checked=not merged)):
-            items = _merge(items, await self._prefetch(seat, turn, wanted, before=items[-1]))
-            rows = await self._hand_out(seat, turn, asked, items[:wanted], checked=False)
-        elif not items:
+        items = turn.items
+        if turn.depth < wanted:
+            # Some more are leased for the next dequeue, unless dequeues are so large that it would find too few anyway.
+            ahead = self.size // 2 if wanted <= self.size // 2 else 0
+            items = _merge(items, await self._prefetch(seat, turn, wanted - turn.depth + ahead))
+        if not items:
             await self._check(seat)
-            rows = []
+            rows: list[Record] = []
+        elif not (rows := await self._hand_out(seat, turn, asked, items[:wanted], checked=True)):
+            items = _merge(items, await self._prefetch(seat, turn, wanted, before=items[:wanted][-1]))
+            # No more than were asked for can come first, so that these are the right ones, as of that statement.
+            rows = await self._hand_out(seat, turn, asked, items[:wanted], checked=False)
         await self._end(seat, turn, len(turn.items), items[wanted:])
         return await self._deal(seat, asked, items[:wanted], rows)
 

@@ -103,12 +103,12 @@ WITH old AS MATERIALIZED (
         AND (handed_at <= clock_timestamp() - make_interval(secs => $1) OR leased_until <= clock_timestamp())
     RETURNING owner, leased_until, handed_at, ids
 ), leased AS MATERIALIZED (
-    SELECT o.owner, o.leased_until, o.handed_at, u.id FROM old o CROSS JOIN LATERAL unnest(o.ids) AS u (id)
+    -- In the order in which everybody locks items.
+    SELECT o.owner, o.leased_until, o.handed_at, u.id FROM old o CROSS JOIN LATERAL unnest(o.ids) AS u (id) ORDER BY u.id
 )
 UPDATE queen.topic_items i SET lease_owner = l.owner, leased_until = l.leased_until, updated_at = l.handed_at
 FROM leased l
-WHERE i.id = l.id AND i.id = ANY (ARRAY(SELECT id FROM leased ORDER BY id)) AND i.lease_owner IS NULL
-    AND i.leased_until = 'infinity';
+WHERE i.id = l.id AND i.lease_owner IS NULL AND i.leased_until = 'infinity';
 
 -- name: topic_ready_close
 -- A topic has this ready queue no more, and none for so many seconds.
