@@ -106,9 +106,15 @@ WITH old AS MATERIALIZED (
     -- In the order in which everybody locks items.
     SELECT o.owner, o.leased_until, o.handed_at, u.id FROM old o CROSS JOIN LATERAL unnest(o.ids) AS u (id) ORDER BY u.id
 )
-UPDATE queen.topic_items i SET lease_owner = l.owner, leased_until = l.leased_until, updated_at = l.handed_at
-FROM leased l
-WHERE i.id = l.id AND i.lease_owner IS NULL AND i.leased_until = 'infinity';
+UPDATE queen.topic_items i SET lease_owner = f.owner, leased_until = f.leased_until, updated_at = f.handed_at
+FROM (
+    -- One by one by their ids: nobody can tell PostgreSQL how many there are, and it would compare each with each.
+    SELECT l.owner, l.leased_until, l.handed_at, x.place FROM leased l CROSS JOIN LATERAL (
+        SELECT y.ctid AS place FROM queen.topic_items y
+        WHERE y.id = l.id AND y.lease_owner IS NULL AND y.leased_until IS NOT DISTINCT FROM 'infinity' FOR UPDATE
+    ) x
+) f
+WHERE i.ctid = f.place;
 
 -- name: topic_ready_close
 -- A topic has this ready queue no more, and none for so many seconds.
