@@ -290,7 +290,7 @@ class Settings:
         Declared(
             choice("auto", "on", "off"),
             "Whether hot topics have ready queues: `on` (several workers need Redis for it), `off`, or `auto`: where "
-            "it is faster, which is with one worker.",
+            "it is faster, which is with one worker and without Redis.",
         ),
     ] = "auto"
     topic_ready_items: Annotated[

@@ -54,7 +54,7 @@ def numbers(items: list[ReadyItem]) -> list[int]:
 async def offer(ready: ReadyQueue, *items: ReadyItem) -> None:
     turn = await ready.begin(TOPIC, "token", 0)
     assert turn.state is TurnState.YOURS
-    await ready.end(TOPIC, "token", 0, items)
+    await ready.end(TOPIC, "token", 0, 0, items)
 
 
 async def test_a_ready_queue_gives_the_most_urgent_first_whenever_they_came(ready: ReadyQueue) -> None:
@@ -72,16 +72,24 @@ async def test_what_is_taken_has_gone_and_what_is_not_stays(ready: ReadyQueue) -
     await offer(ready, *map(ready_item, range(1, 6)))
     turn = await ready.begin(TOPIC, "token", 3)
     assert (numbers(turn.items), turn.depth) == ([1, 2, 3], 5)
-    assert await ready.end(TOPIC, "token", 2, [ready_item(9)]) == 4
+    assert await ready.end(TOPIC, "token", 0, 2, [ready_item(9)]) == 4
     turn = await ready.begin(TOPIC, "token", 10)
     assert numbers(turn.items) == [3, 4, 5, 9]
+
+
+async def test_a_turn_has_the_number_that_the_last_one_said(ready: ReadyQueue) -> None:
+    await ready.open(TOPIC, "token")
+    assert (await ready.begin(TOPIC, "token", 1)).number == 0
+    await ready.end(TOPIC, "token", 7, 0, [ready_item(1)])
+    turn = await ready.begin(TOPIC, "token", 5)
+    assert (turn.number, numbers(turn.items)) == (7, [1])
 
 
 async def test_one_at_a_time_has_the_turn(ready: ReadyQueue) -> None:
     await ready.open(TOPIC, "token")
     assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.YOURS
     assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.BUSY
-    await ready.end(TOPIC, "token", 0, [])
+    await ready.end(TOPIC, "token", 0, 0, [])
     assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.YOURS
 
 
@@ -107,7 +115,7 @@ async def test_who_knows_another_token_has_lost_the_queue(ready: ReadyQueue) -> 
     await ready.open(TOPIC, "later")
     assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.LOST
     assert await ready.depth(TOPIC) == 0
-    await ready.end(TOPIC, "token", 0, [ready_item(2)])
+    await ready.end(TOPIC, "token", 0, 0, [ready_item(2)])
     assert await ready.depth(TOPIC) == 0
 
 

@@ -189,6 +189,27 @@ async def test_a_moved_topic_is_what_it_was(topics: TopicApi, dsns: tuple[str, s
     assert not await rows(dsns[0], "SELECT FROM queen.topic_items")
 
 
+async def test_a_topic_moves_with_what_is_in_its_ready_queue_and_was_handed_out_of_it(
+    topics: TopicApi, dsns: tuple[str, str]
+) -> None:
+    topic = topic_on(0)
+    await topics.enqueue(*(item(number, topic) for number in range(10)))
+    assert topics.api.worker is not None
+    inside = topics.api.worker.brokers[0].topics
+    found = await inside.catalog.one(("ns", topic))
+    assert found is not None and await inside.desk.open(found)
+    await inside.desk.fill(inside.desk.seats[found.id])
+    leased = await topics.dequeue(3, topic=topic)
+    assert (values(leased), inside.desk.seats[found.id].depth) == ([0, 1, 2], 7)
+
+    assert await move(dsns, Name.topic("ns", topic), 1)
+
+    rest = await topics.dequeue(10, topic=topic, wait=True, timeout=30000)
+    assert (values(rest), {one["retries"] for one in rest}) == (list(range(3, 10)), {0})
+    refs = [named(one, lease_owner=one["lease_owner"]) for one in leased + rest]
+    assert all(one["success"] for one in await topics.good("POST", "/ack", refs))
+
+
 async def test_moving_a_topic_under_load_loses_and_repeats_nothing(topics: TopicApi, dsns: tuple[str, str]) -> None:
     topic = topic_on(0)
     stop = asyncio.Event()

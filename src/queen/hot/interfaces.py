@@ -62,11 +62,13 @@ class Turn(msgspec.Struct):
     """A stretch of time in which nobody else touches the ready queue of a topic.
 
     `items` are its most urgent ones, in order; they stay until the turn ends. `depth` is how many there are in all.
+    `number` counts the turns in which the queue was changed.
     """
 
     state: TurnState
     items: list[ReadyItem] = []
     depth: int = 0
+    number: int = 0
 
 
 class ReadyQueue(Protocol):
@@ -80,8 +82,11 @@ class ReadyQueue(Protocol):
         """Take the turn, and look at the `limit` most urgent items."""
         ...
 
-    async def end(self, topic: int, token: str, taken: int, offered: Sequence[ReadyItem]) -> int:
-        """End the turn: so many of the most urgent have gone, others have come. Gives the depth."""
+    async def end(self, topic: int, token: str, number: int, taken: int, offered: Sequence[ReadyItem]) -> int:
+        """End the turn: so many of the most urgent have gone, others have come. Gives the depth.
+
+        The next turn has this number.
+        """
         ...
 
     async def drop(self, topic: int) -> None:

@@ -10,6 +10,7 @@ from queen.broker.shards.moving.rows import Row, carry, same_ids
 from queen.broker.shards.moving.segments import OnCopied, SegmentCopy, remove_segments
 from queen.broker.topics.catalog import LOCKS
 from queen.storage.database import Connection, Record
+from queen.storage.statements import load_statements
 from queen.wire.shards import Name
 
 # In the order in which everybody else takes them: cursors before partitions.
@@ -169,6 +170,14 @@ class TopicContents:
             "SELECT pg_advisory_xact_lock($1::integer, $2::integer)", _TOPIC_LOCK, self._id % LOCKS
         )
         await self._source.execute("SELECT FROM queen.topics WHERE id = $1 FOR UPDATE", self._id)
+        await self._close_ready_queue()
+
+    async def _close_ready_queue(self) -> None:
+        """What was handed out is leased item by item, what was not is ready: nothing of it is left behind."""
+        statements = load_statements()
+        await self._source.execute(statements["topic_ready_close_any"], self._id)
+        await self._source.execute(statements["topic_settle_handouts"], 0.0, [self._id], None)
+        await self._source.execute(statements["topic_ready_free"], [self._id % LOCKS], self._id)
 
     async def carry(self, move_id: uuid.UUID) -> None:
         source, target = self._source, self._target
@@ -201,7 +210,7 @@ class TopicContents:
         await self._items.carry(move_id)
 
     async def remove(self, move_id: uuid.UUID) -> None:
-        for table in ("topic_heads", "topic_dead_letters"):
+        for table in ("topic_heads", "topic_dead_letters", "topic_ready"):
             await self._source.execute(f"DELETE FROM queen.{table} WHERE topic_id = $1", self._id)
         await self._source.execute("DELETE FROM queen.topics WHERE id = $1", self._id)
 
