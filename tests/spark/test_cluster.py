@@ -60,7 +60,7 @@ def run_on_cluster(directory: Path, *tests: str) -> None:
     needs_java()
     with cluster(directory) as master:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={directory / 'pytest'}"]
+            [sys.executable, "-m", "pytest", "-q", "--timeout", "500", f"--basetemp={directory / 'pytest'}"]
             + [str(HERE / test) for test in tests],
             env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
             | {MASTER: master},
