@@ -14,15 +14,18 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
 
 HERE = Path(__file__).parent
+_SECONDS = 400
 MASTER = "QUEEN_TEST_SPARK_MASTER"
 """The variable that names the cluster on which the tests run, instead of on this process's own Spark."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of them in one process, so that there is one JVM."""
+    """All of them in one process, so that there is one JVM; and with the time that a JVM takes on a busy machine."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("spark"))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(_SECONDS))
 
 
 @pytest.fixture(scope="session")
