@@ -1,4 +1,4 @@
-"""A Spark cluster on this machine, from the files that PySpark brings: a master and two workers."""
+"""A Spark cluster on this machine, from the files that PySpark brings: a master and its workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 
 
 @contextmanager
-def cluster(directory: Path, workers: int = 2) -> Iterator[str]:
+def cluster(directory: Path, workers: int) -> Iterator[str]:
     """Runs a cluster; gives the address of its master."""
     with ExitStack() as stack:
         master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]

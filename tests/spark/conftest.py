@@ -15,6 +15,8 @@ from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
 
 HERE = Path(__file__).parent
 _SECONDS = 400
+TOO_SLOW = "failed to connect back"
+"""Spark gives the process of a source ten seconds to start, which a busy machine may not: nothing was read then."""
 MASTER = "QUEEN_TEST_SPARK_MASTER"
 """The variable that names the cluster on which the tests run, instead of on this process's own Spark."""
 
@@ -104,8 +106,7 @@ def _drain(stream: DataFrame, checkpoint: Path, rows: list[Row], attempts: int =
     try:
         query.awaitTermination()
     except StreamingQueryException as error:
-        # Spark gives the process of a source ten seconds to start, which a busy machine may not: nothing was read.
-        if attempts == 1 or "failed to connect back" not in str(error):
+        if attempts == 1 or TOO_SLOW not in str(error):
             raise
         _drain(stream, checkpoint, rows, attempts - 1)
 
