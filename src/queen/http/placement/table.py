@@ -79,6 +79,8 @@ class Placement:
             "DELETE /api/v1/queues/{queue}/clear": self._queue_in_path,
             "GET /api/v1/resources/queues": self._queues,
             "GET /api/v1/resources/queues/{queue}": self._queue_in_path,
+            "GET /api/v1/read/{queue}": self._queue_in_path,
+            "GET /api/v1/read/{queue}/partition/{partition}": self._queue_in_path,
             "GET /api/v1/resources/partitions": self._paged(
                 "partitions", lambda one: (one["queue"], one["name"]), MOST_ON_A_PAGE, newest=False
             ),
