@@ -20,7 +20,7 @@ SETTINGS = {
     "spark.driver.memory": "640m",
     # Tests are short: what the second compiler would gain, they do not live to see.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.executor.memory": "400m",
+    "spark.executor.memory": "480m",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.ui.enabled": "false",
