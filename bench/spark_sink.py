@@ -22,6 +22,7 @@ import msgspec
 import psutil
 from pyspark.sql import SparkSession
 
+from bench.postgres import read_postmaster
 from queen.postgres import EmbeddedPostgres
 from queen.spark.datasource import QueenDataSource
 from queen.spark.publish import Shard
@@ -52,7 +53,7 @@ def main() -> None:
     parser.add_argument("--ids", action="store_true")
     options = parser.parse_args()
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    with tempfile.TemporaryDirectory() as directory, EmbeddedPostgres(Path(directory) / "pg") as postgres:
+    with tempfile.TemporaryDirectory() as directory, EmbeddedPostgres(Path(directory) / "postgres") as postgres:
         asyncio.run(migrate(postgres.dsn()))
         seed(postgres.dsn(), options.rows + options.batch, options.partitions)
         columns = ["payload", "partition", *(["transaction_id"] if options.ids else [])]
@@ -100,9 +101,9 @@ def copy(dsn: str, directory: Path, batch: int, columns: list[str]) -> Copied:
     )
     while not query.recentProgress:
         time.sleep(0.05)
-    begun = cpu_seconds()
+    begun = cpu_seconds(directory)
     query.awaitTermination()
-    used = cpu_seconds()
+    used = cpu_seconds(directory)
     spent = {name: used[name] - begun.get(name, 0.0) for name in used}
     done = [progress for progress in query.recentProgress[1:] if progress.numInputRows]
     for progress in done:
@@ -115,10 +116,12 @@ def copy(dsn: str, directory: Path, batch: int, columns: list[str]) -> Copied:
     )
 
 
-def cpu_seconds() -> dict[str, float]:
+def cpu_seconds(directory: Path) -> dict[str, float]:
     """CPU time of Java, of Spark's Python processes and of PostgreSQL, each with those that have ended meanwhile."""
     spent: dict[str, float] = {}
-    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+    postmaster = psutil.Process(read_postmaster(directory)[0])
+    roots = (psutil.Process(), postmaster)
+    for process in {one for root in roots for one in (root, *root.children(recursive=True))}:
         try:
             times, name = process.cpu_times(), process.name()
         except psutil.NoSuchProcess:
