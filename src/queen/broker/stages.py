@@ -263,7 +263,7 @@ class Stages:
     async def _append(self, transaction: Fetcher, publishing: _Publishing, staged: Sequence[_Staged]) -> None:
         """Store what is staged as a push would."""
         publishing.checked |= {one.partition for one in staged}
-        lots = [await self._lot(transaction, publishing, one) for one in staged]
+        lots = await self._lots(transaction, publishing, staged)
         if await self._appender.append_locked(transaction, lots) is None:
             raise QueueMoved("a queue is deleted again and again while it is published to; try later")
         for lot in lots:
@@ -271,17 +271,20 @@ class Stages:
                 raise Conflict(refusal(lot))
             publishing.add(lot.partition, lot.count, lot.size - lot.count)
 
-    async def _lot(self, transaction: Fetcher, publishing: _Publishing, staged: _Staged) -> Lot:
-        lot = Lot(staged.partition, staged.queue)
-        rows = staged.rows
+    async def _lots(self, transaction: Fetcher, publishing: _Publishing, staged: Sequence[_Staged]) -> list[Lot]:
+        rows = [row for one in staged for row in one.rows]
         bodies = await transaction.fetch(
             "stage_bodies", *publishing.key, [row["attempt"] for row in rows], [row["seq"] for row in rows]
         )
         _check_found(rows, bodies)
-        for row, stored in zip(rows, bodies, strict=True):
-            part = self._part(row, stored, staged)
-            lot.add(part)
-        return lot
+        rest = iter(bodies)
+        lots = []
+        for one in staged:
+            lot = Lot(one.partition, one.queue)
+            for row in one.rows:
+                lot.add(self._part(row, next(rest), one))
+            lots.append(lot)
+        return lots
 
     def _part(self, row: Record, stored: Record, staged: _Staged) -> Part:
         """The messages of a staged segment; packed already, if that is how they are to be stored."""
