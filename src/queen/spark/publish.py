@@ -77,6 +77,10 @@ class Shard:
     def holds_queue(self, queue: str) -> bool:
         return bool(self.run(self._database.fetch("queue_by_name", queue)))
 
+    def layout(self) -> list[int]:
+        """The shards that take new names, if this is one of several."""
+        return [shard for row in self.run(self._database.fetch("shard_state")) for shard in row["layout"]]
+
     def holds_topic(self, topic: tuple[str, str]) -> bool:
         return bool(self.run(self._database.fetch("topics_by_names", [topic[0]], [topic[1]])))
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Final
 
 from queen.spark.outlets import StagedPart, TopicKey
 from queen.spark.publish import Attempt, Shard, ShardStager
 from queen.wire.push import PushItem
-
-_FNV_OFFSET: Final = 2_166_136_261
-_FNV_PRIME: Final = 16_777_619
+from queen.wire.shards import Name, home
 
 
 class ShardOutlet:
@@ -48,7 +45,7 @@ class ShardOutlet:
         place = self._queues.get(queue)
         if place is None:
             homes = [number for number, shard in enumerate(self._shards) if shard.holds_queue(queue)]
-            place = self._queues[queue] = homes[0] if homes else self._home(f":{queue}")
+            place = self._queues[queue] = homes[0] if homes else home(Name.queue(queue), self._layout())
         return place
 
     def place_of_topic(self, topic: TopicKey) -> int:
@@ -57,14 +54,12 @@ class ShardOutlet:
         place = self._topics.get(topic)
         if place is None:
             homes = [number for number, shard in enumerate(self._shards) if shard.holds_topic(topic)]
-            place = self._topics[topic] = homes[0] if homes else self._home(":".join(topic))
+            place = self._topics[topic] = homes[0] if homes else home(Name.topic(*topic), self._layout())
         return place
 
-    def _home(self, name: str) -> int:
-        value = _FNV_OFFSET
-        for byte in name.encode():
-            value = (value ^ byte) * _FNV_PRIME & 0xFFFF_FFFF
-        return value % len(self._shards)
+    def _layout(self) -> Sequence[int]:
+        """The shards that take new names."""
+        return self._shards[0].layout() or range(len(self._shards))
 
 
 class ShardStaging:

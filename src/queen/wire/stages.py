@@ -9,11 +9,13 @@ import msgspec
 
 from queen.errors import BadRequest
 from queen.wire.push import PushItem, check_items, check_name, check_utf8
+from queen.wire.shards import MOST_SHARDS
 from queen.wire.topics import EnqueueItem, decode_enqueue_items
 
 LARGEST_BATCH: Final = (1 << 53) - 1
 MOST_PIECES: Final = 1 << 31
 Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_BATCH)]
+Shard: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=MOST_SHARDS)]
 Piece: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=MOST_PIECES)]
 
 _NONE: Final = msgspec.Raw(b"[]")
@@ -37,10 +39,11 @@ class StageBody(BatchRef):
 
 
 class AttemptRef(msgspec.Struct):
-    """An attempt that succeeded, and how many messages it staged."""
+    """An attempt that succeeded, and how many messages it staged, on which shard."""
 
     attempt: UUID
     messages: Whole
+    shard: Shard = 0
 
 
 class PublishBody(BatchRef):
@@ -66,7 +69,7 @@ def decode_stage(body: bytes) -> tuple[StageBody, list[EnqueueItem]]:
 
 def decode_publish(body: bytes) -> PublishBody:
     publish = _decode(_publish, body)
-    if len({ref.attempt for ref in publish.attempts}) < len(publish.attempts):
+    if len({(ref.attempt, ref.shard) for ref in publish.attempts}) < len(publish.attempts):
         raise BadRequest("an attempt is named twice (at attempts)")
     return publish
 

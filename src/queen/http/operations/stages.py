@@ -10,7 +10,7 @@ from msgspec import Meta, field
 from queen.http.openapi.operation import SEALED, Answer, Body, Count, Name, Operation, Uuid
 from queen.http.operations.messaging import PushRequestItem
 from queen.http.operations.topics import ItemToEnqueue
-from queen.wire.stages import Piece, Whole
+from queen.wire.stages import Piece, Shard, Whole
 
 _TAG: Final = "Staging"
 _BATCH: Final = {"run": "6f1b9a52-0d52-4c84-9d0c-6a2f5f0b7d11", "batch": 7}
@@ -35,17 +35,26 @@ class StageRequest(BatchToAbandon):
     topic_items: Annotated[list[ItemToEnqueue], Meta(max_length=10_000)] = field(default_factory=list)
 
 
+class StagedPlace(Answer):
+    """How many messages of the piece are on one shard."""
+
+    shard: Shard
+    messages: Count
+
+
 class Staged(Answer):
-    """How many messages the piece held."""
+    """How many messages the piece held, and where they are."""
 
     staged: Count
+    shards: list[StagedPlace]
 
 
 class StagedAttempt(Body):
-    """An attempt that succeeded, and how many messages it staged in all its pieces."""
+    """An attempt that succeeded, and how many messages it staged in all its pieces, on one shard."""
 
     attempt: Uuid
     messages: Whole
+    shard: Shard = 0
 
 
 class PublishRequest(BatchToAbandon):

@@ -31,7 +31,8 @@ class StageRoutes:
         if items:
             await stager.add_topic_items(bytes(body.topic_items), len(items))
         attempt = await stager.finish()
-        return json_response(201, {"staged": attempt.messages})
+        places = [{"shard": 0, "messages": attempt.messages}]
+        return json_response(201, {"staged": attempt.messages, "shards": places})
 
     async def publish(self, request: Request) -> Response:
         body = decode_publish(request.body)
