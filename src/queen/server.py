@@ -47,6 +47,7 @@ from queen.http.routes.metrics import MetricsRoutes
 from queen.http.routes.openapi import OpenApiRoutes
 from queen.http.routes.queues import QueueRoutes
 from queen.http.routes.reading import ReadingRoutes
+from queen.http.routes.stages import StageRoutes
 from queen.http.routes.status import StatusRoutes
 from queen.http.routes.streams import StreamRoutes
 from queen.http.routes.topics import TopicRoutes
@@ -158,6 +159,7 @@ class Worker:
             MaintenanceRoutes(broker),
             *self._watching_routes(broker, shared),
             StreamRoutes(broker),
+            StageRoutes(broker),
             TopicRoutes(broker),
         )
 

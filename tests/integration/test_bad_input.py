@@ -155,6 +155,21 @@ _REF_FAULTS = {
     f'{{{_ITEM}, "id": 1, "lease_owner": 1}}': "lease_owner",
 }
 _ACK_ITEM = '{"type": "ackItem", '
+_BATCH = '"run": "r", "batch": 1'
+_ATTEMPT = f'{_BATCH}, "attempt": "{_NO_UUID}"'
+_NOTHING_STAGED = f'{{"attempt": "{_NO_UUID}", "messages": 0}}'
+_BATCH_FAULTS = {
+    '{"batch": 1}': "run",
+    '{"run": "r"}': "batch",
+    '{"run": 1, "batch": 1}': "run",
+    '{"run": "", "batch": 1}': "run",
+    f'{{"run": "{_LONG}", "batch": 1}}': "run",
+    r'{"run": "a\u0000", "batch": 1}': "run",
+    '{"run": "r", "batch": -1}': "batch",
+    '{"run": "r", "batch": 1.5}': "batch",
+    '{"run": "r", "batch": "1"}': "batch",
+    f'{{"run": "r", "batch": {"9" * 30}}}': "batch",
+}
 
 _NO_FLAGS = dict.fromkeys(
     ("{}", '{"enabled": 1}', '{"enabled": "true"}', '{"enabled": null}'), "enabled (boolean) is required"
@@ -598,6 +613,38 @@ _SURFACES: dict[str, Surface] = {
             for item, where in _PUSH_ITEM_FAULTS.items()
         },
     ),
+    "POST /api/v1/stages": Surface(
+        reads_body=True,
+        refused={f"{{{_BATCH}}}": "attempt", f"{{{_ATTEMPT}}}": "items array"}
+        | {
+            f"{{{fields}}}": said
+            for fields, said in {
+                f'{_BATCH}, "attempt": "nonsense", "items": [{{"queue": "q"}}]': "attempt",
+                f'{_ATTEMPT}, "piece": -1': "piece",
+                f'{_ATTEMPT}, "items": 1': "items",
+                f'{_ATTEMPT}, "topicItems": 1': "topicItems",
+            }.items()
+        }
+        | {
+            f'{{{_ATTEMPT}, "items": [{{"queue": "q"}}, {item}]}}': "items[1]" if item == "{}" else f"items[1]{where}"
+            for item, where in _PUSH_ITEM_FAULTS.items()
+        }
+        | {f'{{{_ATTEMPT}, "topicItems": [{item}]}}': "topicItems[0]" for item in _ENQUEUE_FAULTS},
+    ),
+    "POST /api/v1/stages/publish": Surface(
+        reads_body=True,
+        refused={
+            f"{{{_BATCH}}}": "attempts",
+            f'{{{_BATCH}, "attempts": [1]}}': "attempts[0]",
+            f'{{{_BATCH}, "attempts": [{_NOTHING_STAGED}, {_NOTHING_STAGED}]}}': "twice",
+        }
+        | {body.replace("}", ', "attempts": []}'): said for body, said in _BATCH_FAULTS.items()}
+        | {
+            f'{{{_BATCH}, "attempts": [{_NOTHING_STAGED.replace("0}", f"{number}}}")}]}}': "messages"
+            for number in ("-1", "1.5", '"5"', "true", "null", "9" * 30)
+        },
+    ),
+    "POST /api/v1/stages/abandon": Surface(reads_body=True, refused=_BATCH_FAULTS),
     "POST /streams/v1/state/get": Surface(
         reads_body=True,
         refused={

@@ -19,6 +19,20 @@ TOO_SLOW = "failed to connect back"
 """Spark gives the process of a source ten seconds to start, which a busy machine may not: nothing was read then."""
 MASTER = "QUEEN_TEST_SPARK_MASTER"
 """The variable that names the cluster on which the tests run, instead of on this process's own Spark."""
+SETTINGS = {
+    "spark.driver.memory": "640m",
+    # Tests are short: what the second compiler would gain, they do not live to see.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.executor.memory": "512m",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,24 +46,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session on two cores."""
+    """A session on two cores, whose tasks are tried twice."""
     needs_java()
     directory = tmp_path_factory.mktemp("spark")
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master(os.environ.get(MASTER, "local[2]")).appName("queen tests")
-    settings = {
-        "spark.driver.memory": "640m",
-        # Tests are short: what the second compiler would gain, they do not live to see.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "spark.executor.memory": "512m",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.python.filterPushdown.enabled": "true",
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    builder = SparkSession.builder.master(os.environ.get(MASTER, "local[2,2]")).appName("queen tests")
+    settings = SETTINGS | {
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.local.dir": str(directory / "local"),
     }

@@ -49,6 +49,7 @@ from queen.broker.replay import Replayer
 from queen.broker.segments import SegmentCache
 from queen.broker.selections import Selections
 from queen.broker.shards.upkeep import shard_jobs
+from queen.broker.stages import Stages
 from queen.broker.stream_cycles import StreamCycles
 from queen.broker.streams import StreamQueries
 from queen.broker.topics.topics import TOPIC_EVENTS, Topics
@@ -180,6 +181,15 @@ class Broker:
             meter,
             self.topics.steps,
         )
+        self.stages = Stages(
+            self.database,
+            self.envelope,
+            self.ids,
+            self.topics.steps,
+            self._published,
+            dedup_window=settings.dedup_window_seconds,
+            dedup_memory=settings.dedup_memory_mb << 20,
+        )
         self.stream_queries = StreamQueries(self.database, self.catalog, self.envelope)
         self.stream_cycles = StreamCycles(
             self.database, self.catalog, self.stream_queries, self.pusher, self.leases, self.envelope, self._freed
@@ -290,6 +300,12 @@ class Broker:
                 )
             )
             start = end
+
+    def _published(self, fed: Sequence[tuple[Partition, int]]) -> None:
+        """Messages were published that nobody here has seen."""
+        for partition, count in fed:
+            self.meter.stored(partition.queue_name, count)
+        self.tell([pushed(partition.queue_id, partition.id, count) for partition, count in fed])
 
     def _freed(self, leases: Sequence[tuple[int, int, int, int]]) -> None:
         # What the others said before comes first: that a lease began must not be heard after it has ended.

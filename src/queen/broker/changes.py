@@ -115,4 +115,6 @@ class ChangeReader:
             self._queues_are(stored)
         for note in notes:
             if note["kind"] != EventKind.QUEUE_CHANGED and note["xid"] not in self._told:
-                self._take_in((note["kind"], note["queue_id"], note["partition_id"], 0, 0, note["name"]))
+                # How many were pushed is not noted: the claim finds out.
+                number = 1 if note["kind"] == EventKind.PUSHED else 0
+                self._take_in((note["kind"], note["queue_id"], note["partition_id"], 0, number, note["name"]))

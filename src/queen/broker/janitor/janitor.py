@@ -25,6 +25,10 @@ _DROPPED_INTERVAL = 60.0
 _REWRITE_INTERVAL = 5.0
 _CHANGES_INTERVAL = 60.0
 _HISTORY_DAYS = 90
+_STAGED_SECONDS = 86_400.0
+_STAGE_RUNS_INTERVAL = 3600.0
+# A streaming query that rests for longer may publish its last batch again.
+_STAGE_RUNS_SECONDS = 400 * 86_400.0
 _BETWEEN_PIECES = 0.05
 _BETWEEN_TERMS = 1.0
 
@@ -42,6 +46,8 @@ def cleaning_jobs(settings: Settings, tell: Tell, ears: Ears) -> list[Job]:
         Job("rounds", retention_seconds, Rounds(batch, settings.partition_cleanup_days, tell).run),
         Job("old history", retention_seconds, OldRows("remove_old_history", _HISTORY_DAYS, batch).run),
         Job("old changes", _CHANGES_INTERVAL, OldRows("remove_old_changes", KEPT_SECONDS, batch).run),
+        Job("old stages", retention_seconds, OldRows("remove_old_stages", _STAGED_SECONDS, batch).run),
+        Job("old stage runs", _STAGE_RUNS_INTERVAL, OldRows("remove_old_stage_runs", _STAGE_RUNS_SECONDS, batch).run),
         Job("old metrics", retention_seconds, OldMetrics(batch, settings.metrics_retention_days).run),
         # After the job that drops partitions, so that one round of all jobs leaves nothing behind.
         Job("dropped partitions", _DROPPED_INTERVAL, DroppedPartitions(batch).run, prompt=True),

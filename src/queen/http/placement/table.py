@@ -18,6 +18,7 @@ from queen.http.placement.batches import Batches, partition_number
 from queen.http.placement.calls import Calls, Handlers, call
 from queen.http.placement.many import ManyTopics
 from queen.http.placement.merging import Json, Merging, in_order, labelled, summed
+from queen.http.placement.stages import StagePlacement
 from queen.http.placement.waiting import Waiting
 from queen.http.placement.wholes import Wholes
 from queen.wire.ack import decode_object, optional_str
@@ -38,6 +39,7 @@ class Placement:
         self._directory = calls.directory
         self._batches = Batches(calls, rules)
         self._wholes = Wholes(calls, rules)
+        self._stages = StagePlacement(calls)
         self._waiting = Waiting(calls, brokers)
         self._many = ManyTopics(calls, brokers)
         self._merging = Merging(calls)
@@ -67,6 +69,9 @@ class Placement:
             "POST /streams/v1/queries": self._wholes.register,
             "POST /streams/v1/cycle": self._wholes.cycle,
             "POST /streams/v1/state/get": self._wholes.state,
+            "POST /api/v1/stages": self._stages.stage,
+            "POST /api/v1/stages/publish": self._stages.publish,
+            "POST /api/v1/stages/abandon": self._stages.abandon,
             "POST /internal/api/notify": self._queue_in_body,
         }
 
