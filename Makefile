@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test acceptance lint format docs constraints bench soak clean
+.PHONY: help setup serve example test acceptance lint format docs constraints bench soak clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 serve: setup ## Start the server; variables and ARGS are those of `queen serve`.
 	@exec $(BIN)/queen serve $(ARGS)
+
+example: setup ## Run a data pipeline from end to end, with a plot; needs Java 17.
+	@exec $(BIN)/queen pipeline example $(ARGS)
 
 # Tests wait more than they compute: three at a time take half as long on two cores.
 test: setup ## Run the tests.

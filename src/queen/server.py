@@ -30,6 +30,7 @@ from queen.hot.interfaces import Counters
 from queen.http.host_answers import HostAnswers
 from queen.http.host_families import HostFamilies
 from queen.http.ip_limit import IpLimit
+from queen.http.pipeline_families import PipelineFamilies
 from queen.http.placement.front import Front, Routes
 from queen.http.placement.health import ShardsHealth
 from queen.http.protocol import Shell
@@ -170,7 +171,8 @@ class Worker:
         families = HostFamilies(broker)
         standings = self._standings(broker)
         status = Status(broker.database, History(self.broker.database, self.recorder), standings)
-        sources = (families.spool, families.shards, families.peers, families.topics)
+        pipelines = PipelineFamilies(self.settings.queen_data_dir)
+        sources = (families.spool, families.shards, families.peers, families.topics, pipelines.families)
         return (
             StatusRoutes(broker, status, shared),
             AnalyticsRoutes(broker, status, History(broker.database, self.recorder), shared),

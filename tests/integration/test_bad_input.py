@@ -564,6 +564,7 @@ _SURFACES: dict[str, Surface] = {
     "GET /api/v1/analytics/queue-ops": Surface(names=("queue",), refused_query=_BAD_RANGES),
     "GET /api/v1/analytics/queue-parked-replicas": Surface(names=("queue",), refused_query=_BAD_RANGES),
     "GET /api/v1/analytics/retention": Surface(names=("queue",), refused_query=_BAD_RANGES),
+    "GET /api/v1/analytics/rollup": Surface(names=("queue", "group"), refused_query=_BAD_RANGES),
     "GET /api/v1/analytics/postgres-stats": Surface(),
     "POST /streams/v1/queries": Surface(
         reads_body=True,

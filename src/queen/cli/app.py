@@ -14,6 +14,7 @@ import typer
 
 from queen import __version__
 from queen.cli.logs import configure_logging
+from queen.cli.pipeline import pipeline
 from queen.cli.settings_table import settings_page, settings_table
 from queen.cli.shards import app as shards
 from queen.errors import QueenError
@@ -29,6 +30,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(shards, name="shards")
+
+app.add_typer(pipeline)
 
 
 def run() -> None:

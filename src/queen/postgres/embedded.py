@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from urllib.parse import quote, urlencode
 
 from queen.postgres.account import Account, account_for, check_owner
 from queen.postgres.binaries import clean_environment, find_binaries
@@ -23,12 +22,11 @@ from queen.postgres.configuration import (
 )
 from queen.postgres.directory_lock import DirectoryLock
 from queen.postgres.errors import EmbeddedPostgresError, failure
-from queen.postgres.postmaster import Postmaster, cluster_processes, find_postmaster, kill_processes
+from queen.postgres.postmaster import SUPERUSER, Postmaster, cluster_processes, find_postmaster, kill_processes
 from queen.postgres.socket_dir import choose_socket_dir, socket_path
 
 _log = logging.getLogger(__name__)
 
-_SUPERUSER = "postgres"
 _DEFAULT_PORT = 5432
 _POLL_SECONDS = 0.02
 # Replaying the log after a crash takes as long as it takes; a server that does not even say so is stuck.
@@ -87,9 +85,7 @@ class EmbeddedPostgres:
 
     def dsn(self, database: str = "postgres") -> str:
         """A connection URL for `database`, as superuser over the private socket."""
-        server = self._started()
-        where = urlencode({"host": str(server.socket_dir), "port": server.port})
-        return f"postgresql://{_SUPERUSER}@/{quote(database, safe='')}?{where}"
+        return self._started().dsn(database)
 
     def start(self) -> None:
         """Have the server running: made if it is new, taken over if it was left running, else started."""
@@ -179,7 +175,7 @@ class EmbeddedPostgres:
             [
                 str(binaries / "initdb"),
                 f"--pgdata={fresh}",
-                f"--username={_SUPERUSER}",
+                f"--username={SUPERUSER}",
                 "--encoding=UTF8",
                 "--locale=C",
                 *locale,
@@ -305,7 +301,7 @@ def _ask(server: Postmaster, binaries: Path) -> int:
             "--quiet",
             f"--host={server.socket_dir}",
             f"--port={server.port}",
-            f"--username={_SUPERUSER}",
+            f"--username={SUPERUSER}",
         ],
         env=clean_environment(),
         stdin=subprocess.DEVNULL,

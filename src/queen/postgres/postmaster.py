@@ -6,8 +6,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote, urlencode
 
 import psutil
+
+SUPERUSER = "postgres"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,11 @@ class Postmaster:
     socket_dir: Path
     port: int
     child: subprocess.Popen[bytes] | None = None
+
+    def dsn(self, database: str) -> str:
+        """A connection URL for `database`, as superuser over the private socket."""
+        where = urlencode({"host": str(self.socket_dir), "port": self.port})
+        return f"postgresql://{SUPERUSER}@/{quote(database, safe='')}?{where}"
 
     def alive(self) -> bool:
         if self.child is not None:

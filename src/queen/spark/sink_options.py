@@ -23,6 +23,7 @@ _WRITING: Final = (
     "dedupWindowSeconds",
     # Spark passes these on with the others.
     "checkpointLocation",
+    "queryName",
 )
 _DEDUP_WINDOW_SECONDS: Final = 3600
 

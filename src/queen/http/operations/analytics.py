@@ -16,6 +16,8 @@ _WORKER: Final = (
     Parameter("workerId", "Only workers of this number.", Annotated[int, Meta(ge=0, le=999_999_999)]),
 )
 
+_GROUP: Final = Parameter("group", "Only this consumer group.", Name)
+
 
 class Sampled(SnakeAnswer):
     """A number that goes up and down."""
@@ -271,6 +273,42 @@ class Retention(Answer):
     totals: Removed
 
 
+class RolledUpQueue(Answer):
+    """What was stored in a queue and delivered from it, in one bucket."""
+
+    bucket: Time
+    queue_name: str
+    messages: Count
+    messages_per_second: float
+    bytes: Count
+    largest_bytes: Count
+    partitions: Count
+    delivered: Count
+    avg_latency_ms: float | None
+    max_latency_ms: float | None
+
+
+class RolledUpGroup(Answer):
+    """What a group consumed and gave up on, and the largest lag of the samples, in one bucket."""
+
+    bucket: Time
+    queue_name: str
+    consumer_group: str
+    consumed: Count
+    lag_messages: Count | None
+    lag_seconds: float | None
+    errors: Count
+
+
+class RolledUp(Answer):
+    """What `queen pipeline rollup` made of messages, cursors and dead letters, oldest first."""
+
+    time_range: TimeRange
+    bucket_minutes: Count
+    queues: list[RolledUpQueue]
+    groups: list[RolledUpGroup]
+
+
 class DatabaseCache(Answer):
     """How often pages were found in memory."""
 
@@ -419,6 +457,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "GET /api/v1/analytics/queue-ops": _series("queueOps", "What was counted for queues", QueueOperations, QUEUE),
     "GET /api/v1/analytics/queue-parked-replicas": _series("queueParked", "How many pops waited", Parked, QUEUE),
     "GET /api/v1/analytics/retention": _series("retention", "What was removed", Retention, QUEUE),
+    "GET /api/v1/analytics/rollup": _series("rollup", "What was rolled up", RolledUp, QUEUE, _GROUP),
     "GET /api/v1/analytics/postgres-stats": Operation(
         id="postgresStats",
         summary="What PostgreSQL says of itself",

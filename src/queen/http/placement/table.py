@@ -275,6 +275,7 @@ _OF_THE_WORKER: Final = (
     "GET /api/v1/analytics/queue-lag",
     "GET /api/v1/analytics/queue-ops",
     "GET /api/v1/analytics/queue-parked-replicas",
+    "GET /api/v1/analytics/rollup",
     "GET /ws/v1/consume",
 )
 """What a worker tells of itself, or of what it has counted for all shards."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from queen.broker.broker import Broker
 from queen.broker.watching.history import History
 from queen.broker.watching.postgres_stats import postgres_stats
+from queen.broker.watching.rollups import rollup_series
 from queen.broker.watching.status import Status
 from queen.http.message import Request, Response, json_response
 from queen.http.names import query_name
@@ -32,6 +33,7 @@ class AnalyticsRoutes:
             ("queue-ops", self.queue_operations),
             ("queue-parked-replicas", self.parked),
             ("retention", self.retention),
+            ("rollup", self.rollup),
             ("postgres-stats", self.postgres_stats),
         ):
             router.add("GET", f"/api/v1/analytics/{name}", self._shared.of(handler), Access.READ_ONLY)
@@ -56,6 +58,10 @@ class AnalyticsRoutes:
     async def retention(self, request: Request) -> Response:
         times, queue = read_range(request, _HOURS), query_name(request, "queue")
         return json_response(200, await self._history.retention(times, queue))
+
+    async def rollup(self, request: Request) -> Response:
+        times, queue, group = read_range(request, _HOURS), query_name(request, "queue"), query_name(request, "group")
+        return json_response(200, await rollup_series(self._database, times, queue, group))
 
     async def postgres_stats(self, request: Request) -> Response:
         return json_response(200, await postgres_stats(self._database))

@@ -1,0 +1,109 @@
+"""Checks of a whole declaration that need no Spark: names, references, cycles, event times."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from queen.pipelines.declaration import Declaration, Dedup, Join, Sink, SourceKind, Sql, Step, Window
+from queen.pipelines.errors import DeclarationError, Problem
+
+# A name is a directory, a metric's label and a table in SQL.
+_PIPELINE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NODE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+
+def check(declaration: Declaration) -> None:
+    """Raises `DeclarationError` with all that is wrong."""
+    problems = list(_problems(declaration))
+    if problems:
+        raise DeclarationError(sorted(problems, key=lambda problem: problem.where.line))
+
+
+def warnings(declaration: Declaration) -> Iterator[Problem]:
+    """What works, but perhaps not as its author thinks."""
+    used = {one.name for sink in declaration.sinks for one in declaration.upstream(sink.source)}
+    for node in declaration.nodes:
+        if node.name not in used:
+            yield Problem(node.where, f"nothing takes the rows of '{node.name}'")
+        if isinstance(node, Step) and isinstance(node.action, Dedup) and not declaration.event_time_of(node.inputs[0]):
+            yield Problem(
+                node.where,
+                f"step '{node.name}' remembers every value for ever, because its input has no event_time and lateness",
+            )
+
+
+def _problems(declaration: Declaration) -> Iterator[Problem]:
+    if not _PIPELINE_NAME.fullmatch(declaration.name):
+        text = f"a pipeline's name is of letters, digits, '.', '_' and '-', at most 64, not {declaration.name!r}"
+        yield Problem(declaration.where, text)
+    if not declaration.sources:
+        yield Problem(declaration.where, "a pipeline needs a source")
+    if not declaration.sinks:
+        yield Problem(declaration.where, "a pipeline needs a sink")
+    yield from _names(declaration)
+    yield from _references(declaration)
+    cycle = _cycle(declaration)
+    if cycle is not None:
+        yield Problem(cycle.where, f"step '{cycle.name}' takes its own rows, by a roundabout way")
+        return
+    for source in declaration.sources:
+        if source.kind is SourceKind.FILES and source.schema is None:
+            yield Problem(source.where, f"source '{source.name}' needs 'schema', the fields of its lines of JSON")
+    for step in declaration.steps:
+        yield from _event_times(declaration, step)
+
+
+def _names(declaration: Declaration) -> Iterator[Problem]:
+    seen: dict[str, int] = {}
+    for entry in (*declaration.nodes, *declaration.sinks):
+        if not _NODE_NAME.fullmatch(entry.name):
+            yield Problem(
+                entry.where, f"a name is of letters, digits and '_', and begins with none, not {entry.name!r}"
+            )
+        if entry.name in seen:
+            yield Problem(entry.where, f"'{entry.name}' is declared in line {seen[entry.name]} already")
+        seen[entry.name] = entry.where.line
+
+
+def _references(declaration: Declaration) -> Iterator[Problem]:
+    names = [node.name for node in declaration.nodes]
+    entries: tuple[Step | Sink, ...] = (*declaration.steps, *declaration.sinks)
+    for entry in entries:
+        inputs = entry.inputs if isinstance(entry, Step) else (entry.source,)
+        what = "step" if isinstance(entry, Step) else "sink"
+        if not inputs and isinstance(entry, Step) and isinstance(entry.action, Sql):
+            yield Problem(entry.where, f"step '{entry.name}' reads from none of the sources and steps")
+        for name in inputs:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 1)
+                hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names) or 'none'}"
+                yield Problem(
+                    entry.where, f"{what} '{entry.name}' takes rows from '{name}', which is not there; {hint}"
+                )
+
+
+def _cycle(declaration: Declaration) -> Step | None:
+    for step in declaration.steps:
+        if any(node.name == step.name for name in step.inputs for node in declaration.upstream(name)):
+            return step
+    return None
+
+
+def _event_times(declaration: Declaration, step: Step) -> Iterator[Problem]:
+    before = next((time for time in map(declaration.event_time_of, step.inputs) if time is not None), None)
+    if step.event_time is not None and before is not None:
+        yield Problem(step.where, f"the rows of step '{step.name}' have an event_time already: '{before}' of its input")
+    if isinstance(step.action, Window) and not declaration.event_time_of(step.inputs[0]):
+        yield Problem(
+            step.where,
+            f"step '{step.name}' cuts time into windows, but '{step.inputs[0]}' has no event_time and lateness",
+        )
+    if isinstance(step.action, Join):
+        for name in step.inputs:
+            if not declaration.event_time_of(name):
+                yield Problem(
+                    step.where, f"step '{step.name}' joins streams, but '{name}' has no event_time and lateness"
+                )

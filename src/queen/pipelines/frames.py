@@ -1,0 +1,268 @@
+"""The DataFrames of a pipeline: of every source and step, and of the records that could not be used."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession, functions
+from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.types import ArrayType, StringType, StructField, StructType
+
+from queen.pipelines.connection import Connection
+from queen.pipelines.declaration import (
+    WINDOW_TIME,
+    Declaration,
+    Dedup,
+    Each,
+    Frame,
+    Join,
+    Node,
+    Source,
+    SourceKind,
+    Sql,
+    Step,
+    Window,
+    WindowKind,
+)
+from queen.pipelines.durations import interval
+from queen.pipelines.each import ERROR, calling
+from queen.pipelines.errors import DeclarationError, Problem, Where
+from queen.pipelines.modules import line_in
+
+_REASON: Final = "_reason"
+_CORRUPT: Final = "_corrupt"
+_PARSED: Final = "_parsed"
+_RESULT: Final = "_result"
+_ROWS_PER_BATCH: Final = "100000"
+
+# What is known of the message a record came in, as columns of a source that has a schema.
+_ORIGINS: Final = ("queue", "partition", "offset", "message_id", "transaction_id", "created_at")
+
+
+class Frames:
+    """Makes each DataFrame once. What is wrong with one raises `DeclarationError` with its place in the file."""
+
+    def __init__(
+        self, spark: SparkSession, declaration: Declaration, connection: Connection, *, moves_groups: bool
+    ) -> None:
+        """`moves_groups`: the consumer groups of sources are moved along, which only one query may do."""
+        self._spark = spark
+        self._moves_groups = moves_groups
+        self._declaration = declaration
+        self._connection = connection
+        self._made: dict[str, DataFrame] = {}
+        self._bad: list[DataFrame] = []
+
+    def of(self, name: str) -> DataFrame:
+        """The rows of a source or step."""
+        if name not in self._made:
+            node = self._declaration.node(name)
+            assert node is not None
+            self._made[name] = self._make(node)
+        return self._made[name]
+
+    def dead_letters(self) -> DataFrame | None:
+        """Records that could not be used, with the reason; None where none can turn up."""
+        if not self._bad:
+            return None
+        union = self._bad[0]
+        for one in self._bad[1:]:
+            union = union.unionByName(one)
+        return union
+
+    def _make(self, node: Node) -> DataFrame:
+        try:
+            rows = self._source(node) if isinstance(node, Source) else self._step(node)
+            rows = self._expecting(node, rows)
+            if node.event_time is not None and node.lateness is not None:
+                rows = rows.withWatermark(node.event_time, interval(node.lateness))
+            return rows
+        except DeclarationError:
+            raise
+        except PySparkException as error:
+            raise DeclarationError([Problem(node.where, f"'{node.name}': {said(error)}")]) from error
+        except Exception as error:
+            if not isinstance(node, Step) or not isinstance(node.action, Frame):
+                raise
+            file = Path(inspect.getfile(node.action.function))
+            where = Where(file, line_in(file, error))
+            raise DeclarationError(
+                [Problem(where, f"step '{node.name}' failed: {type(error).__name__}: {error}")]
+            ) from error
+
+    def _source(self, source: Source) -> DataFrame:
+        stream = self._spark.readStream
+        if source.kind is SourceKind.RATE:
+            return stream.format("rate").option("rowsPerSecond", source.target).load()
+        if source.kind is SourceKind.FILES:
+            stream = stream.format("text")
+            if "files_per_batch" in source.options:
+                stream = stream.option("maxFilesPerTrigger", source.options["files_per_batch"])
+            lines = stream.load(source.target)
+            payloads = lines.select(functions.col("value").alias("payload"))
+        else:
+            stream = stream.format("queen").options(**self._connection.options()).option("queue", source.target)
+            stream = stream.option("startingOffsets", source.options.get("start", "earliest"))
+            stream = stream.option("maxRowsPerBatch", source.options.get("rows_per_batch", _ROWS_PER_BATCH))
+            if self._moves_groups and "group" in source.options:
+                stream = stream.option("group", source.options["group"])
+            payloads = stream.load()
+        return payloads if source.schema is None else self._parsed(source, payloads, source.schema)
+
+    def _parsed(self, source: Source, payloads: DataFrame, ddl: str) -> DataFrame:
+        schema = _struct(ddl)
+        with_corrupt = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
+        parsed = payloads.withColumn(
+            _PARSED,
+            functions.from_json("payload", with_corrupt, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}),
+        )
+        corrupt = functions.col(f"{_PARSED}.{_CORRUPT}").isNotNull() | functions.col(_PARSED).isNull()
+        reason = functions.when(corrupt, functions.lit(f"the payload does not fit the schema {ddl}"))
+        for field in schema.fields:
+            if not field.nullable:
+                missing = functions.col(f"{_PARSED}.`{field.name}`").isNull()
+                reason = reason.when(missing, functions.lit(f"field '{field.name}' is missing"))
+        parsed = parsed.withColumn(_REASON, reason)
+        self._set_aside(source.name, parsed, functions.col("payload"))
+        fields = [functions.col(f"{_PARSED}.`{field.name}`").alias(field.name) for field in schema.fields]
+        origins = [functions.col(name).alias(f"_{name}") for name in _ORIGINS if name in payloads.columns]
+        return parsed.where(functions.col(_REASON).isNull()).select(*fields, *origins)
+
+    def _expecting(self, node: Node, rows: DataFrame) -> DataFrame:
+        if not node.expect:
+            return rows
+        reasons = [
+            functions.when(
+                ~functions.coalesce(functions.expr(condition), functions.lit(False)),
+                functions.lit(f"expectation '{name}' is not met: {condition}"),
+            )
+            for name, condition in node.expect.items()
+        ]
+        judged = rows.withColumn(_REASON, functions.coalesce(*reasons))
+        self._set_aside(node.name, judged, functions.to_json(functions.struct(*_own(rows))))
+        return judged.where(functions.col(_REASON).isNull()).drop(_REASON)
+
+    def _step(self, step: Step) -> DataFrame:
+        action = step.action
+        if isinstance(action, Sql):
+            for name in step.inputs:
+                self.of(name).createOrReplaceTempView(name)
+            return self._spark.sql(action.text)
+        if isinstance(action, Frame):
+            return self._called(step, action)
+        if isinstance(action, Join):
+            return self._joined(step, action)
+        rows = self.of(step.inputs[0])
+        if isinstance(action, Each):
+            return self._each(step, action, rows)
+        if isinstance(action, Dedup):
+            timed = self._declaration.event_time_of(step.inputs[0]) is not None
+            columns = list(action.columns)
+            return rows.dropDuplicatesWithinWatermark(columns) if timed else rows.dropDuplicates(columns)
+        return self._windowed(step, action, rows)
+
+    def _called(self, step: Step, action: Frame) -> DataFrame:
+        parameters = list(inspect.signature(action.function).parameters)
+        given: dict[str, Any] = {"spark": self._spark} if "spark" in parameters else {}
+        wanted = [name for name in parameters if name != "spark"]
+        # In YAML the file names the inputs, and the parameters may be called otherwise.
+        given |= {name: self.of(taken) for name, taken in zip(wanted, step.inputs, strict=True)}
+        rows = action.function(**given)
+        if not isinstance(rows, DataFrame):
+            text = f"step '{step.name}' must return a DataFrame, not {type(rows).__name__}"
+            raise DeclarationError([Problem(step.where, text)])
+        return rows
+
+    def _each(self, step: Step, action: Each, rows: DataFrame) -> DataFrame:
+        schema = _struct(action.schema)
+        fields = [StructField(field.name, field.dataType) for field in schema.fields]
+        kind = ArrayType(StructType([*fields, StructField(ERROR, StringType())]))
+        # Its type stubs ask for a kind of function that it warns about when it is given.
+        make: Any = arrow_udf
+        call = make(calling(action.function, schema.names, kind), kind)
+        own = functions.struct(*_own(rows))
+        called = rows.withColumn(_RESULT, functions.explode(call(own))).withColumn(
+            _REASON, functions.col(f"{_RESULT}.{ERROR}")
+        )
+        self._set_aside(step.name, called, functions.to_json(own))
+        # The event time is passed on as it came: a new column would have no watermark.
+        time = self._declaration.event_time_of(step.inputs[0])
+        passed = [name for name in rows.columns if name.startswith("_") or name == time]
+        made = [functions.col(f"{_RESULT}.`{name}`").alias(name) for name in schema.names if name != time]
+        return called.where(functions.col(_REASON).isNull()).select(*made, *passed)
+
+    def _windowed(self, step: Step, action: Window, rows: DataFrame) -> DataFrame:
+        time = self._declaration.event_time_of(step.inputs[0])
+        assert time is not None
+        if action.kind is WindowKind.SESSION:
+            window = functions.session_window(time, interval(action.size))
+        else:
+            slide = interval(action.slide) if action.slide is not None else None
+            window = functions.window(time, interval(action.size), slide)
+        aggregates = [functions.expr(text).alias(name) for name, text in action.aggregate.items()]
+        grouped = rows.groupBy(window.alias("_window"), *action.by).agg(*aggregates)
+        return grouped.select(
+            functions.col("_window.start").alias("window_start"),
+            functions.col("_window.end").alias("window_end"),
+            *action.by,
+            *action.aggregate,
+            *_window_time(action.kind),
+        )
+
+    def _joined(self, step: Step, action: Join) -> DataFrame:
+        left_name, right_name = step.inputs
+        left, right = self.of(left_name), self.of(right_name)
+        joined = left.alias(left_name).join(right.alias(right_name), functions.expr(action.on), action.how)
+        columns = [functions.col(f"{left_name}.`{name}`").alias(name) for name in left.columns]
+        if action.how != "left_semi":
+            for name in _own(right):
+                renamed = f"{right_name}_{name}" if name in left.columns else name
+                columns.append(functions.col(f"{right_name}.`{name}`").alias(renamed))
+        return joined.select(*columns)
+
+    def _set_aside(self, node: str, judged: DataFrame, record: Column) -> None:
+        def origin(name: str, kind: str) -> Column:
+            for column in (f"_{name}", name):
+                if column in judged.columns:
+                    return functions.col(column).cast(kind).alias(name)
+            return functions.lit(None).cast(kind).alias(name)
+
+        bad = judged.where(functions.col(_REASON).isNotNull())
+        self._bad.append(
+            bad.select(
+                functions.lit(self._declaration.name).alias("pipeline"),
+                functions.lit(node).alias("step"),
+                functions.col(_REASON).alias("error"),
+                record.cast("string").alias("record"),
+                origin("queue", "string"),
+                origin("partition", "string"),
+                origin("offset", "long"),
+                origin("transaction_id", "string"),
+            )
+        )
+
+
+def said(error: PySparkException) -> str:
+    """What Spark says is wrong, without the plan it appends."""
+    text = error.getMessage() or str(error)
+    return text.partition(";\n")[0].partition("\n\nJVM stacktrace")[0].strip()
+
+
+def _struct(ddl: str) -> StructType:
+    schema = StructType.fromDDL(ddl)
+    assert isinstance(schema, StructType)
+    return schema
+
+
+def _own(rows: DataFrame) -> list[str]:
+    """Its columns without those that are the pipeline's."""
+    return [name for name in rows.columns if not name.startswith("_")]
+
+
+def _window_time(kind: WindowKind) -> list[Column]:
+    if kind is WindowKind.SESSION:
+        return [functions.col("_window.end").alias(WINDOW_TIME)]
+    return [functions.window_time("_window").alias(WINDOW_TIME)]

@@ -1,0 +1,1 @@
+"""Built-in jobs: archive, compact, replay, reconcile, rollup, dlq-report."""

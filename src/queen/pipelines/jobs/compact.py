@@ -1,0 +1,83 @@
+"""`queen pipeline compact`: many small files of an archive become few large ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from queen.pipelines.archive_files import open_archive, place_of
+from queen.pipelines.manifest import DataFile, Manifest, Snapshot, staged_files
+from queen.pipelines.parquet_sink import count_rows
+
+WRITER: Final = "compaction"
+TARGET_BYTES: Final = 128 * 2**20
+# An hour may still grow for a while after it has ended.
+_SETTLED: Final = timedelta(hours=1, minutes=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What a run did."""
+
+    folders: int
+    files_before: int
+    files_after: int
+    rows: int
+
+
+def compact(root: Path, target_bytes: int = TARGET_BYTES, *, running_hour: bool = False) -> Compacted:
+    """Join small files of one folder. Readers of the manifest see the old files or the new ones, never both.
+
+    The hour that is being written is left alone, unless `running_hour`.
+    """
+    manifest = open_archive(root)
+    manifest.collect_orphans()
+    folders = before = after = rows = 0
+    for group in _groups(manifest.snapshot(), target_bytes, running_hour):
+        joined = _join(manifest, group)
+        folders, before, after, rows = folders + 1, before + len(group), after + 1, rows + joined
+    return Compacted(folders, before, after, rows)
+
+
+def _groups(snapshot: Snapshot, target_bytes: int, running_hour: bool) -> Iterator[list[DataFile]]:
+    """Small files of one folder that together are one file of the wanted size."""
+    folders: dict[str, list[DataFile]] = {}
+    now = datetime.now(UTC)
+    for file in snapshot.files:
+        if file.bytes < target_bytes and (running_hour or place_of(file)[1] + _SETTLED <= now):
+            folders.setdefault(str(PurePosixPath(file.path).parent), []).append(file)
+    for files in folders.values():
+        group: list[DataFile] = []
+        size = 0
+        for file in sorted(files, key=lambda file: (file.commit, file.path)):
+            if group and size + file.bytes > target_bytes:
+                if len(group) > 1:
+                    yield group
+                group, size = [], 0
+            group.append(file)
+            size += file.bytes
+        if len(group) > 1:
+            yield group
+
+
+def _join(manifest: Manifest, group: Sequence[DataFile]) -> int:
+    import pyarrow.parquet
+
+    staged = manifest.staging()
+    target = staged / PurePosixPath(group[0].path).parent / "joined.parquet"
+    target.parent.mkdir(parents=True)
+    paths = [manifest.root / file.path for file in group]
+    schema = pyarrow.parquet.read_schema(paths[0])
+    # In the order of their commits, so that the messages of a partition stay in order.
+    with pyarrow.parquet.ParquetWriter(target, schema, compression="zstd") as writer:
+        for path in paths:
+            with pyarrow.parquet.ParquetFile(path) as file:
+                for batch in file.iter_batches():
+                    writer.write_batch(batch)
+    number = manifest.snapshot().batches.get(WRITER, -1) + 1
+    rows = [count_rows(file) for file in staged_files(staged)]
+    manifest.commit(WRITER, number, staged, rows, removed=[file.path for file in group])
+    return sum(rows)

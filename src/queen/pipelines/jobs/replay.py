@@ -1,0 +1,125 @@
+"""`queen pipeline replay`: messages of an archive back to a queue, in order, as fast or as slow as wanted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from pyspark.errors import PySparkException
+from pyspark.sql import functions
+
+from queen.client.sync import QueenSync
+from queen.pipelines.archive_files import files_of, open_archive, read_files
+from queen.pipelines.connection import Connection
+from queen.pipelines.errors import PipelineError
+from queen.pipelines.frames import said
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+_PUSHED_AT_ONCE: Final = 1000
+# With a speed, messages of so many seconds go together.
+_STRETCH_SECONDS: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """Which messages, where to, and how fast. `speed`: 1 as they came, 10 ten times as fast, None as fast as can be."""
+
+    root: Path
+    queues: tuple[str, ...] = ()
+    to: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    condition: str | None = None
+    speed: float | None = None
+    new_ids: bool = False
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What became of the messages. `duplicates` were in the queue already."""
+
+    queued: int = 0
+    duplicates: int = 0
+    queues: set[str] = field(default_factory=set)
+
+
+def select(spark: SparkSession, options: ReplayOptions, files: Sequence[Any]) -> DataFrame:
+    """The messages that are to be replayed, oldest first."""
+    rows = read_files(spark, open_archive(options.root), files)
+    if options.since is not None:
+        rows = rows.where(functions.col("created_at") >= functions.lit(options.since))
+    if options.until is not None:
+        rows = rows.where(functions.col("created_at") < functions.lit(options.until))
+    if options.condition is not None:
+        try:
+            rows = rows.where(options.condition)
+        except PySparkException as error:
+            raise PipelineError(f"--filter {options.condition}: {said(error)}") from error
+    return rows.orderBy("created_at", "queue", "partition", "offset")
+
+
+def replay(
+    spark: SparkSession,
+    connection: Connection,
+    options: ReplayOptions,
+    on_progress: Callable[[Replayed], None] = lambda done: None,
+) -> Replayed:
+    """Push the messages again, with the transaction ids they had, so that doing it twice changes nothing."""
+    manifest = open_archive(options.root)
+    done = Replayed()
+    with manifest.reading() as snapshot, QueenSync(connection.server, bearer_token=connection.token) as queen:
+        files = files_of(snapshot.files, options.queues, options.since, options.until)
+        for chunk in _paced(select(spark, options, files).toLocalIterator(prefetchPartitions=True), options.speed):
+            items = [_item(row, options) for row in chunk]
+            for item, result in zip(items, queen.request("POST", "/api/v1/push", {"items": items}), strict=True):
+                if result["status"] not in ("queued", "duplicate", "buffered"):
+                    raise PipelineError(
+                        f"{item['queue']}/{item['partition']}: {result.get('error') or result['status']};"
+                        f" {done.queued} messages were replayed before, and running it again skips them"
+                    )
+                done.duplicates += result["status"] == "duplicate"
+                done.queued += result["status"] != "duplicate"
+                done.queues.add(item["queue"])
+            on_progress(done)
+    return done
+
+
+def _item(row: Row, options: ReplayOptions) -> dict[str, Any]:
+    item: dict[str, Any] = {
+        "queue": options.to or row["queue"],
+        "partition": row["partition"],
+        # The payload goes as it was stored, byte for byte.
+        "payload": msgspec.Raw(row["payload"].encode()),
+    }
+    if not options.new_ids:
+        item["transactionId"] = row["transaction_id"]
+    if row["trace_id"]:
+        item["traceId"] = row["trace_id"]
+    return item
+
+
+def _paced(rows: Iterator[Row], speed: float | None) -> Iterator[list[Row]]:
+    """Chunks of rows, each when its time has come."""
+    chunk: list[Row] = []
+    began, first = time.monotonic(), None
+    for row in rows:
+        moment = row["created_at"].timestamp()
+        first = moment if first is None else first
+        full = len(chunk) >= _PUSHED_AT_ONCE
+        if speed is not None and chunk:
+            full |= (moment - chunk[0]["created_at"].timestamp()) / speed > _STRETCH_SECONDS
+        if full:
+            yield chunk
+            chunk = []
+        if speed is not None and not chunk:
+            time.sleep(max(0.0, began + (moment - first) / speed - time.monotonic()))
+        chunk.append(row)
+    if chunk:
+        yield chunk

@@ -1,0 +1,259 @@
+"""Reads what a file says of a source, a step or a sink, and gathers every problem with its place.
+
+YAML and Python say it with the same words, so there is one reader for both.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from queen.pipelines import durations
+from queen.pipelines.declaration import (
+    SINK_OPTIONS,
+    SOURCE_OPTIONS,
+    Action,
+    Dedup,
+    Each,
+    Frame,
+    Join,
+    Sink,
+    SinkKind,
+    Source,
+    SourceKind,
+    Sql,
+    Step,
+    Window,
+    WindowKind,
+    tables_of,
+)
+from queen.pipelines.errors import Problem, Where
+
+_TIMED: Final = ("event_time", "lateness", "expect")
+_WINDOWS: Final = tuple(kind.value for kind in WindowKind)
+_ACTIONS: Final = ("sql", "frame", "each", *_WINDOWS, "join", "dedup")
+_JOINS: Final = ("inner", "left_outer", "right_outer", "full_outer", "left_semi")
+
+Function = Callable[[object, Where], Callable[..., Any] | None]
+"""Finds the function that a file names; None (and a problem) when there is none."""
+
+
+class SpecReader:
+    """Makes declarations of what a file says; `problems` tells what was wrong with it."""
+
+    def __init__(self, function: Function, place: Callable[[Mapping[str, Any], str], Where | None]) -> None:
+        """`place` knows where in the file a key of a spec is."""
+        self.problems: list[Problem] = []
+        self._function = function
+        self._place = place
+
+    def source(self, name: str, where: Where, spec: Mapping[str, Any]) -> Source | None:
+        kind = self._one_of(f"source '{name}'", where, spec, [kind.value for kind in SourceKind])
+        if kind is None:
+            return None
+        allowed = SOURCE_OPTIONS[SourceKind(kind)]
+        self._known(f"source '{name}'", where, spec, (kind, "schema", *_TIMED, *allowed))
+        options = {key: value for key in allowed if (value := self._text(spec, key, where)) is not None}
+        for key in ("rows_per_batch", "files_per_batch"):
+            self._positive(options, key, spec, where)
+        if kind == "rate":
+            self._positive({kind: str(spec[kind])}, kind, spec, where)
+        return Source(
+            name=name,
+            where=where,
+            kind=SourceKind(kind),
+            target=str(spec[kind]) if kind == "rate" else self._text(spec, kind, where) or "",
+            schema=self._text(spec, "schema", where),
+            options=options,
+            **self._timing(f"source '{name}'", where, spec),
+        )
+
+    def step(self, name: str, where: Where, spec: Mapping[str, Any]) -> Step | None:
+        what = f"step '{name}'"
+        kind = self._one_of(what, where, spec, _ACTIONS)
+        if kind is None:
+            return None
+        action = self._action(what, kind, where, spec)
+        if action is None:
+            return None
+        return Step(
+            name=name,
+            where=where,
+            action=action,
+            inputs=self._inputs(what, action, where, spec),
+            **self._timing(what, where, spec),
+        )
+
+    def sink(self, name: str, where: Where, spec: Mapping[str, Any], needs_source: bool = True) -> Sink | None:
+        what = f"sink '{name}'"
+        kind = self._one_of(what, where, spec, [kind.value for kind in SinkKind])
+        if kind is None:
+            return None
+        allowed = SINK_OPTIONS[SinkKind(kind)]
+        self._known(what, where, spec, (kind, "from", *allowed))
+        source = self._text(spec, "from", where)
+        if source is None and needs_source:
+            self.report(where, f"{what} needs 'from', the source or step whose rows it takes")
+        target = "" if kind == "console" else self._text(spec, kind, where) or ""
+        if kind == "topic" and target.count("/") != 1:
+            self.report(self._where(spec, kind, where), f"{what}: a topic is given as namespace/topic, not {target!r}")
+        options = {key: value for key in allowed if (value := self._listed(spec, key, where)) is not None}
+        self._positive(options, "rows", spec, where)
+        return Sink(name=name, where=where, source=source or "", kind=SinkKind(kind), target=target, options=options)
+
+    def trigger(self, given: object, where: Where) -> str:
+        """How often batches begin."""
+        text = str(given)
+        if text != "once" and durations.milliseconds(text) is None:
+            self.report(where, f"trigger: {text!r} is neither 'once' nor {durations.EXPECTED}")
+        return text
+
+    def report(self, where: Where, text: str) -> None:
+        self.problems.append(Problem(where, text))
+
+    def _action(self, what: str, kind: str, where: Where, spec: Mapping[str, Any]) -> Action | None:
+        if kind in _WINDOWS:
+            return self._window(what, WindowKind(kind), where, spec)
+        if kind == "join":
+            self._known(what, where, spec, ("join", "on", "how", *_TIMED))
+            how = self._text(spec, "how", where) or "inner"
+            if how not in _JOINS:
+                self._unknown(self._where(spec, "how", where), f"{what}: how", how, _JOINS)
+            on = self._text(spec, "on", where)
+            if on is None:
+                self.report(where, f"{what} needs 'on', the condition that joins its inputs")
+            return Join(on or "", how)
+        if kind == "sql":
+            self._known(what, where, spec, ("sql", *_TIMED))
+            text = self._text(spec, "sql", where)
+            return Sql(text) if text else None
+        if kind == "dedup":
+            self._known(what, where, spec, ("dedup", "from", *_TIMED))
+            return Dedup(self._names(spec, "dedup", where))
+        self._known(what, where, spec, (kind, "from", *(("schema",) if kind == "each" else ()), *_TIMED))
+        function = self._function(spec[kind], self._where(spec, kind, where))
+        if function is None:
+            return None
+        if kind == "frame":
+            return Frame(function)
+        schema = self._text(spec, "schema", where)
+        if schema is None:
+            self.report(where, f"{what} needs 'schema', the fields of what its function returns")
+        return Each(function, schema or "")
+
+    def _window(self, what: str, kind: WindowKind, where: Where, spec: Mapping[str, Any]) -> Window:
+        known = (kind.value, "from", "by", "aggregate", *_TIMED)
+        self._known(what, where, spec, (*known, "every") if kind is WindowKind.SLIDING else known)
+        size = self._duration(what, spec, kind.value, where)
+        slide = self._duration(what, spec, "every", where) if "every" in spec else None
+        if kind is WindowKind.SLIDING and slide is None:
+            self.report(where, f"{what} needs 'every', how far apart its sliding windows begin")
+        if slide is not None and (durations.milliseconds(slide) or 0) > (durations.milliseconds(size) or 0):
+            self.report(self._where(spec, "every", where), f"{what}: 'every' must not be longer than the window")
+        aggregate = self._mapping(what, spec, "aggregate", where)
+        if not aggregate:
+            self.report(where, f"{what} needs 'aggregate', such as {{total: sum(amount)}}")
+        return Window(kind, size, aggregate, slide, self._names(spec, "by", where))
+
+    def _inputs(self, what: str, action: Action, where: Where, spec: Mapping[str, Any]) -> tuple[str, ...]:
+        if isinstance(action, Sql):
+            return tables_of(action.text)
+        if isinstance(action, Join):
+            inputs = self._names(spec, "join", where)
+            if len(set(inputs)) != 2:
+                self.report(self._where(spec, "join", where), f"{what} joins two different inputs, not {len(inputs)}")
+            return inputs
+        inputs = self._names(spec, "from", where)
+        if not inputs:
+            self.report(where, f"{what} needs 'from', the source or step whose rows it takes")
+        elif len(inputs) > 1 and not isinstance(action, Frame):
+            self.report(self._where(spec, "from", where), f"{what} takes one input, not {len(inputs)}")
+        return inputs
+
+    def _timing(self, what: str, where: Where, spec: Mapping[str, Any]) -> dict[str, Any]:
+        event_time = self._text(spec, "event_time", where)
+        lateness = self._duration(what, spec, "lateness", where) if "lateness" in spec else None
+        if lateness is not None and event_time is None:
+            self.report(where, f"{what}: 'lateness' says how late an event may come, and needs 'event_time'")
+        if event_time is not None and lateness is None:
+            self.report(where, f"{what}: 'event_time' needs 'lateness', how late an event may come")
+        return {
+            "event_time": event_time,
+            "lateness": lateness,
+            "expect": self._mapping(what, spec, "expect", where) if "expect" in spec else {},
+        }
+
+    def _one_of(self, what: str, where: Where, spec: Mapping[str, Any], kinds: Iterable[str]) -> str | None:
+        kinds = tuple(kinds)
+        found = [kind for kind in kinds if kind in spec]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            self.report(where, f"{what} is one thing, but says {' and '.join(found)}")
+            return None
+        near = [match for key in spec for match in difflib.get_close_matches(key, kinds, 1)]
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        self.report(where, f"{what} says none of {', '.join(kinds)}{hint}")
+        return None
+
+    def _known(self, what: str, where: Where, spec: Mapping[str, Any], keys: Iterable[str]) -> None:
+        keys = tuple(keys)
+        for key in spec:
+            if key not in keys:
+                self._unknown(self._where(spec, key, where), what, key, keys)
+
+    def _unknown(self, where: Where, what: str, word: str, words: Iterable[str]) -> None:
+        words = tuple(words)
+        near = difflib.get_close_matches(word, words, 1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(words)}"
+        self.report(where, f"{what}: unknown '{word}'; {hint}")
+
+    def _text(self, spec: Mapping[str, Any], key: str, where: Where) -> str | None:
+        value = spec.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool | Mapping | list | tuple) or not str(value).strip():
+            self.report(self._where(spec, key, where), f"'{key}' must be text, not {value!r}")
+            return None
+        return str(value)
+
+    def _listed(self, spec: Mapping[str, Any], key: str, where: Where) -> str | None:
+        """Text, or a list of names as one text."""
+        if isinstance(spec.get(key), list | tuple):
+            return ",".join(self._names(spec, key, where))
+        return self._text(spec, key, where)
+
+    def _names(self, spec: Mapping[str, Any], key: str, where: Where) -> tuple[str, ...]:
+        value = spec.get(key)
+        if value is None:
+            return ()
+        names = (value,) if isinstance(value, str) else value
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
+            self.report(self._where(spec, key, where), f"'{key}' must be a name or a list of names, not {value!r}")
+            return ()
+        return tuple(names)
+
+    def _mapping(self, what: str, spec: Mapping[str, Any], key: str, where: Where) -> dict[str, str]:
+        value = spec.get(key)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping) or not all(isinstance(text, str) for text in value.values()):
+            self.report(self._where(spec, key, where), f"{what}: '{key}' must name expressions, not {value!r}")
+            return {}
+        return {str(name): text for name, text in value.items()}
+
+    def _duration(self, what: str, spec: Mapping[str, Any], key: str, where: Where) -> str:
+        text = str(spec.get(key))
+        found = durations.milliseconds(text)
+        if found is None or (found == 0 and key != "lateness"):
+            self.report(self._where(spec, key, where), f"{what}: {key}: {text!r} is not {durations.EXPECTED}")
+        return text
+
+    def _positive(self, options: Mapping[str, str], key: str, spec: Mapping[str, Any], where: Where) -> None:
+        text = options.get(key)
+        if text is not None and not (text.isascii() and text.isdigit() and int(text) > 0):
+            self.report(self._where(spec, key, where), f"'{key}' must be a whole number above 0, not {text!r}")
+
+    def _where(self, spec: Mapping[str, Any], key: str, otherwise: Where) -> Where:
+        return self._place(spec, key) or otherwise

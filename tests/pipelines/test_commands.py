@@ -1,0 +1,194 @@
+"""The commands of `queen pipeline`, as processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from queen.pipelines.errors import AlreadyRunning, PipelineError
+from queen.pipelines.state import StateDirectory
+from queen.wire.pipelines import PipelineState, PipelineStatus, QueryStatus, write_status
+from tests.conftest import StartServer
+
+_QUEEN = str(Path(sys.executable).with_name("queen"))
+_FILE = """\
+pipeline: ticking
+trigger: 100 ms
+sources: {ticks: {rate: 50}}
+sinks: {kept: {from: ticks, parquet: DIR/out}}
+"""
+_SMALL = ("--master", "local[1]", "--conf", "spark.driver.memory=512m")
+
+
+async def _queen(*arguments: str, environ: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+    child = await asyncio.create_subprocess_exec(
+        _QUEEN,
+        *arguments,
+        env=os.environ | (environ or {}),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await child.communicate()
+    assert child.returncode is not None
+    return child.returncode, out.decode(), err.decode()
+
+
+@asynccontextmanager
+async def _running(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    child = await asyncio.create_subprocess_exec(
+        _QUEEN, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        yield child
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+
+
+@pytest.mark.timeout(600)
+async def test_a_pipeline_runs_is_seen_by_everyone_and_stops_when_asked(
+    tmp_path: Path, start_server: StartServer
+) -> None:
+    file, data = tmp_path / "ticking.yaml", tmp_path / "data"
+    file.write_text(_FILE.replace("DIR", str(tmp_path)))
+    api = await start_server(queen_data_dir=data)
+    where = ("--data-dir", str(data))
+    async with _running("pipeline", "run", str(file), *_SMALL, *where) as child:
+        async with asyncio.timeout(400):
+            while not _rows_read(data):
+                assert child.returncode is None
+                await asyncio.sleep(0.1)
+        code, out, _ = await _queen("pipeline", "status", "ticking", "--json", *where)
+        status = json.loads(out)
+        assert (code, status["state"], status["pid"]) == (0, "running", child.pid)
+        code, out, _ = await _queen("pipeline", "list", *where)
+        assert code == 0
+        assert "ticking" in out and "running" in out
+        answer = await api.call("GET", "/metrics/prometheus")
+        assert 'queen_pipeline_state{pipeline="ticking",state="running"} 1.0' in answer.body
+        rows = _metric(answer.body, 'queen_pipeline_rows_total{pipeline="ticking",sink="kept"}')
+        assert rows > 0
+        code, _, err = await _queen("pipeline", "run", str(file), *where)
+        assert code == 1
+        assert "pipeline 'ticking' runs already" in err
+        code, out, err = await _queen("pipeline", "stop", "ticking", "--timeout", "300", *where)
+        assert (code, err) == (0, "")
+        assert "pipeline 'ticking' is stopped" in out
+        assert await child.wait() == 0
+    answer = await api.call("GET", "/metrics/prometheus")
+    assert 'queen_pipeline_state{pipeline="ticking",state="stopped"} 1.0' in answer.body
+    assert "queen_pipeline_rows_total{" not in answer.body
+    code, _, err = await _queen("pipeline", "stop", "ticking", *where)
+    assert code == 1
+    assert "does not run (it is stopped)" in err
+
+
+def _rows_read(data: Path) -> int:
+    return sum(query.rows for status in StateDirectory(data).statuses() for query in status.queries)
+
+
+def _metric(text: str, name: str) -> float:
+    (line,) = (line for line in text.splitlines() if line.startswith(name))
+    return float(line.rpartition(" ")[2])
+
+
+async def test_without_java_commands_say_what_to_install_and_the_rest_works(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(_FILE.replace("DIR", str(tmp_path)))
+    environ = {"PATH": str(tmp_path), "JAVA_HOME": "", "QUEEN_DATA_DIR": str(tmp_path / "data")}
+    for arguments in (
+        ("run", str(file)),
+        ("validate", str(file)),
+        ("archive", "orders", "--to", str(tmp_path / "archive")),
+        ("replay", str(tmp_path)),
+        ("reconcile", str(tmp_path)),
+        ("rollup",),
+        ("dlq-report",),
+        ("example", str(tmp_path / "example")),
+    ):
+        code, out, err = await _queen("pipeline", *arguments, environ=environ)
+        assert (code, out) == (1, ""), arguments
+        assert "needs Java 17 or newer" in err
+        assert "apt install openjdk-17-jre-headless" in err
+    code, out, _ = await _queen("pipeline", "validate", "--no-spark", str(file), environ=environ)
+    assert (code, "is good: 1 sources" in out) == (0, True)
+    code, out, _ = await _queen("version", environ=environ)
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("run", "nowhere.yaml"), "there is no file nowhere.yaml"),
+        (("status", "nobody"), "no pipeline 'nobody' has run here"),
+        (("stop", "nobody"), "no pipeline 'nobody' has run here"),
+        (("compact", "."), ". is no archive; make one with"),
+        (("replay", ".", "--from", "yesterday"), "--from yesterday: expected a time"),
+        (("replay", ".", "--speed", "0"), "--speed 0: expected a number above 0"),
+        (("archive", "q", "--to", "x", "--every", "often"), "--every often: expected a length of time"),
+        (("rollup", "--every", "often"), "--every often: expected a length of time"),
+    ],
+)
+async def test_what_cannot_be_done_is_said_in_a_line(tmp_path: Path, arguments: tuple[str, ...], expected: str) -> None:
+    code, _, err = await _queen("pipeline", *arguments, environ={"QUEEN_DATA_DIR": str(tmp_path)})
+    assert code == 1
+    assert expected in err
+    assert "Traceback" not in err
+
+
+async def test_the_server_passes_over_files_that_are_no_status(tmp_path: Path, start_server: StartServer) -> None:
+    data = tmp_path / "data"
+    api = await start_server(queen_data_dir=data)
+    for name, text in (("broken", "{"), ("other", "[]")):
+        (data / "pipelines" / name).mkdir(parents=True)
+        (data / "pipelines" / name / "status.json").write_text(text)
+    good = data / "pipelines" / "good"
+    good.mkdir()
+    now = time.time()
+    query = QueryStatus(name="out", rows=7, lag=3, late=1)
+    write_status(good, _status("good", now, [query]))
+    (data / "pipelines" / "silent").mkdir()
+    write_status(data / "pipelines" / "silent", _status("silent", now - 3600, [query]))
+    answer = await api.call("GET", "/metrics/prometheus")
+    assert answer.status == 200
+    assert 'queen_pipeline_lag_messages{pipeline="good",sink="out"} 3.0' in answer.body
+    assert 'queen_pipeline_late_rows_total{pipeline="good",sink="out"} 1.0' in answer.body
+    assert 'queen_pipeline_state{pipeline="silent",state="failed"} 1.0' in answer.body
+    assert 'pipeline="silent",sink' not in answer.body
+    assert "broken" not in answer.body
+
+
+def _status(name: str, at: float, queries: list[Any]) -> PipelineStatus:
+    return PipelineStatus(
+        name=name,
+        state=PipelineState.RUNNING,
+        pid=1,
+        file="p.yaml",
+        master="local",
+        started_at=at,
+        updated_at=at,
+        queries=queries,
+    )
+
+
+def test_a_pipeline_runs_once_at_a_time_and_one_that_died_is_known_to_have(tmp_path: Path) -> None:
+    state = StateDirectory(tmp_path)
+    with state.running("p") as directory:
+        write_status(directory, _status("p", time.time(), []))
+        assert state.status("p").state is PipelineState.RUNNING
+        with pytest.raises(AlreadyRunning, match="runs already"), state.running("p"):
+            pass
+    died = state.status("p")
+    assert (died.state, died.error) == (PipelineState.FAILED, "its process ended without a word")
+    with pytest.raises(PipelineError, match="does not run"):
+        state.stop("p", 1)

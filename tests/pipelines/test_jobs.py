@@ -1,0 +1,195 @@
+"""Queues as sources and sinks, and the jobs that report: dead letters by kind, and minutes rolled up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from queen.pipelines.connection import Connection
+from queen.pipelines.errors import PipelineError
+from queen.pipelines.jobs.dlq_report import dlq_report
+from queen.pipelines.jobs.rollup import rollup
+from queen.pipelines.manifest import Manifest
+from queen.wire.pipelines import PipelineState
+from tests.api import Api
+from tests.database import Connection as Database
+from tests.faults.proxy import Proxy
+from tests.pipelines.running import Runner
+
+
+@pytest.fixture
+def queues(api: Api, dsn: str) -> Connection:
+    return Connection(api.url, databases=(dsn,))
+
+
+async def test_rows_go_from_a_queue_to_a_queue_a_topic_and_a_table_once(
+    runner: Runner, api: Api, queues: Connection, connection: Database
+) -> None:
+    await connection.execute(
+        "CREATE TABLE public.scores (lead text PRIMARY KEY, points int, at timestamptz, tags jsonb)"
+    )
+    file = runner.file(
+        """\
+        pipeline: leads
+        sources:
+          events:
+            queue: lead-events
+            schema: lead string NOT NULL, points int, at timestamp, tags array<string>
+            group: leads
+        steps:
+          hot: {sql: "SELECT lead, points, at, tags, _offset AS seen FROM events WHERE points > 1"}
+          rows: {sql: "SELECT lead, points, at, tags FROM hot"}
+        sinks:
+          out: {from: hot, queue: hot-leads, partition: lead, transaction_id: "concat(lead, '-', seen)"}
+          work: {from: hot, topic: sales/calls, priority: 10 - points, idempotency_key: lead}
+          kept: {from: rows, postgres: public.scores, key: lead}
+        """
+    )
+    at = "2026-01-01T10:00:00.123456Z"
+    await api.push("lead-events", {"lead": "a", "points": 5, "at": at, "tags": ["x"]}, {"lead": "b", "points": 1})
+    await api.push("lead-events", {"points": 7}, "no object")
+    status = await runner.run(file, queues)
+    assert status.dead_letters == 2
+    assert {query.lag for query in status.queries} == {0}
+    await api.push("lead-events", {"lead": "a", "points": 6}, {"lead": "c", "points": 2})
+    await runner.run(file, queues)
+
+    hot = await api.pop("hot-leads", batch=10, partitions=10, autoAck=True)
+    assert sorted((message["partition"], message["transactionId"], message["data"]["points"]) for message in hot) == [
+        ("a", "a-0", 5),
+        ("a", "a-4", 6),
+        ("c", "c-5", 2),
+    ]
+    (first,) = (message for message in hot if message["transactionId"] == "a-0")
+    assert first["data"] == {"lead": "a", "points": 5, "at": at, "tags": ["x"], "seen": 0}
+
+    rows = await connection.fetch("SELECT lead, points, at, tags FROM public.scores ORDER BY lead")
+    assert [(row["lead"], row["points"]) for row in rows] == [("a", 6), ("c", 2)]
+
+    answer = await api.call("GET", "/api/v1/topics/dequeue", namespace="sales", topic="calls", limit=10)
+    assert sorted(item["priority"] for item in answer.body["items"]) == [5, 8]
+
+    dead = await api.pop("leads-dead-letters", batch=10, autoAck=True)
+    reasons = {message["data"]["error"] for message in dead}
+    assert {reason[:20] for reason in reasons} == {"field 'lead' is miss", "the payload does not"}
+    (missing,) = (message["data"] for message in dead if message["data"]["error"].startswith("field"))
+    assert missing == {
+        "pipeline": "leads",
+        "step": "events",
+        "error": "field 'lead' is missing",
+        "record": '{"points":7}',
+        "queue": "lead-events",
+        "partition": "Default",
+        "offset": 2,
+        "transaction_id": missing["transaction_id"],
+    }
+    # The group of the source shows how far the pipeline is.
+    lags = await api.call("GET", "/api/v1/consumer-groups/leads")
+    assert lags.status == 200
+
+
+async def test_a_pipeline_outlives_an_absence_of_postgresql(
+    runner: Runner, api: Api, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = runner.file(
+        """\
+        pipeline: patient
+        trigger: 200 ms
+        sources: {events: {queue: events, schema: n int}}
+        sinks: {kept: {from: events, parquet: DIR/kept}}
+        dead_letters: {console: true}
+        """
+    )
+    await api.push("events", {"n": 1})
+    run, ended = runner.begin(file, Connection(api.url, databases=(proxy.dsn,)))
+
+    async def until(reached: Callable[[], object]) -> None:
+        async with asyncio.timeout(300):
+            while not reached():
+                assert not ended.done(), await ended
+                await asyncio.sleep(0.1)
+
+    manifest = Manifest(runner.directory / "kept")
+    await until(lambda: manifest.exists and manifest.snapshot().rows == 1)
+    async with proxy.away():
+        await api.push("events", {"n": 2})
+        await until(lambda: "is started again in a moment" in caplog.text)
+    await until(lambda: manifest.snapshot().rows == 2)
+    run.stop.set()
+    status = await ended
+    assert status.state is PipelineState.STOPPED
+    assert runner.rows("kept", "n") == [(1,), (2,)]
+
+
+async def test_dead_letters_are_clustered_by_what_went_wrong(runner: Runner, api: Api, queues: Connection) -> None:
+    await api.configure("orders", retryLimit=0)
+    await api.configure("mails", retryLimit=0)
+    errors = {
+        "orders": [
+            "timeout after 30 s at 10.0.0.1:5432",
+            "timeout after 7.5 s at 10.0.0.22:5432",
+            "no user 'alice' (request 7f3c1b2a-0001-4000-8000-00000000beef)\nTraceback: line 12",
+        ],
+        "mails": ["no user 'bob' (request 7f3c1b2a-0002-4000-8000-00000000beef)\nTraceback: line 99"],
+    }
+    for queue, texts in errors.items():
+        for number, text in enumerate(texts):
+            await api.push(queue, {"n": number})
+            (message,) = await api.pop(queue, batch=1, consumerGroup="workers")
+            await api.ack([message], "dlq", group="workers", error=text)
+    clusters = await asyncio.to_thread(dlq_report, runner.spark, queues, samples=1)
+    assert [(one.error, one.count, one.queues, one.groups) for one in clusters] == [
+        ("no user <text> (request <uuid>)", 2, ["mails", "orders"], ["workers"]),
+        ("timeout after <n> s at <address>", 2, ["orders"], ["workers"]),
+    ]
+    assert [len(one.samples) for one in clusters] == [1, 1]
+    (sample,) = clusters[1].samples
+    assert (sample.queue, sample.partition, json.loads(sample.payload)) == ("orders", "Default", {"n": 1})
+    (only,) = await asyncio.to_thread(dlq_report, runner.spark, queues, queue="mails")
+    assert only.count == 1
+    with pytest.raises(PipelineError, match="--database-url"):
+        dlq_report(runner.spark, Connection(api.url))
+
+
+async def test_minutes_are_rolled_up_and_doing_it_again_counts_nothing_twice(
+    runner: Runner, api: Api, queues: Connection, connection: Database
+) -> None:
+    await api.configure("orders", retryLimit=0)
+    await api.push("orders", *({"n": n} for n in range(5)), partition="a")
+    await api.push("orders", {"n": 5}, partition="b")
+    await connection.execute("UPDATE queen.segments SET created_at = now() - interval '3 minutes'")
+    (failing,) = await api.pop("orders", "b", consumerGroup="workers")
+    await api.ack([failing], "dlq", group="workers", error="no")
+    await connection.execute("UPDATE queen.dead_letters SET failed_at = now() - interval '2 minutes'")
+    messages = await api.pop("orders", "a", batch=2, consumerGroup="workers")
+    await api.ack(messages, group="workers")
+    await connection.execute(
+        "INSERT INTO queen.metric_queue_minutes (life, flush, host, worker_id, queue_name, at, seconds, pop_messages,"
+        " lag_ms, lag_max_ms)"
+        " VALUES (gen_random_uuid(), 1, 'h', 0, 'busy', now() - interval '2 minutes', 60, 4, 40, 25)"
+    )
+    for _ in range(2):
+        done = await asyncio.to_thread(rollup, runner.spark, queues)
+        assert done.messages == 6
+    answer = await api.call("GET", "/api/v1/analytics/rollup", queue="orders")
+    assert answer.status == 200
+
+    def total(kind: str, field: str) -> Any:
+        return sum(point[field] or 0 for point in answer.body[kind])
+
+    assert total("queues", "messages") == 6
+    assert total("queues", "bytes") == 6 * len(json.dumps({"n": 0}))
+    assert max(point["partitions"] for point in answer.body["queues"]) == 2
+    busy = await api.call("GET", "/api/v1/analytics/rollup", queue="busy")
+    (point,) = busy.body["queues"]
+    assert (point["delivered"], point["avgLatencyMs"], point["maxLatencyMs"]) == (4, 10, 25)
+    assert total("groups", "errors") == 1
+    lags = [point["lagMessages"] for point in answer.body["groups"] if point["lagMessages"] is not None]
+    assert set(lags) == {3}
+    assert all(point["consumerGroup"] == "workers" for point in answer.body["groups"])
+    narrowed = await api.call("GET", "/api/v1/analytics/rollup", queue="orders", group="nobody")
+    assert (narrowed.body["queues"], narrowed.body["groups"]) == ([], [])

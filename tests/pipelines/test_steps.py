@@ -1,0 +1,228 @@
+"""Windows, joins, dedup and what becomes of records that are late or cannot be used, on a real Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from queen.pipelines.errors import DeclarationError
+from queen.wire.pipelines import PipelineState
+from tests.pipelines.running import Runner
+
+_SOURCE = """\
+      files: DIR/in
+      files_per_batch: 1
+      schema: user string, n int, at timestamp
+      event_time: at
+      lateness: 10 seconds
+"""
+
+
+def _event(minute: int, second: int, user: str = "a", n: int = 1) -> dict[str, Any]:
+    return {"user": user, "n": n, "at": f"2026-01-01T00:{minute:02d}:{second:02d}Z"}
+
+
+async def test_windows_of_every_kind_close_when_the_watermark_has_passed_and_leave_out_late_rows(
+    runner: Runner,
+) -> None:
+    runner.batch(_event(0, 5), _event(0, 50), _event(1, 10))
+    # Late, but not by more than the lateness.
+    runner.batch(_event(0, 59, n=10), _event(0, 10, "b"))
+    runner.batch(_event(30, 0))
+    runner.batch(_event(30, 1))
+    # The windows of the first minutes are closed.
+    runner.batch(_event(0, 30, n=1000))
+    runner.batch(_event(59, 0))
+    file = runner.file(
+        f"""\
+        pipeline: windows
+        sources:
+          events:
+{_SOURCE.replace("      ", "            ")}
+        steps:
+          tumbling: {{from: events, tumbling: 1 minute, by: [user], aggregate: {{total: sum(n)}}}}
+          sliding: {{from: events, sliding: 2 minutes, every: 1 minute, by: [user], aggregate: {{total: sum(n)}}}}
+          sessions: {{from: events, session: 30 seconds, by: [user], aggregate: {{total: sum(n), events: count(*)}}}}
+        sinks:
+          by_tumbling: {{from: tumbling, parquet: DIR/tumbling}}
+          by_sliding: {{from: sliding, parquet: DIR/sliding}}
+          by_session: {{from: sessions, parquet: DIR/sessions}}
+        """
+    )
+    status = await runner.run(file)
+    assert status.state is PipelineState.DONE
+
+    shown = "date_format(window_start, 'mm:ss')", "date_format(window_end, 'mm:ss')"
+    exprs = [f"{text} AS e{number}" for number, text in enumerate(shown)]
+
+    def closed(name: str, *columns: str) -> list[tuple[Any, ...]]:
+        frame = runner.spark.read.parquet(str(runner.directory / name)).selectExpr(*exprs, *columns)
+        return sorted(tuple(row) for row in frame.collect())
+
+    assert closed("tumbling", "user", "total") == [
+        ("00:00", "01:00", "a", 12),
+        ("00:00", "01:00", "b", 1),
+        ("01:00", "02:00", "a", 1),
+        ("30:00", "31:00", "a", 2),
+    ]
+    assert closed("sliding", "user", "total") == [
+        ("00:00", "02:00", "a", 13),
+        ("00:00", "02:00", "b", 1),
+        ("01:00", "03:00", "a", 1),
+        ("29:00", "31:00", "a", 2),
+        ("30:00", "32:00", "a", 2),
+        ("59:00", "01:00", "a", 12),
+        ("59:00", "01:00", "b", 1),
+    ]
+    assert closed("sessions", "user", "total", "events") == [
+        ("00:05", "00:35", "a", 1, 1),
+        ("00:10", "00:40", "b", 1, 1),
+        ("00:50", "01:40", "a", 12, 3),
+        ("30:00", "30:31", "a", 2, 2),
+    ]
+    late = {query.name: query.late for query in status.queries}
+    assert late == {"by_tumbling": 1, "by_sliding": 2, "by_session": 1}
+    tumbling = next(query for query in status.queries if query.name == "by_tumbling")
+    assert (tumbling.rows, tumbling.written) == (9, 4)
+    assert tumbling.watermark == "2026-01-01T00:58:50.000Z"
+
+
+async def test_streams_are_joined_within_a_stretch_of_time_and_repeated_rows_are_left_out(runner: Runner) -> None:
+    for second in (0, 40):
+        runner.batch(
+            {"order": second, "at": f"2026-01-01T00:00:{second:02d}Z"},
+            {"order": second, "at": f"2026-01-01T00:00:{second:02d}Z"},
+            folder="orders",
+        )
+    runner.batch({"order": 0, "paid_at": "2026-01-01T00:00:10Z", "amount": 7}, folder="payments")
+    # Too late for its order, by the condition.
+    runner.batch({"order": 40, "paid_at": "2026-01-01T00:05:00Z", "amount": 8}, folder="payments")
+    file = runner.file(
+        """\
+        pipeline: joined
+        sources:
+          orders:
+            files: DIR/orders
+            schema: order int, at timestamp
+            event_time: at
+            lateness: 1 minute
+          payments:
+            files: DIR/payments
+            schema: order int, paid_at timestamp, amount int
+            event_time: paid_at
+            lateness: 1 minute
+        steps:
+          unique: {from: orders, dedup: [order]}
+          paid:
+            join: [unique, payments]
+            on: unique.order = payments.order AND paid_at BETWEEN at AND at + INTERVAL 1 MINUTE
+        sinks:
+          once: {from: unique, parquet: DIR/once}
+          matched: {from: paid, parquet: DIR/matched}
+        """
+    )
+    await runner.run(file)
+    assert runner.rows("once", "order") == [(0,), (40,)]
+    assert runner.rows("matched", "order", "amount", "payments_order") == [(0, 7, 0)]
+
+
+_BAD_RECORDS = """
+from queen.pipelines import Pipeline
+
+p = Pipeline("strict", dead_letters={"parquet": "DIR/dead"})
+p.source("events", files="DIR/in", schema="user string NOT NULL, n int, at timestamp", files_per_batch=1,
+         expect={"a time": "at IS NOT NULL"})
+
+@p.each(schema="user string, half int")
+def halved(events):
+    if events["user"] == "nobody":
+        return None
+    if events["user"] == "twins":
+        return [{"user": "castor", "half": 1}, {"user": "pollux", "half": 1}]
+    if events["user"] == "letters":
+        return {"user": "letters", "half": "a half"}
+    return {"user": events["user"], "half": 10 // events["n"]}
+
+@p.step(expect={"not odd": "half % 2 = 0 OR user <> 'odd'"})
+def checked(halved):
+    return halved.where("user <> 'ignored'")
+
+p.sink("good", "checked", parquet="DIR/good")
+"""
+
+
+async def test_records_that_cannot_be_used_become_dead_letters_and_the_rest_goes_on(runner: Runner) -> None:
+    runner.batch(
+        _event(0, 1, "fine", 2),
+        "this is no JSON",
+        {"user": "worded", "n": "many", "at": "2026-01-01T00:00:00Z"},
+        {"n": 1, "at": "2026-01-01T00:00:00Z"},
+        {"user": "timeless", "n": 1},
+    )
+    runner.batch(
+        _event(0, 2, "zero", 0),
+        _event(0, 3, "letters"),
+        _event(0, 4, "nobody"),
+        _event(0, 5, "twins"),
+        _event(0, 6, "odd", 10),
+        _event(0, 7, "ignored"),
+        _event(0, 8, "last", 1),
+    )
+    status = await runner.run(runner.file(_BAD_RECORDS, "strict.py"))
+    assert runner.rows("good", "user", "half") == [("castor", 1), ("fine", 5), ("last", 10), ("pollux", 1)]
+    dead = {(step, error[:30]): record for step, error, record in runner.rows("dead", "step", "error", "record")}
+    assert set(dead) == {
+        ("events", "the payload does not fit the s"),
+        ("events", "field 'user' is missing"),
+        ("events", "expectation 'a time' is not me"),
+        ("halved", "ZeroDivisionError: integer div"),
+        ("halved", dead_key(dead, "letters")),
+        ("checked", "expectation 'not odd' is not m"),
+    }
+    assert len(runner.rows("dead", "step")) == status.dead_letters == 7
+    assert '"user":"zero"' in dead["halved", "ZeroDivisionError: integer div"]
+
+
+def dead_key(dead: dict[tuple[str, str], str], user: str) -> str:
+    """How Arrow words it is its own business."""
+    return next(error for (_, error), record in dead.items() if f'"user":"{user}"' in record)
+
+
+async def test_a_run_goes_on_where_the_last_one_ended_unless_it_is_to_begin_anew(runner: Runner) -> None:
+    file = runner.file(
+        """\
+        pipeline: again
+        sources: {events: {files: DIR/in, schema: n int}}
+        sinks: {all: {from: events, parquet: DIR/all}}
+        """
+    )
+    runner.batch({"n": 1})
+    await runner.run(file)
+    runner.batch({"n": 2})
+    status = await runner.run(file)
+    assert runner.rows("all", "n") == [(1,), (2,)]
+    assert [query.rows for query in status.queries] == [1]
+    await runner.run(file, fresh=True)
+    assert runner.rows("all", "n") == [(1,), (1,), (2,), (2,)]
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        ("{sql: SELECT nothing FROM events}", "pipeline.yaml:3: 'x': "),
+        ("{sql: SELECT n FRM events}", "pipeline.yaml:3: step 'x' reads from none"),
+        ("{sql: SELECT n FROM events WHERE (}", "pipeline.yaml:3: 'x': "),
+        ("{from: events, dedup: [nothing]}", "pipeline.yaml:3: 'x': "),
+    ],
+)
+async def test_what_only_spark_can_tell_is_told_with_its_line(runner: Runner, step: str, expected: str) -> None:
+    file = runner.file(
+        f"sources: {{events: {{files: DIR/in, schema: n int}}}}\nsteps:\n  x: {step}\n"
+        "sinks: {all: {from: x, console: true}}\n"
+    )
+    runner.batch({"n": 1})
+    with pytest.raises(DeclarationError) as refused:
+        await runner.run(file)
+    assert expected in str(refused.value)
+    assert "JVM" not in str(refused.value)
