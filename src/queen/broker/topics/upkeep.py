@@ -22,6 +22,7 @@ def topic_jobs(settings: Settings) -> list[Job]:
         Job("topic expiry", _EXPIRY_SECONDS, ExpiredItems(batch).run),
         Job("topic keys", _UPKEEP_SECONDS, OldKeys(batch, settings.dedup_window_seconds).run),
         Job("topic usage", _UPKEEP_SECONDS, forget_usage),
+        Job("retired logs", _UPKEEP_SECONDS, forget_retired),
         Job("dropped topics", _UPKEEP_SECONDS, DroppedTopics(batch).run),
     ]
 
@@ -57,6 +58,11 @@ class OldKeys:
 
 async def forget_usage(session: Session) -> bool:
     await session.fetch("topic_forget_usage")
+    return False
+
+
+async def forget_retired(session: Session) -> bool:
+    await session.fetch("spool_forget_retired")
     return False
 
 
