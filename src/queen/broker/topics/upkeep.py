@@ -24,6 +24,7 @@ def topic_jobs(settings: Settings) -> list[Job]:
         Job("topic keys", _UPKEEP_SECONDS, OldKeys(batch, settings.dedup_window_seconds).run),
         Job("topic usage", _UPKEEP_SECONDS, forget_usage),
         Job("topic ready items", _UPKEEP_SECONDS, free_orphans),
+        Job("retired logs", _UPKEEP_SECONDS, forget_retired),
         Job("dropped topics", _UPKEEP_SECONDS, DroppedTopics(batch).run),
     ]
 
@@ -66,6 +67,11 @@ async def free_orphans(session: Session) -> bool:
     """Should items be leased for a ready queue that does not exist, they are ready again."""
     for row in await session.fetch("topic_ready_orphans"):
         await session.fetch("topic_ready_free", lock_keys([row["topic_id"]]), row["topic_id"])
+    return False
+
+
+async def forget_retired(session: Session) -> bool:
+    await session.fetch("spool_forget_retired")
     return False
 
 

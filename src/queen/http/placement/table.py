@@ -160,6 +160,8 @@ class Placement:
             f"DELETE {_TOPICS}": self._topic_in_query,
             f"GET {_TOPICS}/quotas": self._quotas,
             f"PUT {_TOPICS}/quotas": self._set_quota,
+            f"GET {_TOPICS}/modes": self._merged(views.write_modes),
+            f"PUT {_TOPICS}/modes": self._changed(views.write_mode),
         }
         for prefix in (_TOPICS, ""):
             placers |= {
