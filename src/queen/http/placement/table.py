@@ -98,7 +98,7 @@ class Placement:
             "GET /api/v1/consumer-groups/lagging": self._paged(
                 "", lambda one: one["time_lag_seconds"], MOST_ON_A_PAGE, newest=True
             ),
-            f"GET {group}": self._merged(summed),
+            f"GET {group}": self._merged(lambda answers: dict(sorted(summed(answers).items()))),
             f"DELETE {group}": self._changed(_of_group),
             f"DELETE {queue}": self._queue_in_path,
             f"POST {group}/subscription": self._changed(_of_group),

@@ -16,6 +16,7 @@ from queen.broker.broker import Broker
 from queen.errors import BadRequest, QueenError
 from queen.http.message import Request, Response
 from queen.http.placement.calls import Calls, Handlers, call, with_query
+from queen.http.popping import checked_group
 from queen.http.router import Handler
 from queen.http.routes.messaging import MessagingRoutes
 from queen.wire.shards import Name
@@ -64,6 +65,7 @@ class Waiting:
         namespace, task = request.query.get("namespace", ""), request.query.get("task", "")
         if not namespace and not task:
             raise BadRequest("namespace or task is required (or pop one queue at /api/v1/pop/queue/<queue>)")
+        checked_group(request.query.get("consumerGroup"))
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout(request)
         once, nap, read_at = with_query(request, wait="false"), _SHORTEST_NAP, -math.inf
