@@ -81,7 +81,7 @@ async def test_rows_go_from_a_queue_to_a_queue_a_topic_and_a_table_once(
         "pipeline": "leads",
         "step": "events",
         "error": "field 'lead' is missing",
-        "record": '{"points":7}',
+        "record": json.dumps({"points": 7}),
         "queue": "lead-events",
         "partition": "Default",
         "offset": 2,
