@@ -43,6 +43,7 @@ from queen.wire.segment import pack_segment
 
 SEGMENT = 1000
 QUEUE = "bench"
+_WARM_UP = 2
 TRICKLE = "trickle"
 DRIVER_JAR = Path("/usr/share/java/postgresql.jar")
 PAYLOAD = (
@@ -209,7 +210,9 @@ def _measure_spark(setting: Setting, directory: Path, repeat: int, batches: int)
         ]
         rates: dict[str, float] = {}
         for name, frame, sink in sinks:
-            _run(frame(), sink, directory / "out")
+            # The first runs are the compiler's.
+            for _ in range(_WARM_UP):
+                _run(frame(), sink, directory / "out")
             before = _cpu_seconds(directory)
             seconds = [_run(frame(), sink, directory / "out") for _ in range(repeat)]
             cost = (_cpu_seconds(directory) - before) / repeat / setting.messages * 1e6

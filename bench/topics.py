@@ -2,9 +2,11 @@
 
     python -m bench.topics [--seconds 5] [--connections 16] [--depth 1000000] [--workers 2] [--run 100] [--repeat 1]
     python -m bench.topics --redis [--rounds 3]
+    python -m bench.topics --mode buffered
 
 With --redis (or --ready, for ready queues in memory) it is about dequeueing alone: leased one by one, and from the
-ready queue of a hot topic, in turns.
+ready queue of a hot topic, in turns. With `--mode buffered` it is about enqueueing: a buffered namespace beside a sync
+one, in turns, items per second that were answered and, with CPU for each item, until all are in PostgreSQL.
 
 Every figure is items per second that were answered 200, and CPU time of the server and of PostgreSQL for each item,
 which says more on a machine that has other work. Client, server and PostgreSQL share the machine, and a client in
@@ -32,6 +34,7 @@ from bench.target import Target, free_port, fresh_server
 BATCH = 100
 PAYLOAD = "x" * 256
 NAMESPACE = "bench"
+BUFFERED = "buffered"
 
 
 class Ref(msgspec.Struct):
@@ -67,6 +70,8 @@ class Load:
         self.waits: list[float] = []
         """How long dequeues took, in seconds."""
         self._decode = msgspec.json.Decoder(list[Ref]).decode
+        self.refused = 0
+        """Requests that were sent away because the buffer was full."""
 
     async def rate(self, step: Callable[[int], Awaitable[int]]) -> Rate:
         """How fast it is; `step` does one round trip for the topic of this number, and says how many it moved."""
@@ -87,19 +92,37 @@ class Load:
         server, postgres = (seconds * 1e6 / max(moved, 1) for seconds in (cpu.server, cpu.postgres))
         return Rate(rate, server, postgres)
 
-    def enqueue(self, topics: int) -> Callable[[int], Awaitable[int]]:
+    def enqueue(self, topics: int, namespace: str = NAMESPACE) -> Callable[[int], Awaitable[int]]:
         bodies = [
-            msgspec.json.encode([{"namespace": NAMESPACE, "topic": f"t{n}", "data": PAYLOAD} for _ in range(BATCH)])
+            msgspec.json.encode([{"namespace": namespace, "topic": f"t{n}", "data": PAYLOAD} for _ in range(BATCH)])
             for n in range(topics)
         ]
 
         async def step(number: int) -> int:
             async with self._session.post(f"{self._url}/enqueue", data=bodies[number % topics]) as answer:
+                if answer.status == 503:
+                    # The buffer is full: come back when some of it is stored.
+                    self.refused += 1
+                    await asyncio.sleep(0.02)
+                    return 0
                 answer.raise_for_status()
                 await answer.read()
             return BATCH
 
         return step
+
+    async def buffer(self) -> None:
+        body = msgspec.json.encode({"namespace": BUFFERED, "mode": "buffered"})
+        async with self._session.put(f"{self._url}/modes", data=body) as answer:
+            answer.raise_for_status()
+
+    async def drained(self) -> None:
+        """Until all that was answered is in PostgreSQL. Asking costs more than many an item: not too often."""
+        while True:
+            async with self._session.get(f"{self._url.removesuffix('/api/v1/topics')}/metrics/prometheus") as answer:
+                if "queen_topic_buffer_items 0.0" in await answer.text():
+                    return
+            await asyncio.sleep(0.5)
 
     def dequeue(self, topics: int, *, ack: bool = True) -> Callable[[int], Awaitable[int]]:
         async def step(number: int) -> int:
@@ -206,6 +229,28 @@ async def redis_server() -> AsyncIterator[str]:
         await process.wait()
 
 
+async def compare(arguments: argparse.Namespace) -> None:
+    """Buffered beside sync enqueues, in turns, so that whatever else the machine does harms both alike."""
+    connector = aiohttp.TCPConnector(limit=arguments.connections)
+    async with fresh_server(arguments.workers) as target, aiohttp.ClientSession(connector=connector) as session:
+        load = Load(target, session, arguments.connections, arguments.seconds)
+        await load.buffer()
+        columns = ("enqueue 100", "stored", "server CPU", "PostgreSQL CPU", "refused")
+        print(f"{'topics':>8}{'mode':>10}" + "".join(f"{name:>16}" for name in columns) + "   items/s, µs/item")
+        for topics in (1, 1000):
+            for namespace in (NAMESPACE, BUFFERED):
+                await load.rate(load.enqueue(topics, namespace))
+            for namespace in (NAMESPACE, BUFFERED) * 2:
+                before, begun, load.refused = target.watched.cpu(), time.monotonic(), 0
+                rate = (await load.rate(load.enqueue(topics, namespace))).items
+                items = rate * (time.monotonic() - begun)
+                await load.drained()
+                stored, cpu = items / (time.monotonic() - begun), target.watched.cpu().since(before)
+                mode = "buffered" if namespace == BUFFERED else "sync"
+                costs = f"{cpu.server / items * 1e6:>16.1f}{cpu.postgres / items * 1e6:>16.1f}{load.refused:>16}"
+                print(f"{topics:>8}{mode:>10}{rate:>16,.0f}{stored:>16,.0f}{costs}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each figure is measured")
@@ -218,8 +263,12 @@ def main() -> None:
     parser.add_argument("--redis", action="store_true", help="dequeue with and without a ready queue in Redis")
     parser.add_argument("--ready", action="store_true", help="dequeue with and without a ready queue in memory")
     parser.add_argument("--rounds", type=int, default=1, help="how often --redis and --ready compare")
+    parser.add_argument("--mode", choices=("sync", "buffered"), default="sync", help="which way items go in")
     arguments = parser.parse_args()
-    asyncio.run(measure_ready(arguments) if arguments.redis or arguments.ready else measure(arguments))
+    if arguments.mode == "buffered":
+        asyncio.run(compare(arguments))
+    else:
+        asyncio.run(measure_ready(arguments) if arguments.redis or arguments.ready else measure(arguments))
 
 
 if __name__ == "__main__":

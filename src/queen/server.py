@@ -172,7 +172,14 @@ class Worker:
         standings = self._standings(broker)
         status = Status(broker.database, History(self.broker.database, self.recorder), standings)
         pipelines = PipelineFamilies(self.settings.queen_data_dir)
-        sources = (families.spool, families.shards, families.peers, families.topics, pipelines.families)
+        sources = (
+            families.spool,
+            families.shards,
+            families.peers,
+            families.topics,
+            families.topic_buffer,
+            pipelines.families,
+        )
         return (
             StatusRoutes(broker, status, shared),
             AnalyticsRoutes(broker, status, History(broker.database, self.recorder), shared),
@@ -213,9 +220,13 @@ def _brokers(settings: Settings, worker_id: int, runtime_dir: Path) -> tuple[Bro
     for number, dsn in enumerate(dsns[1:], start=1):
         place = runtime_dir / f"shard-{number}"
         place.mkdir(parents=True, exist_ok=True)
-        own = dataclasses.replace(shared, file_buffer_dir=str(settings.spool_dir / f"shard-{number}"))
+        own = dataclasses.replace(
+            shared,
+            file_buffer_dir=str(settings.spool_dir / f"shard-{number}"),
+            wal_dir=str(settings.wal_path / f"shard-{number}"),
+        )
         peers = ShardPeers(own, place, brokers[0].peers, number)
-        brokers.append(Broker(own, dsn, worker_id, place, meter, peers))
+        brokers.append(Broker(own, dsn, worker_id, place, meter, peers, shard=number))
     return tuple(brokers)
 
 

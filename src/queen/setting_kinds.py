@@ -125,6 +125,24 @@ def _parse_quotas(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(quotas.items())
 
 
+def _parse_modes(text: str) -> tuple[tuple[str, str], ...]:
+    modes: dict[str, str] = {}
+    for pair in text.split(","):
+        namespace, colon, mode = pair.strip().rpartition(":")
+        if not (colon and namespace) or mode not in ("sync", "buffered"):
+            raise ValueError
+        modes[namespace] = mode
+    return tuple(modes.items())
+
+
+def _parse_seconds(text: str) -> int:
+    found = re.fullmatch(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s?)?", text, re.ASCII)
+    if not text or found is None:
+        raise ValueError
+    hours, minutes, seconds = (int(number or 0) for number in found.groups())
+    return hours * 3600 + minutes * 60 + seconds
+
+
 def _parse_path(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
@@ -174,6 +192,13 @@ QUOTAS = Kind(
     _parse_quotas,
     format=lambda quotas: ",".join(f"{namespace}:{number}" for namespace, number in quotas),
 )
+MODES = Kind(
+    "namespace:mode, by comma",
+    "namespaces, each with sync or buffered, such as payments:buffered",
+    _parse_modes,
+    format=lambda modes: ",".join(f"{namespace}:{mode}" for namespace, mode in modes),
+)
+SECONDS = Kind("duration", "a number of seconds, or hours, minutes and seconds such as 24h or 1h30m", _parse_seconds)
 # 2^31 - 1 is the most that PostgreSQL takes for a timeout.
 DURATION_MS = whole(0, 2**31 - 1)
 INTERVAL_MS = whole(1, 2**31 - 1)

@@ -21,10 +21,12 @@ from queen.setting_kinds import (
     FLAG,
     INTERVAL_MS,
     KEYS,
+    MODES,
     ORIGINS,
     PATH,
     PEERS,
     QUOTAS,
+    SECONDS,
     TEXT,
     URLS,
     Kind,
@@ -255,6 +257,33 @@ class Settings:
         ),
     ] = ()
 
+    namespace_modes: Annotated[
+        tuple[tuple[str, str], ...],
+        Declared(
+            MODES,
+            "How namespaces of topics are written to, `sync` (the default) or `buffered`, such as `payments:buffered`.",
+        ),
+    ] = ()
+    max_buffer_length: Annotated[
+        int,
+        Declared(whole(1, 10**9), "Items of buffered namespaces that may wait on a host; beyond it they get 503."),
+    ] = 100_000
+    wal_dir: Annotated[
+        str,
+        Declared(
+            TEXT,
+            "Directory of the log of buffered namespaces; on a disk of this host that keeps what is fsynced.",
+            default_text="`topics` in the directory of the spool",
+        ),
+    ] = ""
+    wal_retention: Annotated[
+        int,
+        Declared(
+            SECONDS,
+            "How long a file of that log is kept once all of it is in PostgreSQL, such as `24h`; 0: not at all.",
+            "s",
+        ),
+    ] = 0
     redis_addrs: Annotated[
         tuple[str, ...],
         Declared(
@@ -290,7 +319,7 @@ class Settings:
         Declared(
             choice("auto", "on", "off"),
             "Whether hot topics have ready queues: `on` (several workers need Redis for it), `off`, or `auto`: where "
-            "it is faster, which is with one worker.",
+            "it is faster, which is with one worker and without Redis.",
         ),
     ] = "auto"
     topic_ready_items: Annotated[
@@ -444,6 +473,11 @@ class Settings:
             if self.file_buffer_dir
             else self.queen_data_dir / "spool"
         )
+
+    @property
+    def wal_path(self) -> Path:
+        """Where items of buffered namespaces lie until they are in PostgreSQL."""
+        return Path(self.wal_dir).expanduser().absolute() if self.wal_dir else self.spool_dir / "topics"
 
     @property
     def database_dsns(self) -> tuple[str, ...]:

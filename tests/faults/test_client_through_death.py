@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from functools import partial
 
-from queen import Message, Queen, QueenConnectionError
+from queen import Message, Queen, QueenConnectionError, TopicItem
 from tests.faults.conftest import Victim
 from tests.faults.load import until
 
@@ -61,3 +61,33 @@ async def flush(queen: Queen) -> None:
                 return await queen.flush_all_buffers()
             except QueenConnectionError:
                 await asyncio.sleep(0.1)
+
+
+async def test_every_item_of_a_topic_is_handled_although_workers_are_killed(victim: Victim) -> None:
+    count = 300
+    handled: Counter[int] = Counter()
+    enough = asyncio.Event()
+
+    async def handle(items: list[TopicItem]) -> None:
+        handled.update(item["data"] for item in items)
+        if len(handled) == count + 1:
+            enough.set()
+
+    def some_are_handled() -> bool:
+        return len(handled) > count // 4
+
+    async with Queen(victim.url, retry_delay_millis=50, retry_attempts=20) as queen:
+        for first in range(0, count, 20):
+            await queen.topic("ns", "jobs").enqueue(list(range(first, first + 20)))
+        sentence = queen.topic("ns", "jobs").batch(10).concurrency(2).lease(2)
+        consuming = asyncio.ensure_future(sentence.consume(handle, signal=enough))
+        await until(some_are_handled)
+        victim.workers()[0].kill()
+        # Whatever the worker did with it, there is one of it.
+        await queen.topic("ns", "jobs").idempotency_key("last").enqueue(count)
+        await asyncio.wait_for(consuming, 60)
+        counts = await queen.topic("ns", "jobs").counts()
+
+    assert set(handled) == set(range(count + 1))
+    assert counts is not None
+    assert counts["dead"] == 0

@@ -78,6 +78,23 @@ async def test_ready_queues_come_back_with_redis(redis_server: RedisServer, star
     assert depth(topics) == 90
 
 
+async def test_a_redis_that_goes_back_in_time_hands_nothing_out_twice(
+    redis_server: RedisServer, start_server: StartServer
+) -> None:
+    topics = TopicApi(await start_server(redis_addrs=redis_server.address))
+    await topics.enqueue(*(item(n) for n in range(50)))
+    await heat(topics)
+    (seat,) = inside(topics).desk.seats.values()
+    key = f"queen:ready:{{{seat.topic.id}}}"
+    # A replica that takes over may not have heard of the last changes.
+    before = await redis_server.call("DUMP", key)
+    assert isinstance(before, bytes)
+    assert values(await topics.dequeue(limit=10)) == list(range(10))
+    await redis_server.call("RESTORE", key, 0, before, "REPLACE")
+    assert values(await topics.dequeue(limit=10)) == list(range(10, 20))
+    assert values(await topics.dequeue(limit=100)) == list(range(20, 50))
+
+
 async def test_a_host_without_redis_sees_the_same_order(redis_server: RedisServer, start_server: StartServer) -> None:
     with_redis = TopicApi(await start_server(redis_addrs=redis_server.address))
     without = TopicApi(await start_server())
@@ -89,10 +106,8 @@ async def test_a_host_without_redis_sees_the_same_order(redis_server: RedisServe
 
 
 async def test_under_load_every_item_is_acked_once(redis_server: RedisServer, start_server: StartServer) -> None:
-    servers = [
-        TopicApi(await start_server(n, num_workers=2, redis_addrs=redis_server.address, redis_timeout_ms=1000))
-        for n in range(2)
-    ]
+    settings = {"redis_addrs": redis_server.address, "redis_timeout_ms": 1000, "topic_ready_queues": "on"}
+    servers = [TopicApi(await start_server(n, num_workers=2, **settings)) for n in range(2)]
     total = 3000
     acked: list[int] = []
     enqueued = asyncio.Event()

@@ -55,7 +55,7 @@ class RedisServer:
         )
         await until(self._answers, 30)
 
-    async def call(self, *command: str | int) -> object:
+    async def call(self, *command: str | int | bytes) -> object:
         client: Any = redis.asyncio.Redis(host="127.0.0.1", port=self.port, password=self._password())
         try:
             answer: object = await client.execute_command(*command)

@@ -1,4 +1,4 @@
-"""What is promised of buffers, ready queues, keys and counters, of those in memory and of those in Redis alike."""
+"""What is promised of copies, ready queues, keys and counters, of those in memory and of those in Redis alike."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from queen.hot.interfaces import Buffer, Buffered, Counters, Keys, ReadyQueue, TurnState
+from queen.hot.interfaces import Copied, Copies, Counters, Keys, ReadyQueue, TurnState
 from queen.hot.link import RedisLink
-from queen.hot.memory_buffer import MemoryBuffer
+from queen.hot.memory_copies import MemoryCopies
 from queen.hot.memory_counters import MemoryCounters
 from queen.hot.memory_keys import MemoryKeys
 from queen.hot.memory_ready import MemoryReadyQueue
+from queen.hot.redis_copies import RedisCopies
 from queen.hot.redis_counters import RedisCounters
 from queen.hot.redis_keys import RedisKeys
 from queen.hot.redis_ready import RedisReadyQueue
@@ -39,8 +40,8 @@ def counters(link: RedisLink | None) -> Counters:
 
 
 @pytest.fixture
-def buffer() -> Buffer:
-    return MemoryBuffer()
+def copies(link: RedisLink | None) -> Copies:
+    return MemoryCopies() if link is None else RedisCopies(link, 0)
 
 
 def ready_item(id: int, priority: int = 0, after: timedelta = timedelta()) -> ReadyItem:
@@ -54,7 +55,7 @@ def numbers(items: list[ReadyItem]) -> list[int]:
 async def offer(ready: ReadyQueue, *items: ReadyItem) -> None:
     turn = await ready.begin(TOPIC, "token", 0)
     assert turn.state is TurnState.YOURS
-    await ready.end(TOPIC, "token", 0, items)
+    await ready.end(TOPIC, "token", 0, 0, items)
 
 
 async def test_a_ready_queue_gives_the_most_urgent_first_whenever_they_came(ready: ReadyQueue) -> None:
@@ -72,16 +73,24 @@ async def test_what_is_taken_has_gone_and_what_is_not_stays(ready: ReadyQueue) -
     await offer(ready, *map(ready_item, range(1, 6)))
     turn = await ready.begin(TOPIC, "token", 3)
     assert (numbers(turn.items), turn.depth) == ([1, 2, 3], 5)
-    assert await ready.end(TOPIC, "token", 2, [ready_item(9)]) == 4
+    assert await ready.end(TOPIC, "token", 0, 2, [ready_item(9)]) == 4
     turn = await ready.begin(TOPIC, "token", 10)
     assert numbers(turn.items) == [3, 4, 5, 9]
+
+
+async def test_a_turn_has_the_number_that_the_last_one_said(ready: ReadyQueue) -> None:
+    await ready.open(TOPIC, "token")
+    assert (await ready.begin(TOPIC, "token", 1)).number == 0
+    await ready.end(TOPIC, "token", 7, 0, [ready_item(1)])
+    turn = await ready.begin(TOPIC, "token", 5)
+    assert (turn.number, numbers(turn.items)) == (7, [1])
 
 
 async def test_one_at_a_time_has_the_turn(ready: ReadyQueue) -> None:
     await ready.open(TOPIC, "token")
     assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.YOURS
     assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.BUSY
-    await ready.end(TOPIC, "token", 0, [])
+    await ready.end(TOPIC, "token", 0, 0, [])
     assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.YOURS
 
 
@@ -107,7 +116,7 @@ async def test_who_knows_another_token_has_lost_the_queue(ready: ReadyQueue) -> 
     await ready.open(TOPIC, "later")
     assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.LOST
     assert await ready.depth(TOPIC) == 0
-    await ready.end(TOPIC, "token", 0, [ready_item(2)])
+    await ready.end(TOPIC, "token", 0, 0, [ready_item(2)])
     assert await ready.depth(TOPIC) == 0
 
 
@@ -164,20 +173,19 @@ async def test_many_who_count_at_once_are_admitted_no_more_than_the_limit(counte
     assert sum(one.admitted for one in counted) == 20
 
 
-async def test_a_buffer_gives_the_oldest_and_keeps_them_until_confirmed(buffer: Buffer) -> None:
-    items = [Buffered(id, "ns", f"k{id}", b"body") for id in (5, 3, 9)]
-    assert await buffer.append(0, items) == 3
-    assert await buffer.append(0, items[:1]) == 3
-    assert await buffer.take(0, 2, 600) == items[:2]
-    assert await buffer.take(0, 2, 600) == items[2:]
-    await buffer.confirm(0, [3])
-    assert (await buffer.length(0), await buffer.length(1)) == (2, 0)
-    assert (await buffer.find_key(0, "ns", "k5"), await buffer.find_key(0, "ns", "k3")) == (5, None)
-
-
-async def test_what_was_taken_and_not_confirmed_in_time_is_given_again(buffer: Buffer) -> None:
-    items = [Buffered(1, "ns", None, b"body")]
-    await buffer.append(0, items)
-    assert await buffer.take(0, 10, 0.0) == items
-    assert await buffer.take(0, 10, 600) == items
-    assert await buffer.take(0, 10, 600) == []
+async def test_copies_are_read_in_order_from_a_byte_on_until_they_are_trimmed(copies: Copies) -> None:
+    records = [Copied(24 + 10 * n, 34 + 10 * n, bytes([n, 0xFF])) for n in range(4)]
+    await copies.add("file", records[2:])
+    await copies.add("file", records[:2])
+    await copies.add("file", records[:1])
+    await copies.add("other", records[:1])
+    assert await copies.files() == {"file", "other"}
+    assert await copies.read("file", 24, 10) == records
+    assert await copies.read("file", 34, 2) == records[1:3]
+    await copies.trim("file", 50)
+    assert await copies.read("file", 0, 10) == records[2:]
+    await copies.trim("file", 64)
+    assert await copies.files() == {"other"}
+    assert await copies.read("file", 0, 10) == []
+    await copies.trim("nobody's", 10)
+    assert await copies.read("other", 0, 10) == records[:1]

@@ -276,6 +276,17 @@ _SURFACES: dict[str, Surface] = {
             for number in ("-1", "1.5", '"5"', "true", "[]", "2147483648")
         },
     ),
+    "GET /api/v1/topics/modes": Surface(),
+    "PUT /api/v1/topics/modes": Surface(
+        reads_body=True,
+        refused={
+            "{}": "namespace",
+            '{"namespace": "n"}': "mode",
+            '{"namespace": 1, "mode": "sync"}': "namespace",
+            f'{{"namespace": "{_LONG}", "mode": "sync"}}': "namespace",
+        }
+        | {f'{{"namespace": "n", "mode": {mode}}}': "mode" for mode in ('"fast"', "1", "true", "[]", '""', '"SYNC"')},
+    ),
     "GET /health": Surface(),
     "GET /livez": Surface(),
     "GET /readyz": Surface(),

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.ageing import until
 from tests.api import Api
 from tests.conftest import StartServer
 from tests.database import Connection
@@ -105,7 +106,8 @@ histories = st.lists(steps, min_size=15, max_size=50)
 class Run:
     """One history on a topic of its own."""
 
-    def __init__(self, servers: list[Api], connection: Connection) -> None:
+    def __init__(self, servers: list[Api], connection: Connection, mode: str) -> None:
+        self.mode = mode
         self.namespace = f"ns-{next(NAMES)}"
         self.servers = servers
         self.connection = connection
@@ -119,6 +121,7 @@ class Run:
         await self.at(0).configure(
             namespace=self.namespace, max_retries=MAX_RETRIES, backoff_base_ms=0, lease_seconds=3600
         )
+        await self.at(0).good("PUT", "/modes", {"namespace": self.namespace, "mode": self.mode})
 
     async def step(self, operation: Any) -> None:
         handlers: dict[type, Callable[[Any], Awaitable[None]]] = {
@@ -142,11 +145,23 @@ class Run:
                 fields["deliver_after"] = f"2026-01-01T00:00:{when:02}Z"
             sent.append(item(None, namespace=self.namespace, **fields))
         ids = await self.at(enqueue.worker).enqueue(*sent)
+        await self.flushed()
         for id, one in zip(ids, sent, strict=True):
             due = await self._due(id)
             if one.get("deliver_after") and not one["idempotency_key"]:
                 assert due == datetime.fromisoformat(one["deliver_after"])
             self.model.enqueued(id, one["priority"], due, one["idempotency_key"])
+
+    async def flushed(self) -> None:
+        """Until everything that was enqueued is to be seen, which is what the promises are about."""
+        worker = self.servers[0].worker
+        assert worker is not None
+        buffer = worker.broker.topics.buffer
+
+        async def empty() -> bool:
+            return not buffer.holds([self.namespace])
+
+        await until(empty, 60)
 
     async def dequeue(self, dequeue: Dequeue) -> None:
         now = await self.connection.fetchval("SELECT clock_timestamp()")
@@ -231,13 +246,13 @@ class Run:
 
 @pytest.fixture
 async def servers(start_server: StartServer, topology: str) -> list[Api]:
-    if topology == "one worker":
+    if topology.startswith("one worker"):
         return [await start_server()]
     return [await start_server(worker_id=id, num_workers=2) for id in range(2)]
 
 
 @pytest.mark.timeout(24 * 3600 if SOAK else 600)
-@pytest.mark.parametrize("topology", ["one worker", "two workers"])
+@pytest.mark.parametrize("topology", ["one worker", "two workers", "one worker, buffered", "two workers, buffered"])
 @settings(
     max_examples=2000 if SOAK else 40,
     deadline=None,
@@ -245,9 +260,9 @@ async def servers(start_server: StartServer, topology: str) -> list[Api]:
 )
 @given(history=histories)
 async def test_any_history_of_a_topic_keeps_every_promise(
-    servers: list[Api], connection: Connection, history: list[Any]
+    servers: list[Api], connection: Connection, history: list[Any], topology: str
 ) -> None:
-    run = Run(servers, connection)
+    run = Run(servers, connection, "buffered" if topology.endswith("buffered") else "sync")
     await run.begin()
     for operation in history:
         await run.step(operation)

@@ -10,7 +10,10 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
+from queen.broker.janitor.election import Session
 from queen.broker.topics.topics import Topics
+from queen.broker.topics.upkeep import free_orphans
+from queen.storage.database import Database
 from tests.ageing import until
 from tests.api import Api
 from tests.conftest import StartServer
@@ -49,10 +52,10 @@ async def start_topics(
 ) -> AsyncIterator[StartTopics]:
     """Starts servers that keep their ready queues in memory, or in the same Redis."""
     server = RedisServer(tmp_path / "redis")
-    settings: dict[str, object] = {}
+    settings: dict[str, object] = {"topic_ready_queues": "on"}
     if request.param == "redis":
         await server.start()
-        settings = {"redis_addrs": server.address, "redis_timeout_ms": 5000}
+        settings |= {"redis_addrs": server.address, "redis_timeout_ms": 5000}
 
     async def start(worker_id: int = 0, **more: object) -> TopicApi:
         api: Api = await start_server(worker_id, **(settings | more))
@@ -88,6 +91,16 @@ async def test_a_later_more_urgent_item_overtakes_what_was_prefetched(topics: To
     assert values(await topics.dequeue(limit=3)) == ["urgent", 0, 1]
     await topics.enqueue(item("most", priority=-1))
     assert values(await topics.dequeue(limit=20)) == ["most", *range(2, 10), "idle"]
+
+
+async def test_more_urgent_items_than_are_missing_in_the_queue_overtake(start_topics: StartTopics) -> None:
+    topics = await start_topics(topic_ready_items=10)
+    await topics.enqueue(*(item(n, priority=5) for n in range(20)))
+    await heat(topics)
+    assert depth(topics) == 10
+    await topics.enqueue(*(item(n, priority=1) for n in range(100, 115)))
+    assert values(await topics.dequeue(limit=12)) == list(range(100, 112))
+    assert values(await topics.dequeue(limit=50)) == [112, 113, 114, *range(20)]
 
 
 async def test_what_another_server_enqueues_overtakes_too(start_topics: StartTopics) -> None:
@@ -203,7 +216,7 @@ async def test_large_payloads_stay_in_postgresql_until_they_are_handed_out(topic
     turn = await inside(topics).desk._queue.begin(seat.topic.id, seat.token, 10)
     assert [one.whole for one in turn.items] == [False, True]
     assert max(len(one.rendered) for one in turn.items) < 1000
-    await inside(topics).desk._queue.end(seat.topic.id, seat.token, 0, [])
+    await inside(topics).desk._queue.end(seat.topic.id, seat.token, turn.number, 0, [])
     assert values(await topics.dequeue()) == [large, "small"]
 
 
@@ -236,6 +249,18 @@ async def test_a_ready_queue_of_a_dead_server_is_taken_over_in_order_and_without
     assert values(again) == list(range(2, 10))
     assert {one["retries"] for one in again} == {0}
     assert await other.ack(*first, *again) == [True] * 10
+
+
+async def test_items_that_are_in_no_ready_queue_are_freed(topics: TopicApi, connection: Connection, dsn: str) -> None:
+    await topics.enqueue(*(item(n) for n in range(3)))
+    await connection.execute("UPDATE queen.topic_items SET leased_until = 'infinity'")
+    assert await topics.dequeue() == []
+    database = Database(dsn)
+    session = await Session.open(database)
+    await free_orphans(session)
+    await session.close()
+    await database.close()
+    assert values(await topics.dequeue()) == [0, 1, 2]
 
 
 async def test_a_server_that_was_paused_hands_nothing_out_that_others_have(

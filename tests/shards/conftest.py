@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator
 
-import asyncpg
 import pytest
 
 from queen.postgres import EmbeddedPostgres
 from tests.api import Api
-from tests.conftest import TEMPLATE, StartServer
+from tests.conftest import StartServer, fresh_database
 from tests.faults.proxy import Proxy, proxied
 from tests.topic_api import TopicApi
 
@@ -18,14 +16,8 @@ from tests.topic_api import TopicApi
 @pytest.fixture
 async def second_dsn(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
     """Another fresh database, for the second shard."""
-    name = f"test_{uuid.uuid4().hex}"
-    admin = await asyncpg.connect(postgres.dsn())
-    try:
-        await admin.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
-        yield postgres.dsn(name)
-        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
-    finally:
-        await admin.close()
+    async with fresh_database(postgres) as dsn:
+        yield dsn
 
 
 @pytest.fixture

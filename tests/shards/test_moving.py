@@ -16,6 +16,7 @@ from queen.broker.shards.moving.move import Mover
 from queen.errors import Conflict, NotFound
 from queen.wire.shards import Name
 from tests.api import Api
+from tests.conftest import StartServer
 from tests.faults.load import until
 from tests.shards.names import queue_on, topic_on
 from tests.topic_api import TopicApi, item, named, values
@@ -112,7 +113,12 @@ async def test_a_waiting_pop_goes_with_its_queue(api: Api, dsns: tuple[str, str]
     assert [message["data"] for message in await waiting] == [2]
 
 
-async def test_moving_under_load_loses_and_repeats_nothing_and_keeps_the_order(api: Api, dsns: tuple[str, str]) -> None:
+async def test_moving_under_load_loses_and_repeats_nothing_and_keeps_the_order(
+    start_server: StartServer, dsns: tuple[str, str]
+) -> None:
+    """Producers use one worker and consumers another: neither is told of the moves."""
+    api = await start_server(database_urls=dsns, num_workers=2)
+    other = await start_server(worker_id=1, database_urls=dsns, num_workers=2)
     queue, partitions = queue_on(0), ("a", "b", "c")
     stop = asyncio.Event()
     pushed: dict[str, list[int]] = {partition: [] for partition in partitions}
@@ -130,12 +136,12 @@ async def test_moving_under_load_loses_and_repeats_nothing_and_keeps_the_order(a
 
     async def consume() -> None:
         while True:
-            messages = await api.pop(queue, wait=True, timeout=1000, batch=20)
+            messages = await other.pop(queue, wait=True, timeout=1000, batch=20)
             if not messages:
                 if stop.is_set() and all(len(consumed[one]) == len(pushed[one]) for one in partitions):
                     return
                 continue
-            results = await api.ack(messages)
+            results = await other.ack(messages)
             refused.extend(result for result in results if not result["success"])
             for message in messages:
                 consumed[message["partition"]].append(message["data"])
@@ -181,6 +187,27 @@ async def test_a_moved_topic_is_what_it_was(topics: TopicApi, dsns: tuple[str, s
     (letter,) = await topics.good("GET", "/dlq", namespace="ns", topic=topic)
     assert letter["id"] == ids[0]
     assert not await rows(dsns[0], "SELECT FROM queen.topic_items")
+
+
+async def test_a_topic_moves_with_what_is_in_its_ready_queue_and_was_handed_out_of_it(
+    topics: TopicApi, dsns: tuple[str, str]
+) -> None:
+    topic = topic_on(0)
+    await topics.enqueue(*(item(number, topic) for number in range(10)))
+    assert topics.api.worker is not None
+    inside = topics.api.worker.brokers[0].topics
+    found = await inside.catalog.one(("ns", topic))
+    assert found is not None and await inside.desk.open(found)
+    await inside.desk.fill(inside.desk.seats[found.id])
+    leased = await topics.dequeue(3, topic=topic)
+    assert (values(leased), inside.desk.seats[found.id].depth) == ([0, 1, 2], 7)
+
+    assert await move(dsns, Name.topic("ns", topic), 1)
+
+    rest = await topics.dequeue(10, topic=topic, wait=True, timeout=30000)
+    assert (values(rest), {one["retries"] for one in rest}) == (list(range(3, 10)), {0})
+    refs = [named(one, lease_owner=one["lease_owner"]) for one in leased + rest]
+    assert all(one["success"] for one in await topics.good("POST", "/ack", refs))
 
 
 async def test_moving_a_topic_under_load_loses_and_repeats_nothing(topics: TopicApi, dsns: tuple[str, str]) -> None:
@@ -308,7 +335,7 @@ async def test_a_mover_that_dies_at_any_statement_leaves_it_moved_or_not_moved(
         await add(added)
         if not died:
             break
-        statements += 3
+        statements += 4
     assert statements > 20
     assert await whole() == list(range(added + 1))
     assert [len(await rows(one, f"SELECT FROM queen.{kind}s")) for one in dsns] in ([0, 1], [1, 0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import aiohttp
 import asyncpg
 import pytest
 
@@ -234,6 +235,49 @@ async def test_topics_of_a_namespace_on_several_shards_work_as_one(topics: Topic
     refs = [named(leased[0]), {"id": ids[1], "namespace": "ns", "topic": here}, named(leased[1]), named(leased[1])]
     outcomes: list[dict[str, Any]] = await topics.good("POST", "/ack", refs)
     assert [outcome["success"] for outcome in outcomes][:3] == [True, True, True]
+
+
+async def test_dequeueing_from_many_topics_goes_by_priority_over_all_shards(topics: TopicApi) -> None:
+    here, there = topic_on(0), topic_on(1)
+    await topics.enqueue(*(item(number, (here, there)[number % 2], priority=number // 2) for number in range(8)))
+    first = await topics.good("GET", "/dequeue/many", namespace="ns", limit=3)
+    assert sorted(values(first[:2])) == [0, 1]
+    assert len(first) == 3 and values(first)[2] in (2, 3)
+    rest = await topics.good("GET", "/dequeue/many", namespace="ns", topics=f'["{here}","{there}"]', limit=10)
+    assert sorted(values(first) + values(rest)) == list(range(8))
+    assert [one["priority"] for one in rest] == sorted(one["priority"] for one in rest)
+    waiting = asyncio.create_task(topics.good("GET", "/dequeue/many", namespace="ns", wait=True, timeout=20_000))
+    await asyncio.sleep(0)
+    await topics.enqueue(item("woken", there))
+    assert values(await waiting) == ["woken"]
+
+
+async def test_a_websocket_consumes_from_every_shard(api: Api) -> None:
+    queues = [queue_on(0), queue_on(1)]
+    for queue in queues:
+        await api.push(queue, queue)
+    async with aiohttp.ClientSession() as session, session.ws_connect(f"{api.url}/ws/v1/consume") as socket:
+        for queue in queues:
+            await socket.send_json({"type": "subscribe", "id": queue, "queue": queue, "credit": 5})
+        seen: set[str] = set()
+        while len(seen) < 2:
+            told = await socket.receive_json(timeout=30)
+            assert told["type"] != "error", told
+            if told["type"] == "batch":
+                seen.update(message["data"] for message in told["messages"])
+                await socket.send_json(
+                    {
+                        "type": "ack",
+                        "id": 1,
+                        "acknowledgments": [
+                            {key: message[key] for key in ("transactionId", "partitionId", "leaseId")}
+                            for message in told["messages"]
+                        ],
+                    }
+                )
+        assert seen == set(queues)
+    for queue in queues:
+        assert await api.pop(queue) == []
 
 
 async def test_an_idempotency_key_is_used_once_in_a_namespace_whichever_shard_its_topic_is_on(

@@ -1,4 +1,4 @@
-"""A Spark cluster on this machine, from the files that PySpark brings: a master and two workers."""
+"""A Spark cluster on this machine, from the files that PySpark brings: a master and its workers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 
 
 @contextmanager
-def cluster(directory: Path, workers: int = 2) -> Iterator[str]:
+def cluster(directory: Path, workers: int) -> Iterator[str]:
     """Runs a cluster; gives the address of its master."""
     with ExitStack() as stack:
         master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
         log = stack.enter_context(_running(master, directory / "master.log"))
         (address,) = _wait_for(r"Starting Spark master at (spark://\S+)", log, 1)
         for number in range(workers):
-            size = ["--cores", "1", "--memory", "512m", "--work-dir", str(directory / f"worker{number}")]
+            size = ["--cores", "1", "--memory", "600m", "--work-dir", str(directory / f"worker{number}")]
             worker = ["org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0", *size]
             stack.enter_context(_running([*worker, address], directory / f"worker{number}.log"))
         _wait_for(r"Registering worker (\S+)", log, workers)
@@ -36,10 +36,10 @@ def cluster(directory: Path, workers: int = 2) -> Iterator[str]:
 def _running(command: list[str], log: Path) -> Iterator[Path]:
     environment = os.environ | {
         "SPARK_HOME": str(_CLASS.parents[1]),
+        "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "192m",
         "PYSPARK_PYTHON": sys.executable,
-        # Spark's file of settings is not there; what it logs is where its addresses are.
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.master.rest.enabled=false",
     }
     with log.open("wb") as output:
         process = subprocess.Popen([_CLASS, *command], env=environment, stdout=output, stderr=output)

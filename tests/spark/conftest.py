@@ -14,13 +14,16 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
 
 HERE = Path(__file__).parent
+_SECONDS = 400
+TOO_SLOW = "failed to connect back"
+"""Spark gives the process of a source ten seconds to start, which a busy machine may not: nothing was read then."""
 MASTER = "QUEEN_TEST_SPARK_MASTER"
 """The variable that names the cluster on which the tests run, instead of on this process's own Spark."""
 SETTINGS = {
     "spark.driver.memory": "640m",
     # Tests are short: what the second compiler would gain, they do not live to see.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.executor.memory": "480m",
+    "spark.executor.memory": "512m",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.ui.enabled": "false",
@@ -33,10 +36,12 @@ SETTINGS = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of them in one process, so that there is one JVM."""
+    """All of them in one process, so that there is one JVM; and with the time that a JVM takes on a busy machine."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("spark"))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(_SECONDS))
 
 
 @pytest.fixture(scope="session")
@@ -103,8 +108,7 @@ def _drain(stream: DataFrame, checkpoint: Path, rows: list[Row], attempts: int =
     try:
         query.awaitTermination()
     except StreamingQueryException as error:
-        # Spark gives the process of a source ten seconds to start, which a busy machine may not: nothing was read.
-        if attempts == 1 or "failed to connect back" not in str(error):
+        if attempts == 1 or TOO_SLOW not in str(error):
             raise
         _drain(stream, checkpoint, rows, attempts - 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
 
+from queen.errors import QueenError
 from queen.postgres import EmbeddedPostgres
 from queen.spark.batch import FilteringReader
 from queen.spark.options import parse_read_options
@@ -106,12 +108,9 @@ async def test_filters_are_pushed_down(api: Api, read: Read, dsn: str, connectio
 
     def numbers(*filters: Filter) -> list[int]:
         """What is read while Spark evaluates none of the filters."""
-        options = parse_read_options({"queue": "orders,bills", "databaseUrls": dsn, "columns": "payload"}, {})
-        schema = schema_of(options)
-        assert isinstance(schema, StructType)
-        reader = FilteringReader(options, schema)
-        assert list(reader.pushFilters([*filters])) == []
-        batches = [batch for task in reader.partitions() for batch in reader.read(task)]
+        both = reader(dsn, queue="orders,bills", columns="queue,partition,offset,created_at,payload")
+        assert list(both.pushFilters([*filters])) == []
+        batches = [batch for task in both.partitions() for batch in both.read(task)]
         return sorted(int(payload) for batch in batches for payload in batch["payload"].to_pylist())
 
     assert numbers(EqualTo(("queue",), "orders"), In(("partition",), ("eu", "us"))) == [10, 11]
@@ -124,12 +123,9 @@ async def test_filters_are_pushed_down(api: Api, read: Read, dsn: str, connectio
     assert numbers(GreaterThanOrEqual(("created_at",), times[1]), LessThan(("created_at",), times[2])) == [4, 5]
     assert numbers(LessThanOrEqual(("created_at",), times[1])) == [0, 1, 2, 3, 4, 5]
     # A field of the payload that is called like a column is none.
-    payload = StructType().add("partition", StringType())
-    options = {"queue": "orders", "databaseUrls": dsn, "columns": "offset", "schema": payload.json()}
-    parsed = parse_read_options(options, {})
-    reader = FilteringReader(parsed, StructType().add("offset", LongType()).add("partition", StringType()))
+    named = reader(dsn, columns="offset", schema=StructType().add("partition", StringType()).json())
     filters: list[Filter] = [EqualTo(("partition",), "eu"), EqualTo(("offset",), 1)]
-    assert list(reader.pushFilters(filters)) == filters[:1]
+    assert list(named.pushFilters(filters)) == filters[:1]
     # Spark says the same, with those that it evaluates itself, and with filters pushed down or not.
     condition = (f.col("created_at") <= f.lit(times[1])) & (f.col("offset") > 2) & (f.col("payload") != "5")
     for enabled in ("true", "false"):
@@ -157,30 +153,44 @@ async def test_a_schema_makes_columns_of_the_payload(api: Api, read: Read) -> No
     assert [(row.payload, row.id, row.offset) for row in given][1:] == [('{"id": "two"}', None, 1), ("[3]", None, 2)]
 
 
+async def test_spark_says_what_is_wrong_with_a_payload_and_with_a_schema(api: Api, read: Read) -> None:
+    await api.push("orders", {"id": 1}, {"id": "two"})
+    for options, said in (
+        ({"schema": "id LONG", "mode": "FAILFAST"}, "offset 1 of orders/Default does not fit the schema"),
+        ({"schema": "id LNG"}, "LNG"),
+        ({"schema": "id LONG, queue STRING"}, "queue"),
+    ):
+        with pytest.raises(PySparkException) as raised:
+            await collect(partial(read, "orders", **options))
+        assert said in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"schema": "id LONG", "mode": "FAILFAST"}, "offset 1 of orders/Default does not fit the schema"),
-        ({"schema": "id LNG"}, "LNG"),
         ({"schema": '{"fields": 1}'}, "neither DDL"),
-        ({"schema": "id LONG, tags MAP<STRING, STRING>"}, "tags as map"),
-        ({"schema": "id LONG, queue STRING"}, "queue"),
+        ({"schema": StructType().add("tags", MapType(StringType(), LongType())).json()}, "tags as map"),
+        ({"schema": StructType().add("queue", StringType()).json()}, "has queue twice"),
         ({"columns": "offset,paylod"}, "paylod"),
         ({"queue": "ordrs"}, "there is no queue ordrs"),
         ({"startingOffsets": '{"us": 1}'}, "partition 'us'"),
+        ({"startingOffsets": '{"bills": {"Default": 1}}'}, "queue 'bills' has no such partition"),
         ({"databaseUrls": "postgresql://nobody@127.0.0.1:1/none"}, "127.0.0.1:1/none is not reachable"),
     ],
 )
-async def test_what_cannot_be_read_is_said(options: dict[str, str], said: str, spark_orders: Read) -> None:
-    with pytest.raises(PySparkException) as raised:
-        await collect(lambda: spark_orders(**({"queue": "orders"} | options)))
+async def test_what_cannot_be_read_is_said(options: dict[str, str], said: str, api: Api, dsn: str) -> None:
+    await api.push("orders", 1)
+    with pytest.raises(QueenError) as raised:
+        reader(dsn, **options).partitions()
     assert said in str(raised.value)
 
 
-@pytest.fixture
-async def spark_orders(api: Api, read: Read) -> Read:
-    await api.push("orders", {"id": 1}, {"id": "two"})
-    return read
+def reader(dsn: str, **options: str) -> FilteringReader:
+    """The reader that Spark would talk to."""
+    parsed = parse_read_options({"queue": "orders", "databaseUrls": dsn} | options, {})
+    schema = schema_of(parsed)
+    assert isinstance(schema, StructType)
+    return FilteringReader(parsed, schema)
 
 
 async def test_an_encrypted_queue_is_read_with_its_key(start_server: StartServer, read: Read) -> None:

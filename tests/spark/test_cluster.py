@@ -26,15 +26,15 @@ spark.stop()
 """
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_queue_is_read_on_a_cluster(tmp_path: Path) -> None:
-    run_on_cluster(tmp_path, "test_batch.py::test_a_queue_is_read_whole_with_all_its_columns")
+    run_on_cluster(tmp_path, 1, "test_batch.py::test_a_queue_is_read_whole_with_all_its_columns")
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_everything_is_read_on_a_cluster(tmp_path: Path) -> None:
-    run_on_cluster(tmp_path, "test_batch.py", "test_stream.py", "test_tables.py", "test_server_log.py")
+    run_on_cluster(tmp_path, 2, "test_batch.py", "test_stream.py", "test_tables.py", "test_server_log.py")
 
 
 @pytest.mark.soak
@@ -55,12 +55,12 @@ async def test_a_queue_is_read_through_spark_connect(api: Api, dsn: str) -> None
     assert output.decode().splitlines()[-1:] == ["['1', '2']"], errors.decode()
 
 
-def run_on_cluster(directory: Path, *tests: str) -> None:
+def run_on_cluster(directory: Path, workers: int, *tests: str) -> None:
     """Run tests of this package in a process whose Spark is a cluster."""
     needs_java()
-    with cluster(directory) as master:
+    with cluster(directory, workers) as master:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={directory / 'pytest'}"]
+            [sys.executable, "-m", "pytest", "-q", "--timeout", "500", f"--basetemp={directory / 'pytest'}"]
             + [str(HERE / test) for test in tests],
             env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
             | {MASTER: master},

@@ -143,6 +143,15 @@ def test_payloads_that_do_not_fit_are_found_among_those_that_do() -> None:
     assert any("not a JSON object" in text for text in why)
 
 
+def test_without_fields_every_payload_fits() -> None:
+    table, unfit = PayloadParser(pa.schema([])).parse(pa.array(["null", "{}"]), raise_if_broken)
+    assert (table.num_columns, list(unfit)) == (0, [False, False])
+
+
+def raise_if_broken(index: int, why: str) -> None:
+    raise AssertionError(f"{index}: {why}")
+
+
 def test_a_broken_payload_is_named() -> None:
     with pytest.raises(BadRequest, match="offset 3 of orders/eu does not fit the schema: it is cut"):
         raise_broken("offset 3 of orders/eu", "it is cut")

@@ -20,7 +20,7 @@ from queen.spark.stream import QueenStreamReader
 from queen.spark.stream_offsets import messages_between
 from tests.ageing import Connection, age, clean
 from tests.api import Api
-from tests.spark.conftest import Read, collect, drain
+from tests.spark.conftest import TOO_SLOW, Read, collect, drain
 
 
 async def test_a_stream_goes_on_where_its_checkpoint_ends_and_finds_new_partitions(
@@ -62,11 +62,14 @@ async def test_a_running_stream_sees_what_comes_with_its_schema(api: Api, read: 
 
     query = await asyncio.to_thread(start)
     try:
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(300):
             # It begins at the end, and has begun when there is a batch.
             while not list((tmp_path / "checkpoint" / "offsets").glob("[0-9]*")):
                 await api.push("orders", {"n": 1})
                 await asyncio.sleep(0.2)
+                if not query.isActive:
+                    assert TOO_SLOW in str(query.exception())
+                    query = await asyncio.to_thread(start)
             await api.push("orders", {"n": 2}, partition="new")
             await arrived.wait()
     finally:

@@ -200,3 +200,15 @@ def test_peers_over_http_are_urls() -> None:
     for wrong in ("a:6632", "ftp://a", "http://", "http://a?x=1", "http://a,"):
         with pytest.raises(SettingsError, match="QUEEN_PEERS="):
             Settings.from_env({"QUEEN_PEERS": wrong})
+
+
+def test_write_modes_and_how_long_a_log_is_kept() -> None:
+    environ = {"NAMESPACE_MODES": "payments:buffered, a:b:sync", "WAL_RETENTION": "1h30m", "WAL_DIR": "/wal"}
+    settings = Settings.from_env(environ)
+    assert settings.namespace_modes == (("payments", "buffered"), ("a:b", "sync"))
+    assert (settings.wal_retention, settings.wal_path) == (5400, Path("/wal"))
+    assert Settings.from_env({"WAL_RETENTION": "90"}).wal_retention == 90
+    assert Settings.from_env({"FILE_BUFFER_DIR": "/spool"}).wal_path == Path("/spool/topics")
+    for variable, wrong in (("NAMESPACE_MODES", "payments:fast"), ("WAL_RETENTION", "soon"), ("WAL_RETENTION", "-1")):
+        with pytest.raises(SettingsError, match=variable):
+            Settings.from_env({variable: wrong})

@@ -63,6 +63,23 @@ def test_nothing_is_made_beyond_the_stretch_that_was_granted() -> None:
     assert source.take(1) is None
 
 
+def test_the_end_of_a_stretch_is_kept_for_when_there_is_no_other() -> None:
+    clock = Clock()
+    source = SnowflakeSource(clock)
+    assert source.take_kept(1, keep_ms=10) is None, "nothing was granted yet"
+    source.grant(1, START, START + 30)
+    before = source.take(3, keep_ms=10)
+    clock.ms += 20
+    assert source.take(1, keep_ms=10) is None
+    clock.ms += 3_600_000
+    kept = source.take_kept(5, keep_ms=10)
+    more = source.take_kept(10 * 4096 - 5, keep_ms=10)
+    assert before is not None and kept is not None and more is not None
+    assert max(before) < min(kept) <= max(kept) < min(more)
+    assert time_of_id(kept[0]) == START + 20 and time_of_id(more[-1]) == START + 29
+    assert source.take_kept(1, keep_ms=10) is None
+
+
 steps = st.lists(st.tuples(st.integers(0, 2), st.integers(-5000, 5000), st.integers(1, 9000)), min_size=1, max_size=60)
 
 

@@ -41,3 +41,15 @@ def test_names_choose_and_none_means_all() -> None:
     assert Field("ns", frozenset()).covers(A)
     assert Field("ns", frozenset({"a"})).covers(A)
     assert not Field("ns", frozenset({"b"})).covers(A)
+
+
+def test_of_many_delayed_items_of_a_topic_the_first_is_remembered() -> None:
+    field = Field("ns", frozenset())
+    for at in (9.0, 8.0, 8.5, 7.0, 20.0):
+        field.fed(A, at, 1.0)
+    assert (field.next_at, field.look(7.0)) == (7.0, {A})
+    field.found_empty({A})
+    field.fed(A, 30.0, 7.0)
+    assert field.look(10.0) == {A}
+    field.found_empty({A})
+    assert (field.next_at, field.look(30.0)) == (30.0, {A})

@@ -83,6 +83,7 @@ class Broker:
         runtime_dir: Path,
         meter: Meter,
         peers: Peers | None = None,
+        shard: int = 0,
     ) -> None:
         """`peers` are ties to other hosts that are somebody else's."""
         self.settings = settings
@@ -169,7 +170,14 @@ class Broker:
         self.acker = Acker(self.database, self.catalog, self.leases, self.envelope, self._freed, meter)
         self.renewer = Renewer(self.database)
         self.releaser = Releaser(self.database, self.leases, self._freed)
-        self.topics = Topics(settings, self.database, self.ids, worker_id, self._send, meter)
+        wal = Spool.open(
+            settings.wal_path,
+            runtime_dir / "wal",
+            records_per_file=settings.file_buffer_events_per_file,
+            most_bytes=settings.file_buffer_max_mb << 20,
+            most_messages=settings.max_buffer_length,
+        )
+        self.topics = Topics(settings, self.database, self.ids, worker_id, self._send, meter, wal, shard)
         self.transactions = Transactions(
             self.database,
             self.catalog,

@@ -41,9 +41,20 @@ class EventKind(StrEnum):
     """(namespace and topic): its options were replaced, or it is gone"""
     QUOTAS_CHANGED = "q"
     """the quota of a namespace was changed"""
+    TOPIC_MODES_CHANGED = "n"
+    """the write mode of a namespace was changed"""
+    TOPICS_BUFFERED = "b"
+    """items lie in the log of this host, and wait to be flushed"""
 
 
-HOST_ONLY = frozenset({EventKind.HELD.value, EventKind.TURN_WANTED.value, EventKind.TURN_DONE.value})
+HOST_ONLY = frozenset(
+    {
+        EventKind.HELD.value,
+        EventKind.TURN_WANTED.value,
+        EventKind.TURN_DONE.value,
+        EventKind.TOPICS_BUFFERED.value,
+    }
+)
 """What other hosts are not told, and not believed. That a lease began might be heard after it has ended."""
 
 

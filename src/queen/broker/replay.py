@@ -23,6 +23,7 @@ from queen.broker.modes import Modes
 from queen.broker.parts import Part, Target, items_of
 from queen.broker.push import Pusher, QueueMoved
 from queen.broker.push_results import refusal
+from queen.broker.spool_ledger import SpoolLedger
 from queen.errors import DatabaseAway, Overloaded, QueenError
 from queen.spool.aside import Failed
 from queen.spool.reader import Taken
@@ -86,8 +87,7 @@ class Replayer:
         self._most_records = most_records
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
-        self._begun = False
-        self._unsure = False
+        self._ledger = SpoolLedger(spool, database)
         self._failed_at = 0.0
         self.send_on: Callable[[Record], Awaitable[bool]] | None = None
         """With several shards: stores a record on the shard that its queue has moved to."""
@@ -133,14 +133,14 @@ class Replayer:
         if not self._spool.may_replay():
             return
         board = self._spool.board
-        if not self._begun:
-            await self._begin()
+        if not self._ledger.begun:
+            await self._ledger.begin()
         if board.engaged and board.due:
             await self._drain()
         elif self._spool.reader.has_files:
             # Replayed while it was still being written to: it can go when its worker has finished it.
             await asyncio.to_thread(self._spool.reader.clear_if_drained)
-            await self._remove_finished()
+            await self._ledger.remove_finished()
         if board.trouble and not board.records:
             board.set_trouble(False)
         if time.monotonic() - self._failed_at > _FAILED_RETRY_SECONDS:
@@ -150,55 +150,27 @@ class Replayer:
     async def _drain(self) -> None:
         reader = self._spool.reader
         begun, messages = time.monotonic(), 0
-        if self._unsure:
-            await self._find_place()
+        if self._ledger.unsure:
+            await self._ledger.find_place()
         while not self._modes.push_maintenance and not self._stopping.is_set():
             taken = await asyncio.to_thread(reader.take, self._most_records, _LARGEST_BATCH_BYTES)
             if not taken:
                 break
-            self._unsure = True
+            self._ledger.unsure = True
             await self._store_taken(taken)
-            self._unsure = False
+            self._ledger.unsure = False
             if self._spool.board.trouble:
                 self._spool.board.set_trouble(False)
-            await self._remove_finished()
+            await self._ledger.remove_finished()
             messages += sum(one.record.count for one in taken)
         else:
             return
-        await self._remove_finished()
+        await self._ledger.remove_finished()
         await asyncio.to_thread(reader.clear_if_drained)
         if messages:
             seconds = time.monotonic() - begun
             self._spool.board.note_rate(messages / max(seconds, 0.001))
             log.info("replayed %d messages from the spool in %.1f s", messages, seconds)
-
-    async def _begin(self) -> None:
-        reader = self._spool.reader
-        await asyncio.to_thread(reader.begin, {})
-        progress = await self._progress(reader.file_ids())
-        await asyncio.to_thread(reader.begin, progress)
-        # Some may have nothing left that could be replayed.
-        await self._remove_finished()
-        await asyncio.to_thread(reader.clear_if_drained)
-        self._begun, self._unsure = True, False
-
-    async def _find_place(self) -> None:
-        """The last attempt may have been committed, or not."""
-        progress = await self._progress(self._spool.reader.file_ids())
-        await asyncio.to_thread(self._spool.reader.rewind, progress)
-        self._unsure = False
-
-    async def _progress(self, file_ids: set[uuid.UUID]) -> dict[uuid.UUID, int]:
-        if not file_ids:
-            return {}
-        rows = await self._database.fetch("spool_progress", list(file_ids))
-        # The driver's UUIDs are equal to Python's but slower to compare.
-        return {uuid.UUID(int=row["file_id"].int): row["position"] for row in rows}
-
-    async def _remove_finished(self) -> None:
-        gone = await asyncio.to_thread(self._spool.reader.remove_finished)
-        if gone:
-            await self._database.fetch("spool_forget", gone)
 
     async def _store_taken(self, taken: Sequence[Taken]) -> None:
         """Store records together; when they are refused, each alone, so that only the guilty one is set aside."""
@@ -247,7 +219,7 @@ class Replayer:
             if target in refused:
                 # Not before what was refused earlier.
                 continue
-            if failed.file_id not in await self._progress({failed.file_id}):
+            if failed.file_id not in await self._ledger.progress({failed.file_id}):
                 try:
                     await self._store(_Batch([failed.record], {failed.file_id: 1}), again=failed)
                 except (DatabaseAway, Overloaded):

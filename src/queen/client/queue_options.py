@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
+from queen.client.consume_words import ConsumeWords
 from queen.client.consumer import ConsumeOptions
 from queen.client.defaults import QUEUE_DEFAULTS
 from queen.client.messages import DEFAULT_PARTITION, BufferOptions
 from queen.client.subscription import Subscription
 
 
-class QueueOptions:
+class QueueOptions(ConsumeWords):
     """What has been said about a queue so far."""
 
     # Defaults live on the class: a builder is made for every push, and sets only what is said.
@@ -22,19 +23,12 @@ class QueueOptions:
     _group: str | None = None
     _config: Mapping[str, Any] = QUEUE_DEFAULTS
     _buffer: BufferOptions | None = None
-    _concurrency = 1
-    _batch = 1
     _partitions = 1
-    _limit: int | None = None
-    _idle_millis: int | None = None
     _auto_ack: bool | None = None
-    _wait = True
-    _timeout_millis = 30_000
     _renew_lease = False
     _renew_interval_millis: int | None = None
     _mode: str | None = None
     _start: str | None = None
-    _each = False
 
     @property
     def name(self) -> str | None:
@@ -71,39 +65,9 @@ class QueueOptions:
         self._group = name
         return self
 
-    def concurrency(self, count: int) -> Self:
-        """How many workers fetch and handle at the same time."""
-        self._concurrency = max(1, count)
-        return self
-
-    def batch(self, size: int) -> Self:
-        """How many messages to take at a time; above 1, the handler gets a list."""
-        self._batch = max(1, size)
-        return self
-
     def partitions(self, count: int) -> Self:
         """How many partitions one pop may take from; they share the batch and one lease."""
         self._partitions = max(1, count)
-        return self
-
-    def limit(self, count: int | None) -> Self:
-        """End after so many messages (of each worker)."""
-        self._limit = count
-        return self
-
-    def idle_millis(self, millis: int | None) -> Self:
-        """End when nothing has come for so long."""
-        self._idle_millis = millis
-        return self
-
-    def timeout_millis(self, millis: int) -> Self:
-        """How long one pop waits for messages."""
-        self._timeout_millis = millis
-        return self
-
-    def wait(self, enabled: bool = True) -> Self:
-        """Whether a pop waits for messages."""
-        self._wait = enabled
         return self
 
     def auto_ack(self, enabled: bool = True) -> Self:
@@ -128,11 +92,6 @@ class QueueOptions:
     def subscription_from(self, start: str) -> Self:
         """Where a new group begins: a time (ISO 8601), or `now`."""
         self._start = start
-        return self
-
-    def each(self) -> Self:
-        """Hand messages over one by one, however many are taken at a time."""
-        self._each = True
         return self
 
     def _subscription(self) -> Subscription:

@@ -15,34 +15,31 @@ import msgspec
 from queen.wire.ready_item import ReadyItem
 
 
-class Buffered(msgspec.Struct, frozen=True, array_like=True):
-    """An item that was accepted and is not in PostgreSQL yet."""
+class Copied(msgspec.Struct, frozen=True, array_like=True):
+    """A record of some host's log: from which byte of its file to which, and what it says."""
 
-    id: int
-    namespace: str
-    idempotency_key: str | None
+    start: int
+    end: int
     body: bytes
 
 
-class Buffer(Protocol):
-    """Items on their way to a shard, oldest first."""
+class Copies(Protocol):
+    """What hosts have in their logs and not in PostgreSQL yet, for others to store should their host be gone."""
 
-    async def append(self, shard: int, items: Sequence[Buffered]) -> int:
-        """Add items at the end; those whose ids are there stay as they are. Gives how many are in the buffer now."""
+    async def add(self, file_id: str, records: Sequence[Copied]) -> None:
+        """Records were written to a file of a log."""
         ...
 
-    async def take(self, shard: int, limit: int, seconds: float) -> list[Buffered]:
-        """The oldest that nobody else has taken; they are kept, and offered again unless confirmed in so long."""
+    async def files(self) -> set[str]:
+        """The files of which there are copies, or were lately."""
         ...
 
-    async def confirm(self, shard: int, ids: Sequence[int]) -> None:
-        """These are in PostgreSQL: they leave the buffer."""
+    async def read(self, file_id: str, since: int, limit: int) -> list[Copied]:
+        """The first records of a file that end behind a byte, in order; some may be missing."""
         ...
 
-    async def length(self, shard: int) -> int: ...
-
-    async def find_key(self, shard: int, namespace: str, key: str) -> int | None:
-        """The id of the buffered item with an idempotency key."""
+    async def trim(self, file_id: str, upto: int) -> None:
+        """What ends at this byte or before is in PostgreSQL: it goes."""
         ...
 
 
@@ -62,11 +59,13 @@ class Turn(msgspec.Struct):
     """A stretch of time in which nobody else touches the ready queue of a topic.
 
     `items` are its most urgent ones, in order; they stay until the turn ends. `depth` is how many there are in all.
+    `number` counts the turns in which the queue was changed.
     """
 
     state: TurnState
     items: list[ReadyItem] = []
     depth: int = 0
+    number: int = 0
 
 
 class ReadyQueue(Protocol):
@@ -80,8 +79,11 @@ class ReadyQueue(Protocol):
         """Take the turn, and look at the `limit` most urgent items."""
         ...
 
-    async def end(self, topic: int, token: str, taken: int, offered: Sequence[ReadyItem]) -> int:
-        """End the turn: so many of the most urgent have gone, others have come. Gives the depth."""
+    async def end(self, topic: int, token: str, number: int, taken: int, offered: Sequence[ReadyItem]) -> int:
+        """End the turn: so many of the most urgent have gone, others have come. Gives the depth.
+
+        The next turn has this number.
+        """
         ...
 
     async def drop(self, topic: int) -> None:

@@ -19,6 +19,7 @@ class _Queue:
     token: str
     items: list[ReadyItem] = field(default_factory=list)
     busy_until: float | None = None
+    number: int = 0
 
 
 class MemoryReadyQueue:
@@ -38,15 +39,16 @@ class MemoryReadyQueue:
         if queue.busy_until is not None:
             return Turn(TurnState.BUSY if now < queue.busy_until else TurnState.LOST)
         queue.busy_until = now + TURN_SECONDS
-        return Turn(TurnState.YOURS, queue.items[:limit], len(queue.items))
+        return Turn(TurnState.YOURS, queue.items[:limit], len(queue.items), queue.number)
 
-    async def end(self, topic: int, token: str, taken: int, offered: Sequence[ReadyItem]) -> int:
+    async def end(self, topic: int, token: str, number: int, taken: int, offered: Sequence[ReadyItem]) -> int:
         queue = self._queues.get(topic)
         if queue is None or queue.token != token:
             return 0
         del queue.items[:taken]
         for item in offered:
             bisect.insort(queue.items, item, key=_place)
+        queue.number = number
         queue.busy_until = None
         return len(queue.items)
 

@@ -1,9 +1,9 @@
 """Ready queues in Redis, shared by all workers that use it.
 
 A queue is one sorted set, so that Redis evicts it as a whole or not at all. All its items have the score 0 and begin
-with their place in the order of service, so that Redis sorts them by it; a last member, with the score 1, is the token.
-Beside it stands the turn, which names who has it. A turn that is not ended leaves a trace (`open`): the queue is then
-not to be trusted any more, because what was taken may or may not have been handed out.
+with their place in the order of service, so that Redis sorts them by it; a last member is the token, and its score the
+number of the turn, from 1 on. Beside it stands the turn, which names who has it. A turn that is not ended leaves a
+trace (`open`): the queue is then not to be trusted, because what was taken may or may not have been handed out.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ redis.call('SET', KEYS[2], me, 'PX', ARGV[4])
 redis.call('SET', KEYS[3], me)
 local items = limit > 0 and redis.call('ZRANGE', KEYS[1], 0, limit - 1) or {}
 if items[#items] == token then items[#items] = nil end
-return {'yours', redis.call('ZCARD', KEYS[1]) - 1, items}
+return {'yours', redis.call('ZCARD', KEYS[1]) - 1, items, redis.call('ZSCORE', KEYS[1], token)}
 """)
 _END: Final = Script("""
 local token, me, taken = ARGV[1], ARGV[2], tonumber(ARGV[3])
 if not redis.call('ZSCORE', KEYS[1], token) or redis.call('GET', KEYS[3]) ~= me then return -1 end
 if taken > 0 then redis.call('ZREMRANGEBYRANK', KEYS[1], 0, taken - 1) end
-for i = 5, #ARGV do redis.call('ZADD', KEYS[1], 0, ARGV[i]) end
+for i = 6, #ARGV do redis.call('ZADD', KEYS[1], 0, ARGV[i]) end
+redis.call('ZADD', KEYS[1], ARGV[5], token)
 redis.call('DEL', KEYS[2], KEYS[3])
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 return redis.call('ZCARD', KEYS[1]) - 1
@@ -76,11 +77,14 @@ class RedisReadyQueue:
         state = TurnState(answer[0].decode())
         if state is not TurnState.YOURS:
             return Turn(state)
-        return Turn(state, [_decode(member[_PLACE.size :]) for member in answer[2]], answer[1])
+        items = [_decode(member[_PLACE.size :]) for member in answer[2]]
+        return Turn(state, items, answer[1], int(answer[3]) - 1)
 
-    async def end(self, topic: int, token: str, taken: int, offered: Sequence[ReadyItem]) -> int:
+    async def end(self, topic: int, token: str, number: int, taken: int, offered: Sequence[ReadyItem]) -> int:
         members = [place_bytes(item) + _encode(item) for item in offered]
-        depth: int = await self._link.run(_END, self._keys(topic), [token, self._me, taken, _KEEP_MS, *members])
+        depth: int = await self._link.run(
+            _END, self._keys(topic), [token, self._me, taken, _KEEP_MS, number + 1, *members]
+        )
         return max(0, depth)
 
     async def drop(self, topic: int) -> None:

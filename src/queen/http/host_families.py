@@ -52,7 +52,8 @@ class HostFamilies:
         from prometheus_client.core import GaugeMetricFamily
 
         up = GaugeMetricFamily("queen_shard_up", "1 when the shard answers this worker.", labels=("shard",))
-        up.add_metric(("0",), float(not self._broker.database.presence.away))
+        for number, broker in enumerate(self._broker.kin or (self._broker,)):
+            up.add_metric((str(number),), float(not broker.database.presence.away))
         yield up
 
     def topics(self) -> Iterator[Metric]:
@@ -75,6 +76,40 @@ class HostFamilies:
         if redis is not None:
             yield GaugeMetricFamily("queen_redis_up", "1 when Redis answers this worker.", value=redis.here)
             yield CounterMetricFamily("queen_redis_errors", "Commands to Redis that failed.", value=redis.errors)
+
+    def topic_buffer(self) -> Iterator[Metric]:
+        """What this host has accepted for buffered namespaces and not stored yet. The same from each of its workers."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        wals = [broker.topics.wal for broker in self._broker.kin or (self._broker,)]
+        stats = [wal.stats() for wal in wals]
+        for name, meaning, value in (
+            ("items", "Items of buffered namespaces that wait to be stored.", sum(one.messages for one in stats)),
+            ("oldest_seconds", "Age of the oldest of them.", max(one.oldest_seconds for one in stats)),
+        ):
+            yield GaugeMetricFamily(f"queen_topic_buffer_{name}", meaning, value=float(value))
+        for name, meaning, value in (
+            ("wal_bytes", "Bytes that they take on disk.", sum(one.bytes for one in stats)),
+            ("wal_healthy", "1 when this worker can write to the log.", all(one.healthy for one in stats)),
+            ("wal_failed", "Items that were refused and set aside.", sum(one.failed_records for one in stats)),
+            ("flush_items_per_second", "Pace of the last flush.", sum(one.replay_per_second for one in stats)),
+        ):
+            yield GaugeMetricFamily(f"queen_topic_{name}", meaning, value=float(value))
+        breaker = GaugeMetricFamily(
+            "queen_topic_breaker_state",
+            "Circuit breaker between the log and PostgreSQL: 0 closed, 1 half-open, 2 open.",
+            labels=("shard",),
+        )
+        for number, wal in enumerate(wals):
+            breaker.add_metric((str(number),), wal.board.state)
+        yield breaker
+        for name, meaning, count in (
+            ("buffered_items", "Items written to the log.", sum(one.spooled_messages for one in stats)),
+            ("flushed_items", "Items that left the log for PostgreSQL.", sum(one.replayed_messages for one in stats)),
+            ("backpressure_refusals", "Enqueues refused: too many items wait.", sum(one.refused for one in stats)),
+            ("wal_damaged", "Stretches that were no whole records, set aside.", sum(one.damaged for one in stats)),
+        ):
+            yield CounterMetricFamily(f"queen_topic_{name}", meaning, value=count)
 
     def peers(self) -> Iterator[Metric]:
         """Other hosts as the worker that answers sees them; nothing further where none are configured."""

@@ -29,6 +29,8 @@ class PayloadParser:
     def parse(self, payloads: pa.Array, broken: Broken) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
         """The fields, and which payloads do not fit: all fields of those are null."""
         unfit = np.zeros(len(payloads), np.bool_)
+        if not self._schema.names:
+            return self._nothing(len(payloads)), unfit
         objects = _objects(payloads)
         for index in np.flatnonzero(~objects):
             broken(int(index), "it is not a JSON object")

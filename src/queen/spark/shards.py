@@ -83,8 +83,8 @@ class ShardLog:
         for queue, places in shards.items():
             if len(places) > 1:
                 raise SettingsError(
-                    f"queue {queue!r} has partitions on shards {sorted(places)}: databaseUrls names other databases,"
-                    " or the same one twice"
+                    f"queue {queue!r} has partitions on shards {sorted(places)}: it is just being moved (try again),"
+                    " or databaseUrls names other databases or the same one twice"
                 )
         absent = [queue for queue in queues if queue not in shards]
         if absent:

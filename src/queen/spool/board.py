@@ -18,8 +18,9 @@ from pathlib import Path
 
 from queen.spool.record import BUCKETS, Record
 
-_ENGAGED, _TROUBLE, _WANTED = range(3)
-_ORDER, _RECORDS, _MESSAGES, _BYTES, _DUE, _OLDEST, _REPLAYED, _SPOOLED, _RATE, _DAMAGED = range(8, 88, 8)
+_ENGAGED, _TROUBLE, _WANTED, _STATE = range(4)
+_ORDER, _RECORDS, _MESSAGES, _BYTES, _DUE, _OLDEST = range(8, 56, 8)
+_REPLAYED, _SPOOLED, _RATE, _DAMAGED, _REFUSED, _SETTLED = range(56, 104, 8)
 _COUNTS = 1024
 _SIZE = _COUNTS + 4 * BUCKETS
 _NUMBER = struct.Struct("<Q")
@@ -135,6 +136,7 @@ class Board:
             self._count(records, -1, nbytes)
             self._add(_REPLAYED, sum(record.count for record in records))
             self._put(_OLDEST, max(self._get(_OLDEST), *(int(record.at * 1e9) for record in records)))
+            self._put(_SETTLED, max(self._get(_SETTLED), *(record.order for record in records)))
 
     def clear(self, *, empty: bool) -> None:
         """Inside `locked`: nothing is left to be replayed. `empty`: there is not even a file."""
@@ -155,10 +157,24 @@ class Board:
         with self.locked():
             self._add(_DAMAGED, 1)
 
+    def note_refusal(self) -> None:
+        with self.locked():
+            self._add(_REFUSED, 1)
+
+    def note_state(self, state: int) -> None:
+        """How the one that replays is doing, as a small number that means something to its kind."""
+        with self.locked():
+            self._map[_STATE] = state
+
     @property
     def order(self) -> int:
         """The number of the newest record."""
         return self._get(_ORDER)
+
+    @property
+    def settled(self) -> int:
+        """The number of the newest record that is stored, or set aside; those before it are as well."""
+        return self._get(_SETTLED)
 
     @property
     def records(self) -> int:
@@ -191,6 +207,15 @@ class Board:
     @property
     def damaged(self) -> int:
         return self._get(_DAMAGED)
+
+    @property
+    def refused(self) -> int:
+        """Requests that were sent away because no more may wait."""
+        return self._get(_REFUSED)
+
+    @property
+    def state(self) -> int:
+        return self._map[_STATE]
 
     def _count(self, records: Sequence[Record], sign: int, nbytes: int) -> int:
         for record in records:

@@ -6,6 +6,7 @@ board, *.lock      what the workers share
 <id>/<id>.buf      a file it has finished
 failed/            records that PostgreSQL refused, each with the reason
 damaged/           bytes that are not whole records
+replayed/          files of which everything is stored, where these are kept for a while
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 FAILED = "failed"
 DAMAGED = "damaged"
+REPLAYED = "replayed"
 FINISHED = ".buf"
 UNFINISHED = ".buf.tmp"
 _ID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from queen.spool.board import Board
 from queen.spool.disk import (
     DAMAGED,
     FINISHED,
+    REPLAYED,
     UNFINISHED,
     directories,
     is_written_to,
@@ -93,20 +95,35 @@ class SpoolReader:
             one.tail.settled = one.end
         self._board.settle([one.record for one in taken], sum(one.nbytes for one in taken))
 
-    def remove_finished(self) -> list[uuid.UUID]:
-        """Remove the files of which everything was settled; returns their ids."""
+    def remove_finished(self, keep_seconds: int = 0) -> list[uuid.UUID]:
+        """Remove the files of which everything was settled, or put them by for a while; returns their ids."""
         gone = []
         for directory, tails in self._tails.items():
             over = [tail for tail in tails if tail.over]
             for tail in over:
                 tail.close()
-                tail.path.unlink(missing_ok=True)
+                if keep_seconds:
+                    self._keep(tail.path)
+                else:
+                    tail.path.unlink(missing_ok=True)
                 tails.remove(tail)
                 if tail.file_id is not None:
                     gone.append(tail.file_id)
             if over:
                 sync_directory(directory)
         return gone
+
+    def remove_kept(self, keep_seconds: int) -> None:
+        """Remove files that were put by so long ago."""
+        aside = self._root / REPLAYED
+        for path in aside.iterdir() if aside.is_dir() else ():
+            if path.stat().st_mtime < time.time() - keep_seconds:
+                path.unlink(missing_ok=True)
+
+    def _keep(self, path: Path) -> None:
+        aside = self._root / REPLAYED
+        make_directory(aside)
+        path.rename(aside / path.name)
 
     def clear_if_drained(self) -> bool:
         """Whether everything was taken; the board is told."""

@@ -6,11 +6,12 @@ import fcntl
 import logging
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 from queen.spool.aside import FailedRecords
 from queen.spool.board import Board
-from queen.spool.disk import left_records, make_directory
+from queen.spool.disk import directories, left_records, make_directory, spool_files
 from queen.spool.reader import SpoolReader
 from queen.spool.stats import SpoolStats
 from queen.spool.writer import SpoolWriter
@@ -24,16 +25,27 @@ class Spool:
     """Files under one directory: written by every worker, replayed by one of them at a time."""
 
     @classmethod
-    def open(cls, root: Path, spare: Path, *, records_per_file: int, most_bytes: int) -> Spool:
+    def open(
+        cls, root: Path, spare: Path, *, records_per_file: int, most_bytes: int, most_messages: int | None = None
+    ) -> Spool:
         """Use a directory. When that cannot be used, the spool is one in `spare` that takes nothing and says why."""
+        make = partial(cls, records_per_file=records_per_file, most_bytes=most_bytes, most_messages=most_messages)
         try:
-            return cls(root, records_per_file=records_per_file, most_bytes=most_bytes)
+            return make(root)
         except OSError as error:
             reason = f"the spool in {root} cannot be used ({error.strerror or error})"
-            log.error("%s: while PostgreSQL is away pushes are refused", reason)
-            return cls(spare, records_per_file=records_per_file, most_bytes=most_bytes, unusable=reason)
+            log.error("%s: what would have to go there is refused", reason)
+            return make(spare, unusable=reason)
 
-    def __init__(self, root: Path, *, records_per_file: int, most_bytes: int, unusable: str = "") -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        records_per_file: int,
+        most_bytes: int,
+        most_messages: int | None = None,
+        unusable: str = "",
+    ) -> None:
         make_directory(root)
         self._root = root
         self._replay_lock = os.open(root / "replay.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -47,6 +59,7 @@ class Spool:
             records_per_file=records_per_file,
             most_bytes=most_bytes,
             idle_seconds=_IDLE_SECONDS,
+            most_messages=most_messages,
             unusable=unusable,
         )
         self.reader = SpoolReader(root, self.board)
@@ -62,6 +75,15 @@ class Spool:
             self._replaying = True
         return True
 
+    @property
+    def replays(self) -> bool:
+        """Whether this process is known to be the one that replays."""
+        return self._replaying
+
+    def file_names(self) -> set[str]:
+        """The ids of the files that are there, whoever writes or reads them."""
+        return {path.name.partition(".")[0] for home in directories(self._root) for path in spool_files(home)}
+
     def stats(self) -> SpoolStats:
         board = self.board
         failed, failed_bytes = self.failed.count()
@@ -76,6 +98,7 @@ class Spool:
             failed_records=failed,
             failed_bytes=failed_bytes,
             damaged=board.damaged,
+            refused=board.refused,
             healthy=self.writer.healthy,
         )
 

@@ -27,5 +27,7 @@ class SpoolStats(msgspec.Struct, frozen=True):
     failed_bytes: int
     damaged: int
     """Stretches of bytes that were no whole records, kept in `damaged/`, since the server was started."""
+    refused: int
+    """Requests that were sent away because no more may wait, since the server was started."""
     healthy: bool
     """Whether the last write of this worker succeeded."""

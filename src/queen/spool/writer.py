@@ -7,6 +7,7 @@ import logging
 import os
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,16 @@ class SpoolRefused(Overloaded):
     """The spool cannot take more: its disk is full or read-only, or it holds as much as it may. Nothing was kept."""
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a record lies: in which file, from which byte to which; and what it was encoded to."""
+
+    file_id: uuid.UUID
+    start: int
+    end: int
+    body: bytes
+
+
 class SpoolWriter:
     """Appends records for one process, to files in a directory of its own that it makes when it first needs one."""
 
@@ -38,6 +49,7 @@ class SpoolWriter:
         records_per_file: int,
         most_bytes: int,
         idle_seconds: float,
+        most_messages: int | None = None,
         unusable: str = "",
     ) -> None:
         """`unusable` says why nothing can be written at all."""
@@ -46,6 +58,7 @@ class SpoolWriter:
         self._board = board
         self._records_per_file = records_per_file
         self._most_bytes = most_bytes
+        self._most_messages = most_messages
         self._idle_seconds = idle_seconds
         self._ids = IdSource()
         self._free = asyncio.Lock()
@@ -56,7 +69,7 @@ class SpoolWriter:
         self._file: _OpenFile | None = None
         self.healthy = not unusable
 
-    async def append(self, records: Sequence[Record], *, due_at: float, flush_at: int) -> None:
+    async def append(self, records: Sequence[Record], *, due_at: float, flush_at: int) -> list[Placed]:
         """Make records durable, with one fsync for all of them. Raises `SpoolRefused`: then none was kept.
 
         They are replayed from `due_at` on (seconds since 1970), or when so many messages are waiting.
@@ -66,8 +79,9 @@ class SpoolWriter:
         async with self._free:
             if self._idle is not None:
                 self._idle.cancel()
-            await asyncio.to_thread(self._append, records, due_at, flush_at)
+            placed = await asyncio.to_thread(self._append, records, due_at, flush_at)
             self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._begin_finish)
+            return placed
 
     async def close(self) -> None:
         """Finish the file, and leave it to whoever replays."""
@@ -89,23 +103,19 @@ class SpoolWriter:
         async with self._free:
             await asyncio.to_thread(self._finish_file)
 
-    def _append(self, records: Sequence[Record], due_at: float, flush_at: int) -> None:
+    def _append(self, records: Sequence[Record], due_at: float, flush_at: int) -> list[Placed]:
         # The number of a record is not known yet, but takes the same room whatever it is.
         nbytes = sum(FRAME_BYTES + len(encode_record(record)) for record in records)
         try:
             with self._board.locked():
-                if self._board.nbytes + nbytes > self._most_bytes:
-                    raise SpoolRefused(
-                        f"the spool holds {self._board.nbytes >> 20} MB and may hold {self._most_bytes >> 20} MB"
-                        " (FILE_BUFFER_MAX_MB); nothing was stored, try again later"
-                    )
+                self._check_room(sum(record.count for record in records), nbytes)
                 # Made while the board is locked: whoever finds no file then knows that nobody is about to write.
                 file = self._file or self._open()
                 first = self._board.accept(records, nbytes, due_at, flush_at)
         except OSError as error:
             raise self._refusal(error) from error
         try:
-            file.append(records, first)
+            placed = file.append(records, first)
         except OSError as error:
             self._board.withdraw(records, nbytes)
             self._give_up_file()
@@ -113,6 +123,20 @@ class SpoolWriter:
         self.healthy = True
         if file.records >= self._records_per_file or file.size >= _LARGEST_FILE_BYTES:
             self._finish_file()
+        return placed
+
+    def _check_room(self, messages: int, nbytes: int) -> None:
+        board = self._board
+        if board.nbytes + nbytes > self._most_bytes:
+            raise SpoolRefused(
+                f"the spool holds {board.nbytes >> 20} MB and may hold {self._most_bytes >> 20} MB"
+                " (FILE_BUFFER_MAX_MB); nothing was stored, try again later"
+            )
+        if self._most_messages is not None and board.messages + messages > self._most_messages:
+            raise SpoolRefused(
+                f"{board.messages} items wait to be stored, and {self._most_messages} may (MAX_BUFFER_LENGTH);"
+                " nothing was stored, try again soon"
+            )
 
     def _open(self) -> _OpenFile:
         if self._directory is None:
@@ -159,12 +183,16 @@ class _OpenFile:
         self.size = 0
         self.records = 0
 
-    def append(self, records: Sequence[Record], first: int) -> None:
-        frames = [
-            frame(encode_record(msgspec.structs.replace(record, order=order)), self._id)
-            for order, record in enumerate(records, first)
+    def append(self, records: Sequence[Record], first: int) -> list[Placed]:
+        bodies = [
+            encode_record(msgspec.structs.replace(record, order=order)) for order, record in enumerate(records, first)
         ]
+        frames = [frame(body, self._id) for body in bodies]
         content = b"".join(frames if self.size else (file_header(self._id), *frames))
+        placed: list[Placed] = []
+        start = self.size or HEADER_BYTES
+        for body in bodies:
+            placed.append(Placed(self._id, start, start := start + FRAME_BYTES + len(body), body))
         write_all(self._file, content)
         os.fdatasync(self._file)
         if not self._named:
@@ -172,6 +200,7 @@ class _OpenFile:
             self._named = True
         self.size += len(content)
         self.records += len(records)
+        return placed
 
     def cut_back(self) -> None:
         try:

@@ -42,12 +42,17 @@ class SnowflakeSource:
         self._last = (from_ms - EPOCH_MS) * _SEQUENCES - 1
         self._upto = (upto_ms - EPOCH_MS) * _SEQUENCES
 
-    def take(self, count: int) -> list[int] | None:
-        """So many new ids, each larger than the one before; None when the stretch has no room for them."""
+    def take(self, count: int, *, keep_ms: int = 0) -> list[int] | None:
+        """So many new ids, each larger than the one before; None when the stretch, but for its end, has no room."""
         first = max(self._last + 1, (self.now_ms() - EPOCH_MS) * _SEQUENCES)
-        end = first + count
-        if end > self._upto:
-            return None
+        return self._give(first, first + count) if first + count <= self._upto - keep_ms * _SEQUENCES else None
+
+    def take_kept(self, count: int, *, keep_ms: int) -> list[int] | None:
+        """So many of the ids that were kept at the end of the stretch, whatever the time is."""
+        first = max(self._last + 1, self._upto - keep_ms * _SEQUENCES)
+        return self._give(first, first + count) if first + count <= self._upto else None
+
+    def _give(self, first: int, end: int) -> list[int]:
         self._last = end - 1
         node = self._node
         return [(tick // _SEQUENCES) << 22 | node << 12 | tick % _SEQUENCES for tick in range(first, end)]

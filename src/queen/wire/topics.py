@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -95,6 +95,11 @@ class QuotaBody(msgspec.Struct):
     per_minute: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None
 
 
+class ModeBody(msgspec.Struct):
+    namespace: str
+    mode: Literal["sync", "buffered"] | None
+
+
 _enqueue = msgspec.json.Decoder(list[EnqueueItem] | EnqueueItem)
 _enqueue_items = msgspec.json.Decoder(list[EnqueueItem])
 _names = msgspec.json.Decoder(list[str])
@@ -104,6 +109,7 @@ _extends = msgspec.json.Decoder(list[ExtendRef] | ExtendRef)
 _name = msgspec.json.Decoder(TopicName)
 _configure = msgspec.json.Decoder(ConfigureBody)
 _quota = msgspec.json.Decoder(QuotaBody)
+_mode = msgspec.json.Decoder(ModeBody)
 
 
 def decode_enqueue(body: bytes) -> list[EnqueueItem]:
@@ -196,6 +202,12 @@ def decode_names(text: str, where: str) -> list[str]:
     for index, name in enumerate(names):
         check_name(name, "Topic", f"{where}[{index}]")
     return names
+
+
+def decode_mode(body: bytes) -> ModeBody:
+    sent = _decode(_mode, body)
+    check_name(sent.namespace, "Namespace", "namespace")
+    return sent
 
 
 def check_topic(namespace: str, topic: str, at: str = "") -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from queen.broker.broker import Broker
 from queen.broker.shards.directory import Directory
+from queen.broker.topics.catalog import TopicKey
 from queen.spool.record import Record
 from queen.wire.shards import Name
 
@@ -18,9 +20,19 @@ class Forwarding:
         self._brokers = brokers
         for number, broker in enumerate(brokers):
             broker.replayer.send_on = self._from(number)
+            broker.topics.flusher.send_on(partial(self._send_item_on, number))
 
     def _from(self, number: int) -> _SendOn:
         return _SendOn(self._directory, self._brokers, number)
+
+    async def _send_item_on(self, number: int, key: TopicKey, record: Record) -> bool:
+        """Whether an item that waited in the log of a shard's buffered namespaces is on another shard now."""
+        await self._directory.look([number])
+        shard = await self._directory.find(Name.topic(*key))
+        if shard == number:
+            return False
+        await self._brokers[shard].topics.flusher.take_over(record)
+        return True
 
 
 class _SendOn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 
 from queen.broker.topics.catalog import TopicKey
 
@@ -19,6 +20,7 @@ class Field:
         self._lively: set[TopicKey] = set()
         self._news: set[TopicKey] = set()
         self._due: list[tuple[float, TopicKey]] = []
+        self._due_at: dict[TopicKey, float] = {}
 
     def covers(self, key: TopicKey) -> bool:
         """Whether a topic of its namespace is one of these."""
@@ -29,13 +31,18 @@ class Field:
         if at <= now:
             self._lively.add(key)
             self._news.add(key)
-        else:
+        elif at < self._due_at.get(key, math.inf):
+            # The first is enough: when it has come, PostgreSQL is asked for the next.
+            self._due_at[key] = at
             heapq.heappush(self._due, (at, key))
 
     def look(self, now: float) -> set[TopicKey]:
         """The topics that may have something due; what is told from now on is news."""
         while self._due and self._due[0][0] <= now:
-            self._lively.add(heapq.heappop(self._due)[1])
+            at, key = heapq.heappop(self._due)
+            self._lively.add(key)
+            if self._due_at.get(key) == at:
+                del self._due_at[key]
         self._news = set()
         return set(self._lively)
 

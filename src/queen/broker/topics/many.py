@@ -245,7 +245,8 @@ class ManyDequeuer:
             request.finish(rows)
         for topic_id, count in leased.items():
             self._heads.note(topic_id, count)
-        for seconds in {(row["leased_until"] - row["updated_at"]).total_seconds() for rows in items for row in rows}:
+        leases = ((row["leased_until"] - row["updated_at"]).total_seconds() for rows in items for row in rows)
+        for seconds in {round(lease, 2) for lease in leases}:
             self._on_leased(seconds)
         if field.has_news:
             self._wake(field)

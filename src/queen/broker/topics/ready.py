@@ -61,6 +61,7 @@ class Seat:
     token: str
     used_at: float
     depth: int = 0
+    turn: int = 0
     dry: bool = False
     """PostgreSQL had no more when last asked."""
 
@@ -153,8 +154,8 @@ class ReadyDesk:
     async def fill(self, seat: Seat) -> None:
         """Lease items ahead until the queue is full. Raises `NotReady`."""
         turn = await self._begin(seat, 0)
-        rows = await self._prefetch(seat, self.size - turn.depth) if turn.depth < self.size else []
-        seat.depth = await self._queue.end(seat.topic.id, seat.token, 0, rows)
+        rows = await self._prefetch(seat, turn, self.size - turn.depth) if turn.depth < self.size else []
+        await self._end(seat, turn, 0, rows)
 
     async def recall(self, topic: Topic, token: str, barred_seconds: float) -> None:
         """Close a ready queue: what is in it is ready as before, and it is led into no other for so many seconds."""
@@ -196,17 +197,19 @@ class ReadyDesk:
     async def _take(self, seat: Seat, asked: Sequence[Asked]) -> list[list[ReadyItem]]:
         wanted = sum(one.limit for one in asked)
         turn = await self._begin(seat, wanted)
-        items, merged = turn.items, turn.depth < wanted
-        if merged:
-            # All that the queue has is at hand, so what is leased now finds its place among it.
-            items = _merge(items, await self._prefetch(seat, wanted - turn.depth + self.size // 2))
-        if items and not (rows := await self._hand_out(seat, asked, items[:wanted], checked=not merged)):
-            items = _merge(items, await self._prefetch(seat, wanted, before=items[-1]))
-            rows = await self._hand_out(seat, asked, items[:wanted], checked=False)
-        elif not items:
+        items = turn.items
+        if turn.depth < wanted:
+            # Some more are leased for the next dequeue, unless dequeues are so large that it would find too few anyway.
+            ahead = self.size // 2 if wanted <= self.size // 2 else 0
+            items = _merge(items, await self._prefetch(seat, turn, wanted - turn.depth + ahead))
+        if not items:
             await self._check(seat)
-            rows = []
-        seat.depth = await self._queue.end(seat.topic.id, seat.token, len(turn.items), items[wanted:])
+            rows: list[Record] = []
+        elif not (rows := await self._hand_out(seat, turn, asked, items[:wanted], checked=True)):
+            items = _merge(items, await self._prefetch(seat, turn, wanted, before=items[:wanted][-1]))
+            # No more than were asked for can come first, so that these are the right ones, as of that statement.
+            rows = await self._hand_out(seat, turn, asked, items[:wanted], checked=False)
+        await self._end(seat, turn, len(turn.items), items[wanted:])
         return await self._deal(seat, asked, items[:wanted], rows)
 
     async def _begin(self, seat: Seat, limit: int) -> Turn:
@@ -214,14 +217,25 @@ class ReadyDesk:
         while True:
             turn = await self._queue.begin(seat.topic.id, seat.token, limit)
             if turn.state is TurnState.YOURS:
+                seat.turn = turn.number
                 return turn
             if turn.state is TurnState.LOST or asyncio.get_running_loop().time() > deadline:
                 await self._give_up(seat)
             await asyncio.sleep(_BUSY_SECONDS)
 
-    async def _prefetch(self, seat: Seat, wanted: int, before: ReadyItem | None = None) -> list[ReadyItem]:
+    async def _end(self, seat: Seat, turn: Turn, taken: int, offered: Sequence[ReadyItem]) -> None:
+        seat.depth = await self._queue.end(seat.topic.id, seat.token, seat.turn, taken, offered)
+
+    def _next(self, seat: Seat, turn: Turn) -> tuple[int, int]:
+        """The number that PostgreSQL is to have of this turn, and will have once something was done in it."""
+        now, seat.turn = seat.turn, turn.number + 1
+        return now, seat.turn
+
+    async def _prefetch(self, seat: Seat, turn: Turn, wanted: int, before: ReadyItem | None = None) -> list[ReadyItem]:
         place = _moment(before) if before is not None else (None, None, None)
-        rows = await self._fetch("topic_prefetch", seat.topic.id, seat.token, wanted, *place, _LARGEST_COPIED)
+        rows = await self._fetch(
+            "topic_prefetch", seat.topic.id, seat.token, wanted, *place, _LARGEST_COPIED, *self._next(seat, turn)
+        )
         if before is None:
             seat.dry = len(rows) < wanted
         self.stats.fills += 1
@@ -229,7 +243,7 @@ class ReadyDesk:
         return sorted((_ahead(row, seat.topic) for row in rows), key=_place)
 
     async def _hand_out(
-        self, seat: Seat, asked: Sequence[Asked], items: Sequence[ReadyItem], *, checked: bool
+        self, seat: Seat, turn: Turn, asked: Sequence[Asked], items: Sequence[ReadyItem], *, checked: bool
     ) -> list[Record]:
         """Gives nothing when items outside of the queue come first."""
         counts = _shares(asked, len(items))
@@ -244,6 +258,7 @@ class ReadyDesk:
             [one.lease_seconds for one, _ in given],
             [count for _, count in given],
             [item.id for item in items],
+            *self._next(seat, turn),
         )
         if rows[0]["overtaken"]:
             return []
@@ -254,7 +269,7 @@ class ReadyDesk:
     async def _check(self, seat: Seat) -> None:
         """That nothing was found means something only while the queue is this one."""
         rows = await self._fetch("topic_ready_of", [seat.topic.id])
-        if not any(row["token"] == seat.token and row["live"] for row in rows):
+        if not any(row["token"] == seat.token and row["turn"] == seat.turn and row["live"] for row in rows):
             await self._give_up(seat)
 
     async def _give_up(self, seat: Seat) -> NoReturn:

@@ -9,12 +9,14 @@ from typing import Final
 
 import asyncpg
 
-from queen.broker.events import Event, EventKind, named, topic_fed
+from queen.broker.events import Event, EventKind, named, topic_fed, turn
 from queen.broker.topics.admin import TopicAdmin
+from queen.broker.topics.buffer import Buffer
 from queen.broker.topics.catalog import TopicCatalog, TopicKey
 from queen.broker.topics.dead_letters import TopicDeadLetters
 from queen.broker.topics.dequeue import Dequeuer
 from queen.broker.topics.enqueue import Enqueuer
+from queen.broker.topics.flusher import Flusher
 from queen.broker.topics.heads import Heads
 from queen.broker.topics.ids import ItemIds
 from queen.broker.topics.lapse import Lapses
@@ -25,21 +27,33 @@ from queen.broker.topics.quotas import Quotas
 from queen.broker.topics.ready import ReadyDesk
 from queen.broker.topics.settle import Settler
 from queen.broker.topics.steps import TopicSteps
+from queen.broker.topics.write_modes import SYNC, WriteModes
+from queen.broker.topics.writer import TopicWriter
 from queen.errors import QueenError
 from queen.hot.interfaces import Counters, ReadyQueue
 from queen.hot.link import RedisLink
 from queen.hot.memory_counters import MemoryCounters
 from queen.hot.memory_ready import MemoryReadyQueue
+from queen.hot.redis_copies import RedisCopies
 from queen.hot.redis_counters import RedisCounters
 from queen.hot.redis_ready import RedisReadyQueue
 from queen.metrics.meter import Meter
 from queen.settings import Settings
+from queen.spool.spool import Spool
 from queen.storage.database import Database
 from queen.wire.ids import IdSource
 
 log = logging.getLogger(__name__)
 
-TOPIC_EVENTS: Final = frozenset({EventKind.TOPIC_FED, EventKind.TOPIC_CHANGED, EventKind.QUOTAS_CHANGED})
+TOPIC_EVENTS: Final = frozenset(
+    {
+        EventKind.TOPIC_FED,
+        EventKind.TOPIC_CHANGED,
+        EventKind.QUOTAS_CHANGED,
+        EventKind.TOPIC_MODES_CHANGED,
+        EventKind.TOPICS_BUFFERED,
+    }
+)
 # Names hold no control characters, so this cannot be part of one.
 _BETWEEN: Final = "\n"
 _POLLS_PER_SEARCH: Final = 12
@@ -48,7 +62,8 @@ _POLLS_PER_SEARCH: Final = 12
 def _prefetches(settings: Settings) -> bool:
     """Whether this worker opens ready queues; it takes part in those of others in any case."""
     if settings.topic_ready_queues == "auto":
-        return settings.num_workers == 1
+        # As measured: see docs/redis.md.
+        return settings.num_workers == 1 and not settings.redis_addrs
     # A queue in the memory of one worker is of no use where others serve the same topics.
     return settings.topic_ready_queues == "on" and (bool(settings.redis_addrs) or settings.num_workers == 1)
 
@@ -64,8 +79,10 @@ class Topics:
         worker_id: int,
         send: Callable[[Sequence[Event]], None],
         meter: Meter,
+        wal: Spool,
+        shard: int,
     ) -> None:
-        """`send` lets the other workers know."""
+        """`send` lets the other workers know; `wal` is the log of this host for buffered namespaces."""
         self._send = send
         self._poll_seconds = settings.pop_safety_poll_ms / 1000
         self.catalog = TopicCatalog(database)
@@ -99,6 +116,12 @@ class Topics:
         self.dead_letters = TopicDeadLetters(database, self.catalog, self._fed)
         self.admin = TopicAdmin(database, self.catalog, self.desk, self._changed)
         self.steps = TopicSteps(self.catalog, self.enqueuer, self.quotas)
+        self.wal = wal
+        self.modes = WriteModes(database, dict(settings.namespace_modes))
+        copies = RedisCopies(self.redis, shard) if self.redis is not None else None
+        self.flusher = Flusher(wal, database, self.catalog, self._fed, copies, keep_seconds=settings.wal_retention)
+        self.buffer = Buffer(wal, item_ids, ids, self._buffered, meter, copies, most=settings.max_buffer_length)
+        self.writer = TopicWriter(self.modes, self.quotas, self.enqueuer, self.buffer)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -106,6 +129,7 @@ class Topics:
             await self.redis.start()
         self.lapses.start()
         self._lease_daemon.start()
+        self.flusher.start()
         self._task = asyncio.get_running_loop().create_task(self._keep_safe())
 
     async def stop(self) -> None:
@@ -115,6 +139,9 @@ class Topics:
             await asyncio.wait([self._task])
         await self.lapses.stop()
         await self.enqueuer.lane.fusion.join()
+        await self.buffer.lane.fusion.join()
+        await self.flusher.stop()
+        await self.wal.close()
         await self.settler.stop()
         await self.dequeuer.stop()
         await self.many.stop()
@@ -130,6 +157,23 @@ class Topics:
         await self.quotas.set(namespace, per_minute)
         self._send([named(EventKind.QUOTAS_CHANGED, namespace)])
 
+    async def set_mode(self, namespace: str, mode: str | None) -> None:
+        """Set the write mode of a namespace here and at every other worker."""
+        await self.modes.set(namespace, mode)
+        self._send([named(EventKind.TOPIC_MODES_CHANGED, namespace)])
+        if self.modes.of(namespace) == SYNC:
+            await self.writer.let_pass([namespace])
+
+    async def purge(self, key: TopicKey) -> int:
+        """Remove all items of a topic, those too that this host has not stored yet."""
+        await self.buffer.pass_on([key[0]])
+        return await self.admin.purge(key)
+
+    async def delete(self, key: TopicKey) -> bool:
+        """Delete a topic with all that is in it, or is on its way from this host."""
+        await self.buffer.pass_on([key[0]])
+        return await self.admin.delete(key)
+
     def handle(self, event: Event) -> None:
         """Take in what another worker did."""
         namespace, _, name = event[5].partition(_BETWEEN)
@@ -139,6 +183,16 @@ class Topics:
             self.catalog.forget((namespace, name))
         elif event[0] == EventKind.QUOTAS_CHANGED:
             self.quotas.forget()
+        elif event[0] == EventKind.TOPIC_MODES_CHANGED:
+            self.modes.forget()
+        elif event[0] == EventKind.TOPICS_BUFFERED:
+            self.flusher.wake()
+
+    def _buffered(self) -> None:
+        if self.wal.replays:
+            self.flusher.wake()
+        else:
+            self._send([turn(EventKind.TOPICS_BUFFERED)])
 
     def _make_desk(self, settings: Settings, database: Database, ids: IdSource) -> ReadyDesk:
         queue: ReadyQueue = RedisReadyQueue(self.redis) if self.redis is not None else MemoryReadyQueue()
@@ -174,6 +228,7 @@ class Topics:
                 await self.lapses.look(everywhere=polls % _POLLS_PER_SEARCH == 0)
                 await self.catalog.refresh()
                 await self.quotas.refresh()
+                await self.modes.refresh()
             except (QueenError, asyncpg.PostgresError) as error:
                 log.debug("the slow poll of topics failed; the next tries again: %s", error)
                 continue

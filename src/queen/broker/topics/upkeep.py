@@ -7,6 +7,7 @@ from typing import Final
 
 from queen.broker.janitor.election import Session
 from queen.broker.janitor.job import Job
+from queen.broker.topics.catalog import lock_keys
 from queen.settings import Settings
 
 _STEPS_PER_RUN: Final = 20
@@ -22,6 +23,8 @@ def topic_jobs(settings: Settings) -> list[Job]:
         Job("topic expiry", _EXPIRY_SECONDS, ExpiredItems(batch).run),
         Job("topic keys", _UPKEEP_SECONDS, OldKeys(batch, settings.dedup_window_seconds).run),
         Job("topic usage", _UPKEEP_SECONDS, forget_usage),
+        Job("topic ready items", _UPKEEP_SECONDS, free_orphans),
+        Job("retired logs", _UPKEEP_SECONDS, forget_retired),
         Job("dropped topics", _UPKEEP_SECONDS, DroppedTopics(batch).run),
     ]
 
@@ -57,6 +60,18 @@ class OldKeys:
 
 async def forget_usage(session: Session) -> bool:
     await session.fetch("topic_forget_usage")
+    return False
+
+
+async def free_orphans(session: Session) -> bool:
+    """Should items be leased for a ready queue that does not exist, they are ready again."""
+    for row in await session.fetch("topic_ready_orphans"):
+        await session.fetch("topic_ready_free", lock_keys([row["topic_id"]]), row["topic_id"])
+    return False
+
+
+async def forget_retired(session: Session) -> bool:
+    await session.fetch("spool_forget_retired")
     return False
 
 

@@ -14,7 +14,7 @@ class Probe:
     """Looks at one worker. Counters that its parts keep themselves are taken over into the tally."""
 
     def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+        self._brokers = broker.kin or (broker,)
         self._process = psutil.Process()
         self._cpu = self._process.cpu_times()
         self._cpu_at = time.monotonic()
@@ -23,18 +23,20 @@ class Probe:
 
     def gauges(self) -> dict[str, float]:
         """Numbers that go up and down, by the names of their columns. CPU is hundredths of a percent of one core."""
-        broker = self._broker
-        pool = broker.database.usage
+        pools = [broker.database.usage for broker in self._brokers]
         memory = self._process.memory_info()
         user, system = self._cpu_use()
-        waiting = len(broker.pusher.fusion) + len(broker.acker.fusion) + len(broker.renewer.fusion)
+        waiting = sum(
+            len(broker.pusher.fusion) + len(broker.acker.fusion) + len(broker.renewer.fusion)
+            for broker in self._brokers
+        )
         return {
-            "free_slots": pool.largest - pool.active,
+            "free_slots": sum(pool.largest - pool.active for pool in pools),
             "job_queue": waiting,
-            "db_connections": pool.size + pool.links,
-            "pool_size": pool.size,
-            "pool_idle": pool.idle,
-            "pool_active": pool.active,
+            "db_connections": sum(pool.size + pool.links for pool in pools),
+            "pool_size": sum(pool.size for pool in pools),
+            "pool_idle": sum(pool.idle for pool in pools),
+            "pool_active": sum(pool.active for pool in pools),
             "cpu_user": user,
             "cpu_system": system,
             "rss_bytes": memory.rss,
@@ -48,10 +50,11 @@ class Probe:
 
     def count(self, total: WorkerTally) -> None:
         """Add what happened since the last look."""
-        broker = self._broker
-        errors = broker.database.errors
-        batches = broker.claimer.batches + sum(
-            fusion.batches for fusion in (broker.pusher.fusion, broker.acker.fusion, broker.renewer.fusion)
+        errors = sum(broker.database.errors for broker in self._brokers)
+        batches = sum(
+            broker.claimer.batches
+            + sum(fusion.batches for fusion in (broker.pusher.fusion, broker.acker.fusion, broker.renewer.fusion))
+            for broker in self._brokers
         )
         total.db_errors += errors - self._errors
         total.batches += batches - self._batches

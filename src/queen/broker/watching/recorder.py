@@ -183,7 +183,9 @@ class Recorder:
         return report
 
     def _sample(self, loop_lag_ms: float) -> None:
-        parked = self._broker.popper.parked_by_queue()
+        parked: dict[str, int] = {}
+        for broker in self._broker.kin or (self._broker,):
+            parked |= broker.popper.parked_by_queue()
         sampled = self._probe.gauges() | {
             "loop_lag_ms": loop_lag_ms,
             "in_flight": self._shell.in_flight(),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Self
 
+from queen.client.consume_words import ConsumeWords
 from queen.client.consumer import ConsumeOptions
 from queen.client.topics.items import checked_time
 
@@ -52,58 +53,16 @@ class ItemOptions:
         return self
 
 
-class TopicOptions(ItemOptions):
+class TopicOptions(ConsumeWords, ItemOptions):
     """What has been said about a topic, or about several."""
 
     _lease: float | None = None
-    _wait = True
-    _timeout_millis = 30_000
-    _batch = 1
-    _concurrency = 1
-    _limit: int | None = None
-    _idle_millis: int | None = None
-    _each = False
     _auto_ack = True
     _renew_lease = True
 
     def lease(self, seconds: float) -> Self:
         """How long dequeued items are leased; where nothing is said, the topic's `lease_seconds` (30)."""
         self._lease = seconds
-        return self
-
-    def batch(self, size: int) -> Self:
-        """How many items to take at a time; above 1, the handler gets a list."""
-        self._batch = max(1, size)
-        return self
-
-    def concurrency(self, count: int) -> Self:
-        """How many workers fetch and handle at the same time."""
-        self._concurrency = max(1, count)
-        return self
-
-    def limit(self, count: int | None) -> Self:
-        """End after so many items (of each worker)."""
-        self._limit = count
-        return self
-
-    def each(self) -> Self:
-        """Hand items over one by one, however many are taken at a time."""
-        self._each = True
-        return self
-
-    def idle_millis(self, millis: int | None) -> Self:
-        """End when nothing has come for so long."""
-        self._idle_millis = millis
-        return self
-
-    def timeout_millis(self, millis: int) -> Self:
-        """How long one dequeue waits for items."""
-        self._timeout_millis = millis
-        return self
-
-    def wait(self, enabled: bool = True) -> Self:
-        """Whether a dequeue waits for items."""
-        self._wait = enabled
         return self
 
     def auto_ack(self, enabled: bool = True) -> Self:

@@ -26,6 +26,7 @@ from queen.wire.topics import (
     ConfigureBody,
     ExtendRef,
     ItemRef,
+    ModeBody,
     NackRef,
     Priority,
     QuotaBody,
@@ -171,6 +172,16 @@ class Quota(SnakeAnswer):
 
     namespace: str
     per_minute: Count | None
+
+
+WriteMode: TypeAlias = Literal["sync", "buffered"]
+
+
+class Mode(SnakeAnswer):
+    """How a namespace is written to."""
+
+    namespace: str
+    mode: WriteMode
 
 
 _IDS: Final = Parameter("ids", "`string` to have ids as text, for clients whose numbers end at 2^53.", str)
@@ -380,6 +391,25 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         body=QuotaBody,
         body_example={"namespace": "payments", "per_minute": 5000},
         answers={200: Quota},
+        errors=DATABASE,
+    ),
+    "GET /api/v1/topics/modes": Operation(
+        id="writeModes",
+        summary="Write modes by namespace",
+        description="Namespaces that are not named are `sync`.",
+        tag=_TAG,
+        answers={200: dict[str, WriteMode]},
+        errors=DATABASE,
+    ),
+    "PUT /api/v1/topics/modes": Operation(
+        id="setWriteMode",
+        summary="Set the write mode of a namespace",
+        description="`sync`: items are in PostgreSQL before they are answered. `buffered`: they are in a log on disk, "
+        "and soon in PostgreSQL. It wins over NAMESPACE_MODES; null lets NAMESPACE_MODES decide again.",
+        tag=_TAG,
+        body=ModeBody,
+        body_example={"namespace": "payments", "mode": "buffered"},
+        answers={200: Mode},
         errors=DATABASE,
     ),
 }

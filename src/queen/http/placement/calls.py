@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import asyncpg
 
 from queen.broker.shards.directory import Directory
-from queen.errors import NotFound, Overloaded, QueenError
+from queen.errors import Overloaded, QueenError
 from queen.http.errors import status_for
 from queen.http.message import HttpError, Request, Response
 from queen.http.router import Handler
@@ -64,10 +64,12 @@ class Calls:
             shard = await find()
             try:
                 response = await ask(shard)
-            except (NotFound, HttpError, asyncpg.PostgresError, QueenError) as error:
-                if not await self._should_try_again(error, shard, find, attempt):
-                    raise
-                continue
+            except (HttpError, asyncpg.PostgresError, QueenError) as error:
+                if await self._should_try_again(error, shard, find, attempt):
+                    continue
+                if isinstance(error, asyncpg.PostgresError) and error.sqlstate in (ELSEWHERE, BEING_LAID_OUT):
+                    raise Overloaded(f"{error}; try again soon") from error
+                raise
             if not _is_refusal(response) or not await self._found_elsewhere(shard, find):
                 return response
         raise Overloaded("what the request is about is being moved to another shard; try again soon")

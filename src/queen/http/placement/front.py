@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from queen.broker.broker import Broker
 from queen.broker.shards.directory import Directory
@@ -15,9 +15,6 @@ from queen.http.placement.consuming import ManyShards
 from queen.http.placement.table import Placement
 from queen.http.router import Router
 from queen.settings import Settings
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
 
 
 class Routes(Protocol):
@@ -63,15 +60,3 @@ class Front:
     async def stop(self) -> None:
         await self._joining.stop()
         await self.directory.stop()
-
-    def families(self) -> Iterator[Metric]:
-        """Shards as this worker sees them."""
-        from prometheus_client.core import GaugeMetricFamily
-
-        up = GaugeMetricFamily("queen_shard_up", "1 when the PostgreSQL of the shard answers.", labels=("shard",))
-        taking = GaugeMetricFamily("queen_shard_open", "1 when new names are made on the shard.", labels=("shard",))
-        for number, broker in enumerate(self._brokers):
-            up.add_metric((str(number),), not broker.database.presence.away)
-            taking.add_metric((str(number),), number in self.directory.layout)
-        yield up
-        yield taking

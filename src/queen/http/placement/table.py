@@ -16,6 +16,7 @@ from queen.http.paging import MOST_ON_A_PAGE
 from queen.http.placement import views
 from queen.http.placement.batches import Batches, partition_number
 from queen.http.placement.calls import Calls, Handlers, call
+from queen.http.placement.many import ManyTopics
 from queen.http.placement.merging import Json, Merging, in_order, labelled, summed
 from queen.http.placement.stages import StagePlacement
 from queen.http.placement.waiting import Waiting
@@ -40,6 +41,7 @@ class Placement:
         self._wholes = Wholes(calls, rules)
         self._stages = StagePlacement(calls)
         self._waiting = Waiting(calls, brokers)
+        self._many = ManyTopics(calls, brokers)
         self._merging = Merging(calls)
         self.placers: Mapping[str, Placer] = {
             **self._messaging(),
@@ -82,6 +84,8 @@ class Placement:
             "DELETE /api/v1/queues/{queue}/clear": self._queue_in_path,
             "GET /api/v1/resources/queues": self._queues,
             "GET /api/v1/resources/queues/{queue}": self._queue_in_path,
+            "GET /api/v1/read/{queue}": self._queue_in_path,
+            "GET /api/v1/read/{queue}/partition/{partition}": self._queue_in_path,
             "GET /api/v1/resources/partitions": self._paged(
                 "partitions", lambda one: (one["queue"], one["name"]), MOST_ON_A_PAGE, newest=False
             ),
@@ -105,6 +109,8 @@ class Placement:
     def _single_messages(self) -> dict[str, Placer]:
         one = "/api/v1/messages/{partition}/{transaction}"
         return {
+            "GET /api/v1/read/{queue}": self._queue_in_path,
+            "GET /api/v1/read/{queue}/segments": self._queue_in_path,
             "GET /api/v1/messages": self._paged("messages", lambda message: message["createdAt"], 200),
             f"GET {one}": self._partition_in_path,
             f"DELETE {one}": self._partition_in_path,
@@ -142,7 +148,9 @@ class Placement:
 
     def _of_topics(self) -> dict[str, Placer]:
         placers: dict[str, Placer] = {
+            f"GET {_TOPICS}/dequeue/many": self._many.dequeue,
             f"POST {_TOPICS}/extend": self._batches.settle,
+            f"POST {_TOPICS}/release": self._batches.settle,
             f"GET {_TOPICS}/peek": self._topic_in_query,
             f"GET {_TOPICS}/counts": self._merged(
                 lambda answers: sorted(summed(answers), key=lambda one: (one["namespace"], one["topic"]))
@@ -152,6 +160,8 @@ class Placement:
             f"DELETE {_TOPICS}": self._topic_in_query,
             f"GET {_TOPICS}/quotas": self._quotas,
             f"PUT {_TOPICS}/quotas": self._set_quota,
+            f"GET {_TOPICS}/modes": self._merged(views.write_modes),
+            f"PUT {_TOPICS}/modes": self._changed(views.write_mode),
         }
         for prefix in (_TOPICS, ""):
             placers |= {

@@ -92,3 +92,12 @@ def modes(answers: Sequence[Json]) -> Json:
 
 def _standing(answers: Sequence[Json]) -> dict[str, int]:
     return {key: sum(answer["messages"][key] for answer in answers) for key in _STANDING}
+
+
+def write_modes(answers: Sequence[Json]) -> Json:
+    """Every shard has been told the same; one that was away has yet to hear of it."""
+    return dict(sorted({namespace: mode for answer in reversed(answers) for namespace, mode in answer.items()}.items()))
+
+
+def write_mode(answers: Sequence[Json]) -> Json:
+    return answers[0]

@@ -28,6 +28,7 @@ from queen.wire.topics import (
     decode_configure,
     decode_enqueue,
     decode_extends,
+    decode_mode,
     decode_nacks,
     decode_names,
     decode_quota,
@@ -70,12 +71,14 @@ class TopicRoutes:
         router.add("DELETE", _NATIVE, self.delete, Access.ADMIN)
         router.add("GET", f"{_NATIVE}/quotas", self.quotas, Access.ADMIN)
         router.add("PUT", f"{_NATIVE}/quotas", self.set_quota, Access.ADMIN)
+        router.add("GET", f"{_NATIVE}/modes", self.modes, Access.ADMIN)
+        router.add("PUT", f"{_NATIVE}/modes", self.set_mode, Access.ADMIN)
 
     async def enqueue(self, request: Request) -> Response:
         """Body: an item or an array of them; answers an array of ids."""
         began = clock()
         items = decode_enqueue(request.body)
-        ids = await self._topics.enqueuer.enqueue(items)
+        ids = await self._topics.writer.enqueue(items)
         self._took("enqueue", items, began)
         return Response(200, render_ids(ids, _ids_as_text(request)))
 
@@ -157,14 +160,12 @@ class TopicRoutes:
 
     async def purge(self, request: Request) -> Response:
         name = decode_topic(request.body)
-        removed = await self._topics.admin.purge((name.namespace, name.topic))
+        removed = await self._topics.purge((name.namespace, name.topic))
         return json_response(200, {"namespace": name.namespace, "topic": name.topic, "removed": removed})
 
     async def delete(self, request: Request) -> Response:
         key = _topic(request)
-        return json_response(
-            200, {"namespace": key[0], "topic": key[1], "deleted": await self._topics.admin.delete(key)}
-        )
+        return json_response(200, {"namespace": key[0], "topic": key[1], "deleted": await self._topics.delete(key)})
 
     def _took(self, asked: str, named: Sequence[EnqueueItem | ItemRef], began: float) -> None:
         self._meter.topic_request(asked, {(one.namespace, one.topic) for one in named}, clock() - began)
@@ -186,6 +187,16 @@ class TopicRoutes:
         return json_response(
             200, {"namespace": sent.namespace, "per_minute": self._topics.quotas.limit(sent.namespace)}
         )
+
+    async def modes(self, request: Request) -> Response:
+        await self._topics.modes.refresh()
+        return json_response(200, self._topics.modes.all())
+
+    async def set_mode(self, request: Request) -> Response:
+        """Body: `namespace`, `mode`; null lets NAMESPACE_MODES decide."""
+        sent = decode_mode(request.body)
+        await self._topics.set_mode(sent.namespace, sent.mode)
+        return json_response(200, {"namespace": sent.namespace, "mode": self._topics.modes.of(sent.namespace)})
 
 
 def _topic(request: Request) -> TopicKey:

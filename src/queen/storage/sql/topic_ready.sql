@@ -2,8 +2,8 @@
 --
 -- While a topic has a ready queue, its items are leased through it alone. An item in it has leased_until = 'infinity' and
 -- no lease_owner. Handing items out is one row in topic_handouts; a second later it is written to those of the items
--- that still exist. Whoever hands out or prefetches holds a share of the row in topic_ready; who closes the queue
--- changes that row, and so waits for them, and they for him.
+-- that still exist. Whoever hands out, prefetches or closes the queue changes the row in topic_ready, and so they wait for
+-- each other. The row counts turns, as the queue does: a Redis that went back in time is found out.
 
 -- name: topic_ready_patience
 -- This transaction gives up soon when it has to wait, for others wait for it meanwhile.
@@ -17,13 +17,13 @@ LOCK TABLE queen.topic_ready IN ACCESS EXCLUSIVE MODE;
 -- Give a topic a ready queue, unless it has one or may have none; gives the token of the queue that it has.
 INSERT INTO queen.topic_ready AS r (topic_id, token, until)
 VALUES ($1, $2, clock_timestamp() + make_interval(secs => $3))
-ON CONFLICT (topic_id) DO UPDATE SET token = excluded.token, until = excluded.until
+ON CONFLICT (topic_id) DO UPDATE SET token = excluded.token, turn = 0, until = excluded.until
     WHERE r.token IS NULL AND r.until <= clock_timestamp()
 RETURNING token;
 
 -- name: topic_ready_of
 -- The ready queues of topics.
-SELECT topic_id, token, until > clock_timestamp() AS live FROM queen.topic_ready
+SELECT topic_id, token, turn, until > clock_timestamp() AS live FROM queen.topic_ready
 WHERE topic_id = ANY ($1::integer[]) AND token IS NOT NULL;
 
 -- name: topic_ready_renew
@@ -41,9 +41,10 @@ WHERE r.token IS NOT NULL AND r.until <= clock_timestamp();
 
 -- name: topic_prefetch
 -- Lease the first items of a topic that are ready and due for its ready queue ($2), so many ($3); those before a place
--- ($4, $5, $6), if it is given. They need no lock: as long as there is a queue, nobody else leases them.
-WITH mine AS MATERIALIZED (
-    SELECT topic_id FROM queen.topic_ready WHERE topic_id = $1 AND token = $2 AND until > clock_timestamp() FOR SHARE
+-- ($4, $5, $6), if it is given. The queue is in turn $8, and will be in $9. Items need no lock: as long as there is a queue, nobody else leases them.
+WITH mine AS (
+    UPDATE queen.topic_ready SET turn = $9 WHERE topic_id = $1 AND token = $2 AND turn = $8 AND until > clock_timestamp()
+    RETURNING topic_id
 ), picked AS MATERIALIZED (
     SELECT r.id FROM mine m JOIN queen.topic_heads h ON h.topic_id = m.topic_id
     CROSS JOIN LATERAL (
@@ -65,9 +66,11 @@ RETURNING i.id, i.topic_id, i.priority, i.deliver_after, i.retries, i.created_at
 
 -- name: topic_hand_out
 -- Hand out items ($10) of a ready queue ($2): each of $7 leases for $8 seconds so many ($9) of them. Nothing is handed
--- out when the queue has gone, nor, if $6, when an item outside of it comes before a place ($3, $4, $5).
-WITH mine AS MATERIALIZED (
-    SELECT topic_id FROM queen.topic_ready WHERE topic_id = $1 AND token = $2 AND until > clock_timestamp() FOR SHARE
+-- out when the queue has gone or is not in turn $11 (it will be in $12), nor, if $6, when an item outside of it comes
+-- before a place ($3, $4, $5).
+WITH mine AS (
+    UPDATE queen.topic_ready SET turn = $12 WHERE topic_id = $1 AND token = $2 AND turn = $11 AND until > clock_timestamp()
+    RETURNING topic_id
 ), looked AS MATERIALIZED (
     SELECT $6::boolean AND EXISTS (
         SELECT FROM queen.topic_heads h CROSS JOIN LATERAL (
@@ -100,25 +103,44 @@ WITH old AS MATERIALIZED (
         AND (handed_at <= clock_timestamp() - make_interval(secs => $1) OR leased_until <= clock_timestamp())
     RETURNING owner, leased_until, handed_at, ids
 ), leased AS MATERIALIZED (
-    SELECT o.owner, o.leased_until, o.handed_at, u.id FROM old o CROSS JOIN LATERAL unnest(o.ids) AS u (id)
+    -- In the order in which everybody locks items.
+    SELECT o.owner, o.leased_until, o.handed_at, u.id FROM old o CROSS JOIN LATERAL unnest(o.ids) AS u (id) ORDER BY u.id
 )
-UPDATE queen.topic_items i SET lease_owner = l.owner, leased_until = l.leased_until, updated_at = l.handed_at
-FROM leased l
-WHERE i.id = l.id AND i.id = ANY (ARRAY(SELECT id FROM leased ORDER BY id)) AND i.lease_owner IS NULL
-    AND i.leased_until = 'infinity';
+UPDATE queen.topic_items i SET lease_owner = f.owner, leased_until = f.leased_until, updated_at = f.handed_at
+FROM (
+    -- One by one by their ids: nobody can tell PostgreSQL how many there are, and it would compare each with each.
+    SELECT l.owner, l.leased_until, l.handed_at, x.place FROM leased l CROSS JOIN LATERAL (
+        SELECT y.ctid AS place FROM queen.topic_items y
+        WHERE y.id = l.id AND y.lease_owner IS NULL AND y.leased_until IS NOT DISTINCT FROM 'infinity' FOR UPDATE
+    ) x
+) f
+WHERE i.ctid = f.place;
 
 -- name: topic_ready_close
 -- A topic has this ready queue no more, and none for so many seconds.
 UPDATE queen.topic_ready SET token = NULL, until = clock_timestamp() + make_interval(secs => $3)
 WHERE topic_id = $1 AND token = $2 RETURNING topic_id;
 
+-- name: topic_ready_close_any
+-- A topic has no ready queue from now on, until this transaction ends at least.
+UPDATE queen.topic_ready SET token = NULL, until = clock_timestamp() WHERE topic_id = $1;
+
+-- name: topic_ready_orphans
+-- Topics with prefetched items that are in no ready queue, and were not handed out.
+SELECT DISTINCT i.topic_id FROM queen.topic_items i
+WHERE i.leased_until = 'infinity' AND i.lease_owner IS NULL
+    AND NOT EXISTS (SELECT FROM queen.topic_ready r WHERE r.topic_id = i.topic_id AND r.token IS NOT NULL)
+    AND NOT EXISTS (SELECT FROM queen.topic_handouts h WHERE h.topic_id = i.topic_id);
+
 -- name: topic_ready_free
--- What was prefetched of a topic and not handed out is ready as before.
+-- What was prefetched of a topic that has no ready queue any more, and was not handed out, is ready as before.
 WITH held AS MATERIALIZED (
     SELECT count(pg_advisory_xact_lock_shared(1366650960, k)) AS locks FROM unnest($1::integer[]) AS k
 ), doomed AS MATERIALIZED (
     SELECT i.id FROM held CROSS JOIN queen.topic_items i
     WHERE i.leased_until = 'infinity' AND i.topic_id = $2 AND i.lease_owner IS NULL
+        AND NOT EXISTS (SELECT FROM queen.topic_ready r WHERE r.topic_id = $2 AND r.token IS NOT NULL)
+        AND NOT EXISTS (SELECT FROM queen.topic_handouts h WHERE h.topic_id = $2)
 ), back AS (
     UPDATE queen.topic_items i SET leased_until = NULL
     WHERE i.id = ANY (ARRAY(SELECT id FROM doomed ORDER BY id)) AND i.leased_until = 'infinity' AND i.lease_owner IS NULL

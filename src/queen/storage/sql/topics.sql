@@ -327,7 +327,7 @@ LEFT JOIN (
 ) c ON c.topic_id = t.id
 LEFT JOIN (
     SELECT h.topic_id, count(*) AS handed FROM queen.topic_handouts h CROSS JOIN LATERAL unnest(h.ids) AS u (id)
-    JOIN queen.topic_items i ON i.id = u.id AND i.leased_until = 'infinity' AND i.lease_owner IS NULL
+    JOIN queen.topic_items i ON i.id = u.id AND i.leased_until IS NOT DISTINCT FROM 'infinity' AND i.lease_owner IS NULL
     GROUP BY h.topic_id
 ) o ON o.topic_id = t.id
 WHERE n.name = $1 AND ($2::text IS NULL OR t.name = $2)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import uuid
 from typing import Any, Protocol
 
+from queen.broker.shards.moving.items import ItemCopy
 from queen.broker.shards.moving.rows import Row, carry, same_ids
 from queen.broker.shards.moving.segments import OnCopied, SegmentCopy, remove_segments
 from queen.broker.topics.catalog import LOCKS
 from queen.storage.database import Connection, Record
+from queen.storage.statements import load_statements
 from queen.wire.shards import Name
 
 # In the order in which everybody else takes them: cursors before partitions.
@@ -148,29 +150,34 @@ class QueueContents:
 
 
 class TopicContents:
-    """A topic with its items, their keys and its dead letters.
-
-    Items change all the time, so they are carried together while it is held.
-    """
+    """A topic with its items, their keys and its dead letters."""
 
     def __init__(self, source: Connection, target: Connection, id: int, name: Name, on_copied: OnCopied) -> None:
         self._source = source
         self._target = target
         self._id = id
         self._namespace = name.parts[0]
-        self._on_copied = on_copied
+        self._items = ItemCopy(source, target, id, on_copied)
 
     async def total(self) -> int:
         return int(await self._source.fetchval("SELECT count(*) FROM queen.topic_items WHERE topic_id = $1", self._id))
 
     async def copy(self) -> None:
-        return
+        await self._items.copy()
 
     async def hold(self) -> None:
         await self._source.execute(
             "SELECT pg_advisory_xact_lock($1::integer, $2::integer)", _TOPIC_LOCK, self._id % LOCKS
         )
         await self._source.execute("SELECT FROM queen.topics WHERE id = $1 FOR UPDATE", self._id)
+        await self._close_ready_queue()
+
+    async def _close_ready_queue(self) -> None:
+        """What was handed out is leased item by item, what was not is ready: nothing of it is left behind."""
+        statements = load_statements()
+        await self._source.execute(statements["topic_ready_close_any"], self._id)
+        await self._source.execute(statements["topic_settle_handouts"], 0.0, [self._id], None)
+        await self._source.execute(statements["topic_ready_free"], [self._id % LOCKS], self._id)
 
     async def carry(self, move_id: uuid.UUID) -> None:
         source, target = self._source, self._target
@@ -184,8 +191,6 @@ class TopicContents:
 
         tables: tuple[tuple[str, str, Any], ...] = (
             ("topics", "SELECT to_jsonb(t) FROM queen.topics t WHERE id = $1", of_namespace),
-            # Whoever leases or acks an item at this moment is waited for, and nobody does so afterwards.
-            ("topic_items", "SELECT to_jsonb(t) FROM queen.topic_items t WHERE topic_id = $1 FOR UPDATE", None),
             ("topic_heads", "SELECT to_jsonb(t) FROM queen.topic_heads t WHERE topic_id = $1", None),
             (
                 "topic_dead_letters",
@@ -201,10 +206,11 @@ class TopicContents:
             ),
         )
         for table, query, change in tables:
-            self._on_copied(await carry(source, target, move_id, table, query, self._id, change=change))
+            await carry(source, target, move_id, table, query, self._id, change=change)
+        await self._items.carry(move_id)
 
     async def remove(self, move_id: uuid.UUID) -> None:
-        for table in ("topic_items", "topic_heads", "topic_dead_letters"):
+        for table in ("topic_heads", "topic_dead_letters", "topic_ready"):
             await self._source.execute(f"DELETE FROM queen.{table} WHERE topic_id = $1", self._id)
         await self._source.execute("DELETE FROM queen.topics WHERE id = $1", self._id)
 

@@ -119,8 +119,8 @@ class Mover:
                 await target.execute("DELETE FROM queen.move_rows WHERE move_id = $1", row["id"])
             await target.execute("DELETE FROM queen.moves WHERE kind = $1 AND name = $2 AND partitions IS NULL", *name)
             await target.execute(
-                "UPDATE queen.placements SET arriving = false, move_id = NULL"
-                " WHERE kind = $1 AND name = $2 AND arriving",
+                "UPDATE queen.placements SET arriving = false, left_id = NULL,"
+                " move_id = CASE WHEN arriving THEN NULL ELSE move_id END WHERE kind = $1 AND name = $2",
                 *name,
             )
         for row in await target.fetch("SELECT id FROM queen.moves WHERE kind = $1 AND name = $2", *name):

@@ -40,14 +40,15 @@ async def carry(
             change(row)
             rows.append(row)
         if len(rows) >= _CHUNK_ROWS or size >= _CHUNK_BYTES:
-            await _keep(target, move_id, table, rows)
+            await keep(target, move_id, table, rows)
             rows, size = [], 0
     if rows:
-        await _keep(target, move_id, table, rows)
+        await keep(target, move_id, table, rows)
     return count
 
 
-async def _keep(target: Connection, move_id: uuid.UUID, table: str, rows: Sequence[Any]) -> None:
+async def keep(target: Connection, move_id: uuid.UUID, table: str, rows: Sequence[Any]) -> None:
+    """Keep rows of a table until the move is complete."""
     await target.execute(
         "INSERT INTO queen.move_rows (move_id, table_name, rows) VALUES ($1, $2, $3)",
         move_id,

@@ -1,0 +1,54 @@
+"""The circuit breaker: three failures open it, ten seconds later one attempt decides."""
+
+from __future__ import annotations
+
+from queen.broker.topics.breaker import Breaker, BreakerState
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_three_failures_in_a_row_open_it_and_one_success_starts_the_count_again() -> None:
+    seen: list[BreakerState] = []
+    breaker = Breaker(seen.append, Clock())
+    for _ in range(2):
+        breaker.failed()
+    breaker.succeeded()
+    for _ in range(2):
+        breaker.failed()
+        assert breaker.allows()
+    breaker.failed()
+    assert not breaker.allows()
+    assert seen == [BreakerState.OPEN]
+
+
+def test_after_ten_seconds_one_attempt_decides() -> None:
+    clock = Clock()
+    breaker = Breaker(lambda state: None, clock)
+    for _ in range(3):
+        breaker.failed()
+    clock.now += 9.9
+    assert not breaker.allows()
+    clock.now += 0.1
+    assert breaker.allows()
+    breaker.failed()
+    assert not breaker.allows(), "one failure is enough to open it again"
+    clock.now += 10
+    assert breaker.allows()
+    breaker.succeeded()
+    assert breaker.state is BreakerState.CLOSED and breaker.allows()
+
+
+def test_who_knows_that_it_works_again_need_not_wait() -> None:
+    breaker = Breaker(lambda state: None, Clock())
+    breaker.invite()
+    assert breaker.state is BreakerState.CLOSED, "there was nothing to try"
+    for _ in range(3):
+        breaker.failed()
+    breaker.invite()
+    assert breaker.allows()
