@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import StartServer
 from tests.hot.redis_server import RedisServer
 from tests.topic_api import TopicApi, item
+
+
+@pytest.fixture
+async def redis(tmp_path: Path) -> AsyncIterator[RedisServer]:
+    server = RedisServer(tmp_path / "redis")
+    await server.start()
+    yield server
+    await server.kill()
 
 
 async def test_without_a_limit_nothing_is_counted(start_server: StartServer) -> None:
@@ -30,9 +41,7 @@ async def test_an_address_is_refused_once_it_has_used_up_its_minute(start_server
     assert (await api.call("GET", "/health")).status == 200
 
 
-async def test_servers_with_redis_count_together_and_fail_open(start_server: StartServer, tmp_path: Path) -> None:
-    redis = RedisServer(tmp_path / "redis")
-    await redis.start()
+async def test_servers_with_redis_count_together_and_fail_open(start_server: StartServer, redis: RedisServer) -> None:
     first, second = [
         await start_server(ip_limit_per_minute=2, redis_addrs=redis.address, redis_timeout_ms=5000) for _ in range(2)
     ]
@@ -45,10 +54,8 @@ async def test_servers_with_redis_count_together_and_fail_open(start_server: Sta
 
 
 async def test_quotas_are_counted_in_redis_and_without_it_in_postgresql(
-    start_server: StartServer, tmp_path: Path
+    start_server: StartServer, redis: RedisServer
 ) -> None:
-    redis = RedisServer(tmp_path / "redis")
-    await redis.start()
     settings = {"namespace_quotas": "ns:10", "redis_addrs": redis.address, "redis_timeout_ms": 5000}
     first, second = [TopicApi(await start_server(**settings)) for _ in range(2)]
     await first.enqueue(*(item(n) for n in range(6)))
