@@ -660,7 +660,7 @@ async def test_each_route_asks_for_the_access_it_needs(api: Api) -> None:
     assert len(access) == 17
 
 
-async def test_ten_thousand_partitions_are_counted_in_less_than_a_tenth_of_a_second(
+async def test_ten_thousand_partitions_are_counted_in_less_than_half_a_second(
     api: Api, connection: Connection
 ) -> None:
     await make_partitions(connection, "wide", 10_000)
@@ -671,7 +671,8 @@ async def test_ten_thousand_partitions_are_counted_in_less_than_a_tenth_of_a_sec
         durations.append(time.perf_counter() - started)
     assert queue["partitions"] == 10_000
     assert queue["messages"] == {"total": 100_000, "pending": 50_000, "processing": 0}
-    assert min(durations) < 0.1, durations
+    # On a quiet machine it takes a twentieth of one; counting message by message would take many.
+    assert min(durations) < 0.5, durations
 
 
 async def make_partitions(connection: Connection, queue: str, count: int) -> None:

@@ -16,10 +16,10 @@ import asyncpg
 
 from queen.errors import DatabaseAway, SchemaTooNew, UnsupportedPostgres
 from queen.storage.database import AWAY_ERRORS, Connection
+from queen.storage.locks import AdvisoryLock
 
 log = logging.getLogger(__name__)
 
-_LOCK = 0x5175_6565_6E00
 _OLDEST_POSTGRES = 15
 
 
@@ -45,7 +45,7 @@ async def migrate(dsn: str, *, wait_seconds: float = 10.0) -> None:
     connection = await _connect(dsn, wait_seconds)
     try:
         _check_postgres(connection)
-        await connection.execute("SELECT pg_advisory_lock($1)", _LOCK)
+        await connection.execute("SELECT pg_advisory_lock($1)", AdvisoryLock.MIGRATION)
         await _apply_missing(connection, load_migrations())
     finally:
         await connection.close()

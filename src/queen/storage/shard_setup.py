@@ -11,6 +11,7 @@ import asyncpg
 
 from queen.errors import DatabaseAway, QueenError
 from queen.storage.database import AWAY_ERRORS, Connection, Database, Record
+from queen.storage.locks import AdvisoryLock
 from queen.wire.shards import MOST_SHARDS, PARTITION_BITS, SMALL_ID_BITS
 
 log = logging.getLogger(__name__)
@@ -20,7 +21,6 @@ ELSEWHERE = "QN001"
 BEING_LAID_OUT = "QN002"
 """The state in which a shard refuses a new name while shards are added or removed."""
 
-_LOCK = 0x5175_6565_6E01
 # Servers that knew of one shard only may go on for so long with numbers they have reserved.
 _NODES_AFTER_MS = 120_000
 _TRIGGERS = (
@@ -67,7 +67,7 @@ async def set_up_shards(dsns: Sequence[str]) -> list[int]:
 async def become_shard(connection: Connection, number: int, layout: Sequence[int]) -> None:
     """Tell a database that it is this shard, unless somebody has just done so."""
     async with connection.transaction():
-        await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", AdvisoryLock.BECOMING_A_SHARD)
         row = await _state(connection)
         if row is not None:
             check_number(row["number"], number)

@@ -11,10 +11,10 @@ import asyncpg
 
 from queen.errors import DatabaseAway
 from queen.storage.database import AWAY_ERRORS, Connection, Database, Record
+from queen.storage.locks import AdvisoryLock
 
 log = logging.getLogger(__name__)
 
-_LOCK = 0x5175_6565_6E01
 _POLL_SECONDS = 1.0
 _LONGEST_STEP_SECONDS = 60.0
 _CLOSE_SECONDS = 2.0
@@ -101,7 +101,7 @@ class Election:
     async def _stand(self, *, check: bool) -> Session | None:
         """Asking costs no connection of its own: one is opened when the lock seems to be free."""
         try:
-            (row,) = await self._database.fetch("janitor_vacant", _LOCK)
+            (row,) = await self._database.fetch("janitor_vacant", AdvisoryLock.BACKGROUND_JOBS)
             if not row["vacant"]:
                 if check:
                     await self._end_silent_holder()
@@ -113,12 +113,12 @@ class Election:
 
     async def _end_silent_holder(self) -> None:
         """A process that was paused, or whose connection goes nowhere, would keep the lock for ever."""
-        if await self._database.fetch("end_silent_janitor", _LOCK, _SILENT_SECONDS):
+        if await self._database.fetch("end_silent_janitor", AdvisoryLock.BACKGROUND_JOBS, _SILENT_SECONDS):
             log.warning("the session that held the lock of the background jobs was silent for too long, and was ended")
 
     async def _take(self, session: Session) -> Session | None:
         try:
-            (row,) = await session.fetch("janitor_take", _LOCK)
+            (row,) = await session.fetch("janitor_take", AdvisoryLock.BACKGROUND_JOBS)
         except BaseException:
             session.abort()
             raise

@@ -20,12 +20,12 @@ from queen.broker.shards.moving.contents import Contents, QueueContents, TopicCo
 from queen.broker.shards.moving.fleet import Fleet
 from queen.errors import Conflict, Overloaded
 from queen.storage.database import Connection
+from queen.storage.locks import AdvisoryLock
 from queen.wire.shards import Kind, Name, home
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Told what is being done, and how much of how much is."""
 
-_LOCK: Final = 0x5175_6565_6E02
 _HOLD_ATTEMPTS: Final = 60
 _HOLD_TIMEOUT: Final = "500ms"
 _ITEM_TIMEOUT: Final = "10s"
@@ -149,12 +149,12 @@ class Mover:
             raise Conflict(f"shard {holder} is in maintenance: pushes wait in spools, so switch it off before a move")
 
     async def _lock(self, source: Connection, holder: int) -> None:
-        if not await source.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
+        if not await source.fetchval("SELECT pg_try_advisory_lock($1)", AdvisoryLock.MOVE):
             raise Conflict(f"something is being moved from shard {holder} already: one move at a time")
 
     async def _unlock(self, source: Connection) -> None:
         if not source.is_closed():
-            await source.execute("SELECT pg_advisory_unlock($1)", _LOCK)
+            await source.execute("SELECT pg_advisory_unlock($1)", AdvisoryLock.MOVE)
 
 
 async def _begin(connection: Connection, move_id: uuid.UUID, name: Name, holder: int, to: int) -> None:
