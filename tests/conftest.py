@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -20,6 +21,7 @@ from queen.settings import Settings
 from queen.storage.migrate import migrate
 from tests.api import Api
 from tests.faults.proxy import Proxy, proxied
+from tests.together import by_group
 
 # A busy machine is no fault of the code; how long things may take is for the benchmarks to say.
 settings.register_profile("default", deadline=None)
@@ -29,6 +31,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 TEMPLATE = "queen_template"
 
 StartServer = Callable[..., Awaitable[Api]]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of several processes, one has all tests that belong together."""
+    return by_group(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def pytest_asyncio_loop_factories(

@@ -29,13 +29,6 @@ _SETTINGS = {
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All scenarios of a client are one run, so one process has them all."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.xdist_group("acceptance"))
-
-
 class ScenarioRun:
     """The scenarios as they run in the client's interpreter."""
 

@@ -20,9 +20,6 @@ from queen.postgres import EmbeddedPostgres, EmbeddedPostgresError
 from queen.postgres.account import Account, check_owner
 from queen.postgres.errors import failure
 
-# What they share takes long to make: one process runs them all.
-pytestmark = pytest.mark.xdist_group("embedded")
-
 # Starts a server as `queen serve` would, tells its process id, and waits to be killed.
 STARTER = """
 import sys, time

@@ -18,9 +18,6 @@ from queen.storage.database import Database
 from tests.conftest import TEMPLATE
 from tests.database import Connection
 
-# What they share takes long to make: one process runs them all.
-pytestmark = pytest.mark.xdist_group("plans")
-
 ROWS = 16
 SIZE = "the size of the page"
 TABLES = {"partitions", "segments", "cursors", "topic_items", "topic_heads", "topic_keys"}

@@ -13,9 +13,6 @@ from queen.settings import Settings
 from queen.storage.migrate import migrate
 from tests.api import Api
 
-# What they share takes long to make: one process runs them all.
-pytestmark = pytest.mark.xdist_group("versions")
-
 DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
 
 

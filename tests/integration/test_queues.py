@@ -660,9 +660,7 @@ async def test_each_route_asks_for_the_access_it_needs(api: Api) -> None:
     assert len(access) == 17
 
 
-async def test_ten_thousand_partitions_are_counted_in_less_than_half_a_second(
-    api: Api, connection: Connection
-) -> None:
+async def test_ten_thousand_partitions_are_counted_in_less_than_half_a_second(api: Api, connection: Connection) -> None:
     await make_partitions(connection, "wide", 10_000)
     durations = []
     for _ in range(5):

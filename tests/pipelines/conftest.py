@@ -18,11 +18,9 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In the process of the other tests that need Spark, so that there is one JVM."""
+    """The first of them starts a JVM, which takes its time where others are at work."""
     for item in items:
         if HERE in item.path.parents and "runner" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
-            # The first of them starts a JVM, which takes its time where others are at work.
             item.add_marker(pytest.mark.timeout(600))
 
 
