@@ -129,7 +129,7 @@ WITH picked AS MATERIALIZED (
         ) r
         WHERE h.topic_id = a.topic_id ORDER BY h.priority LIMIT a.wanted
     ) p
-    WHERE NOT EXISTS (SELECT FROM queen.topic_ready o WHERE o.topic_id = a.topic_id AND o.token IS NOT NULL)
+    WHERE (SELECT o.token FROM queen.topic_ready o WHERE o.topic_id = a.topic_id) IS NULL
 )
 UPDATE queen.topic_items i SET
     leased_until = clock_timestamp() + make_interval(secs => ($5::float8[])[p.slot]),
@@ -172,13 +172,14 @@ ON CONFLICT (topic_id, priority) DO UPDATE SET head = excluded.head + interval '
 -- Items that are done go for good. A lease that lapsed still counts while nobody else has taken the item.
 DELETE FROM queen.topic_items i
 USING unnest($1::bigint[], $2::integer[], $3::text[]) WITH ORDINALITY AS a (id, topic_id, owner, slot)
-WHERE i.id = a.id AND i.topic_id = a.topic_id AND CASE
+WHERE i.id = a.id AND i.id = ANY ($1::bigint[]) AND i.topic_id = a.topic_id AND CASE
     WHEN i.lease_owner IS NOT NULL THEN a.owner IS NULL OR a.owner = i.lease_owner
     WHEN i.leased_until IS NULL THEN false
-    -- It was handed out of a ready queue a moment ago, or waits in it still.
+    -- It was handed out of a ready queue a moment ago, or waits in it still. Not EXISTS, which may read the whole table.
     WHEN a.owner IS NOT NULL
-        THEN EXISTS (SELECT FROM queen.topic_handouts h WHERE h.owner = a.owner AND a.id = ANY (h.ids))
-    ELSE EXISTS (SELECT FROM queen.topic_handouts h WHERE h.topic_id = a.topic_id AND a.id = ANY (h.ids))
+        THEN coalesce((SELECT a.id = ANY (h.ids) FROM queen.topic_handouts h WHERE h.owner = a.owner), false)
+    ELSE coalesce((SELECT true FROM queen.topic_handouts h
+        WHERE h.topic_id = a.topic_id AND a.id = ANY (h.ids) LIMIT 1), false)
     END
 RETURNING a.slot;
 
