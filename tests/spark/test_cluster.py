@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -58,9 +59,10 @@ async def test_a_queue_is_read_through_spark_connect(api: Api, dsn: str) -> None
 def run_on_cluster(directory: Path, workers: int, *tests: str) -> None:
     """Run tests of this package in a process whose Spark is a cluster."""
     needs_java()
-    with cluster(directory, workers) as master:
+    # Not below the directory of this test: paths of sockets must be short.
+    with cluster(directory, workers) as master, tempfile.TemporaryDirectory(prefix="queen-") as short:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "--timeout", "500", f"--basetemp={directory / 'pytest'}"]
+            [sys.executable, "-m", "pytest", "-q", "--timeout", "500", f"--basetemp={short}/pytest"]
             + [str(HERE / test) for test in tests],
             env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
             | {MASTER: master},

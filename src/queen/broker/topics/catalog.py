@@ -50,6 +50,11 @@ class TopicCatalog:
         self._topics: dict[TopicKey, Topic] = {}
         self._changes = 0
 
+    @property
+    def used(self) -> bool:
+        """Whether any topic was asked for at this worker."""
+        return bool(self._topics)
+
     def cached(self, key: TopicKey) -> Topic | None:
         return self._topics.get(key)
 

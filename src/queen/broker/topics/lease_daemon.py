@@ -55,6 +55,9 @@ class LeaseDaemon:
     async def _serve(self) -> None:
         while True:
             await asyncio.sleep(_EVERY_SECONDS)
+            if not self._catalog.used:
+                # Where nobody uses topics, nobody waits for what a dead server has left.
+                continue
             try:
                 await self.run_once()
             except (QueenError, asyncpg.PostgresError) as error:
