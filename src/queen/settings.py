@@ -35,7 +35,7 @@ from queen.setting_kinds import (
 )
 
 SubscriptionMode = Literal["", "all", "new", "new-only"]
-ReadyQueues = Literal["auto", "on", "off"]
+ReadyQueues = Literal["on", "off"]
 LogLevel = Literal["trace", "debug", "info", "warn", "error"]
 LogEncoding = Literal["text", "json", "console"]
 
@@ -317,11 +317,11 @@ class Settings:
     topic_ready_queues: Annotated[
         ReadyQueues,
         Declared(
-            choice("auto", "on", "off"),
-            "Whether hot topics have ready queues: `on` (several workers need Redis for it), `off`, or `auto`: where "
-            "it is faster, which is with one worker and without Redis.",
+            choice("on", "off"),
+            "Whether hot topics have ready queues (several workers need Redis for it): less work for PostgreSQL, more "
+            "for this server.",
         ),
-    ] = "auto"
+    ] = "off"
     topic_ready_items: Annotated[
         int, Declared(whole(1, 100_000), "Items that are leased ahead into the ready queue of a hot topic.")
     ] = 1000

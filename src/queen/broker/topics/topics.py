@@ -61,9 +61,6 @@ _POLLS_PER_SEARCH: Final = 12
 
 def _prefetches(settings: Settings) -> bool:
     """Whether this worker opens ready queues; it takes part in those of others in any case."""
-    if settings.topic_ready_queues == "auto":
-        # As measured: see docs/redis.md.
-        return settings.num_workers == 1 and not settings.redis_addrs
     # A queue in the memory of one worker is of no use where others serve the same topics.
     return settings.topic_ready_queues == "on" and (bool(settings.redis_addrs) or settings.num_workers == 1)
 
