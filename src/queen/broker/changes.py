@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import asyncpg
 
+from queen.background import Background
 from queen.broker.catalog import Catalog, Queue
 from queen.broker.events import Event, EventKind, named, partition_changed
 from queen.errors import QueenError
@@ -63,16 +64,13 @@ class ChangeReader:
         self._read_at = 0.0
         self._seen: set[int] = set()
         self._told: set[int] = set()
-        self._task: asyncio.Task[None] | None = None
+        self._background = Background()
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._keep_reading())
+        self._background.start(self._keep_reading())
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+        await self._background.stop()
 
     def told(self, change: int) -> None:
         """A change has been taken in already: its note need not be heeded."""

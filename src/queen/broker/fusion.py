@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Generic, TypeVar
 
@@ -54,9 +54,7 @@ class Fusion(Generic[T]):
         """Have the item run with the next batch. Raises `Overloaded` when too much waits already."""
         weight = self._weigh(item)
         if self._waiting and self._weight + weight > self._most:
-            raise Overloaded(
-                "the server has more work waiting than it can do at once; nothing was done, try again soon"
-            )
+            raise overloaded()
         self._weight += weight
         self._waiting.append(item)
         if self._task is None:
@@ -87,10 +85,7 @@ class Fusion(Generic[T]):
         try:
             return await self._run(batch)
         except Exception as error:
-            # The lane must outlive any one batch; whoever waits for it is told.
-            log.exception("a fused batch of %d failed", len(batch))
-            for item in batch:
-                self._fail(item, error)
+            fail_batch(batch, self._fail, error)
             return None
 
     def _take(self) -> list[T]:
@@ -101,3 +96,15 @@ class Fusion(Generic[T]):
             batch.append(waiting.popleft())
         self._weight -= taken
         return batch
+
+
+def overloaded() -> Overloaded:
+    """What is raised when too much waits already."""
+    return Overloaded("the server has more work waiting than it can do at once; nothing was done, try again soon")
+
+
+def fail_batch(batch: Sequence[T], fail: Callable[[T, Exception], None], error: Exception) -> None:
+    """A lane must outlive any one batch; whoever waits for it is told. To be called while the error is handled."""
+    log.exception("a fused batch of %d failed", len(batch))
+    for item in batch:
+        fail(item, error)

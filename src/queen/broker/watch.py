@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import asyncpg
 
+from queen.background import Background
 from queen.broker.modes import Mode, Modes
 from queen.errors import DatabaseAway
 from queen.storage.database import AWAY_ERRORS, Connection, Database
@@ -44,17 +45,15 @@ class Watch:
         self._on_modes = on_modes
         self._connection: Connection | None = None
         self._nudged = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._background = Background()
 
     async def start(self) -> None:
         """Look once, so that the modes are known when the first request comes, then go on looking."""
         await self._look()
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._background.start(self._run())
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._background.stop()
         self._drop()
 
     def nudge(self) -> None:

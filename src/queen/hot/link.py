@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
+from queen.background import Background
 from queen.errors import RedisAway, SettingsError
 from queen.setting_kinds import split_host_port
 from queen.settings import Settings
@@ -56,7 +57,7 @@ class RedisLink:
         self._client = _connect(settings)
         self._failures = (redis.exceptions.RedisError, OSError, TimeoutError)
         self._no_script = redis.exceptions.NoScriptError
-        self._task: asyncio.Task[None] | None = None
+        self._background = Background()
         self._gone = asyncio.Event()
         self.here = False
         """Whether the last command was answered."""
@@ -71,12 +72,10 @@ class RedisLink:
         if not self.here:
             self._gone.set()
             log.warning("Redis is not there: everything goes to PostgreSQL until it is")
-        self._task = asyncio.get_running_loop().create_task(self._keep_looking())
+        self._background.start(self._keep_looking())
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._background.stop()
         self.here = False
         await self._client.aclose()
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
 
 _NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 
 
+@cache
 def load_statements() -> Mapping[str, str]:
-    """Read the `.sql` files that ship with the package."""
+    """Read the `.sql` files that ship with the package; once, however many databases there are."""
     statements: dict[str, str] = {}
     for source in sorted(files("queen.storage").joinpath("sql").iterdir(), key=lambda path: path.name):
         if not source.name.endswith(".sql"):

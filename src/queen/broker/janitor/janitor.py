@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from queen.background import Background
 from queen.broker.changes import KEPT_SECONDS
 from queen.broker.janitor.cleanup import DroppedPartitions, OldMetrics, OldRows, Rounds, Tell
 from queen.broker.janitor.ears import Ears
@@ -67,18 +68,15 @@ class Janitor:
         self._make_jobs = make_jobs
         self._wake_ups: dict[Job, asyncio.Event] = {}
         self.ears = Ears()
-        self._task: asyncio.Task[None] | None = None
+        self._background = Background()
         self.elected = asyncio.Event()
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._serve())
+        self._background.start(self._serve())
 
     async def stop(self) -> None:
         """End what is under way, and let another janitor be elected."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+        await self._background.stop()
 
     def nudge(self) -> None:
         """Something was deleted: have the prompt jobs run now, if this is the elected janitor."""

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import asyncpg
 
+from queen.background import Background
 from queen.errors import DatabaseAway, Overloaded, QueenError
 from queen.storage.database import Database, Record
 from queen.storage.shard_setup import check_number
@@ -43,7 +44,7 @@ class Directory:
         self._foreign: dict[int, array[int]] = {}
         self._changed = asyncio.Event()
         self._looking = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
+        self._background = Background()
 
     @property
     def count(self) -> int:
@@ -57,12 +58,10 @@ class Directory:
     async def start(self) -> None:
         """Learn what can be learnt now, then keep up with it."""
         await self.look()
-        self._task = asyncio.get_running_loop().create_task(self._keep_looking())
+        self._background.start(self._keep_looking())
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._background.stop()
 
     def known(self, name: Name) -> int | None:
         """The shard of a name that was found before."""

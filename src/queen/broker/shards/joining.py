@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import asyncpg
 
+from queen.background import Background
 from queen.errors import QueenError
 from queen.storage.migrate import migrate
 from queen.storage.shard_setup import set_up_shards
@@ -22,18 +23,16 @@ class Joining:
 
     def __init__(self, dsns: Sequence[str]) -> None:
         self._dsns = dsns
-        self._task: asyncio.Task[None] | None = None
+        self._background = Background()
 
     async def start(self) -> None:
         """Raises `QueenError` when the databases cannot be the shards they are named as."""
         away = await set_up_shards(self._dsns)
         if away:
-            self._task = asyncio.get_running_loop().create_task(self._wait_for(away))
+            self._background.start(self._wait_for(away))
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._background.stop()
 
     async def _wait_for(self, away: Sequence[int]) -> None:
         while away:

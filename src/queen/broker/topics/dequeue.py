@@ -6,13 +6,14 @@ import asyncio
 import itertools
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
 import asyncpg
 
+from queen.background import Errands
 from queen.broker.topics.catalog import Topic, TopicCatalog, TopicKey, lock_keys
 from queen.broker.topics.fused import Lane
 from queen.broker.topics.heads import Heads
@@ -22,7 +23,7 @@ from queen.broker.topics.prefetch import Prefetcher
 from queen.broker.topics.ready import Asked, NotReady, ReadyDesk
 from queen.errors import QueenError
 from queen.metrics.meter import Meter
-from queen.storage.database import Database, Record
+from queen.storage.database import Database, Fetcher, Record
 from queen.wire.ids import IdSource
 from queen.wire.topic_items import Row
 
@@ -101,7 +102,7 @@ class Dequeuer:
         self._closing = False
         self._claiming: Counter[TopicKey] = Counter()
         self._missed: set[TopicKey] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._errands = Errands()
         self._patience = Patience(database.presence, self.wake_all)
         self.lane = self._make_lane(self._serve)
         self._ready_lanes: dict[TopicKey, Lane[Dequeue]] = {}
@@ -154,7 +155,7 @@ class Dequeuer:
         self._patience.stop()
         for lane in [self.lane, *self._ready_lanes.values()]:
             await lane.fusion.join()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._errands.finish()
 
     def _make_lane(self, serve: Callable[[list[Dequeue]], Awaitable[None]]) -> Lane[Dequeue]:
         async def run(batch: list[Dequeue]) -> None:
@@ -286,20 +287,13 @@ class Dequeuer:
             if some and topics[request.key].at_most_once and not request.answer.done()
             for row in some
         ]
-        if rows:
-            rows.sort(key=lambda row: int(row["id"]))
-            await self._link.fetch(
-                "topic_ack",
-                [row["id"] for row in rows],
-                [row["topic_id"] for row in rows],
-                [row["lease_owner"] for row in rows],
-            )
+        await remove_leased(self._link, rows)
 
     def _hand_over(self, request: Dequeue, items: Sequence[Row]) -> None:
         self._meter.topic_request("dequeue", [request.key], request.seconds)
         if items and request.answer.done():
             # Its client has gone away meanwhile.
-            self._spawn(self._give_back(request.key, items))
+            self._errands.spawn(self._give_back(request.key, items))
             return
         if items:
             self._meter.topic_items("dequeued", *request.key, len(items))
@@ -369,11 +363,6 @@ class Dequeuer:
                 request.woken_at = asyncio.get_running_loop().time()
                 self._submit(request)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
 
 def _lease_seconds(request: Dequeue, topic: Topic) -> float:
     return request.lease_seconds if request.lease_seconds is not None else float(topic.lease_seconds)
@@ -381,3 +370,15 @@ def _lease_seconds(request: Dequeue, topic: Topic) -> float:
 
 def service_order(row: Record) -> tuple[int, datetime, int]:
     return row["priority"], row["deliver_after"], row["id"]
+
+
+async def remove_leased(fetcher: Fetcher, rows: Iterable[Row]) -> None:
+    """Remove items that have just been leased, in the order in which everybody locks them."""
+    ordered = sorted(rows, key=lambda row: int(row["id"]))
+    if ordered:
+        await fetcher.fetch(
+            "topic_ack",
+            [row["id"] for row in ordered],
+            [row["topic_id"] for row in ordered],
+            [row["lease_owner"] for row in ordered],
+        )

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, Generic, TypeVar
 
-from queen.errors import Overloaded
-
-log = logging.getLogger(__name__)
+from queen.broker.fusion import fail_batch, overloaded
 
 T = TypeVar("T")
 
@@ -58,9 +55,7 @@ class FairFusion(Generic[T]):
         """Have the item run with the next batch of its tenant. Raises `Overloaded` when too much waits already."""
         weight = self._weigh(item)
         if self._waiting and self._weight + weight > self._most:
-            raise Overloaded(
-                "the server has more work waiting than it can do at once; nothing was done, try again soon"
-            )
+            raise overloaded()
         self._weight += weight
         tenant = self._tenant(item)
         waiting = self._waiting.get(tenant)
@@ -101,10 +96,7 @@ class FairFusion(Generic[T]):
         try:
             await self._run(batch)
         except Exception as error:
-            # The lane must outlive any one batch; whoever waits for it is told.
-            log.exception("a fused batch of %d failed", len(batch))
-            for item in batch:
-                self._fail(item, error)
+            fail_batch(batch, self._fail, error)
 
     def take(self, much: bool) -> tuple[set[str], list[T]]:
         """The next batch of tenants that have much to do, or little, and whose it is: as much of each as of others."""

@@ -11,6 +11,7 @@ from typing import Final
 
 import asyncpg
 
+from queen.background import Background
 from queen.broker.topics.catalog import lock_keys
 from queen.broker.topics.enqueue import OnFed
 from queen.errors import QueenError
@@ -41,16 +42,13 @@ class Lapses:
         self._looked_at = _EVER
         self._looking = asyncio.Lock()
         self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._background = Background()
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._serve())
+        self._background.start(self._serve())
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+        await self._background.stop()
 
     def note(self, seconds: float) -> None:
         """A lease that has just begun, or was extended, lasts so long; those that end together are seen together."""

@@ -8,6 +8,7 @@ from typing import Final
 
 import asyncpg
 
+from queen.background import Background
 from queen.broker.topics.catalog import TopicCatalog
 from queen.broker.topics.lapse import SETTLED_SECONDS
 from queen.broker.topics.ready import LEASE_SECONDS, ReadyDesk
@@ -27,16 +28,13 @@ class LeaseDaemon:
         self._link = database.link()
         self._catalog = catalog
         self._desk = desk
-        self._task: asyncio.Task[None] | None = None
+        self._background = Background()
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._serve())
+        self._background.start(self._serve())
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+        await self._background.stop()
 
     async def run_once(self) -> None:
         idle = asyncio.get_running_loop().time() - _IDLE_SECONDS

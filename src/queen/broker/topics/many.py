@@ -7,14 +7,15 @@ import dataclasses
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import asyncpg
 
+from queen.background import Errands
 from queen.broker.topics.catalog import Topic, TopicCatalog, TopicKey
-from queen.broker.topics.dequeue import Dequeue, service_order
+from queen.broker.topics.dequeue import Dequeue, remove_leased, service_order
 from queen.broker.topics.field import Field
 from queen.broker.topics.fused import Lane
 from queen.broker.topics.heads import Heads
@@ -72,7 +73,7 @@ class ManyDequeuer:
         self._fields: dict[str, dict[frozenset[str], Field]] = {}
         self._parked: dict[Field, list[DequeueMany]] = {}
         self._timers: dict[Field, asyncio.TimerHandle] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._errands = Errands()
         self._closing = False
         self._patience = Patience(database.presence, self.wake_all)
         self.lane: Lane[DequeueMany] = Lane(
@@ -137,7 +138,7 @@ class ManyDequeuer:
         for timer in self._timers.values():
             timer.cancel()
         await self.lane.fusion.join()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._errands.finish()
 
     async def _run(self, batch: list[DequeueMany]) -> None:
         """Those who ask for the same topics are served by one statement."""
@@ -228,7 +229,7 @@ class ManyDequeuer:
             rows.sort(key=service_order)
             leased.update(row["topic_id"] for row in rows)
             if rows and request.answer.done():
-                self._spawn(self._give_back(rows, topics))
+                self._errands.spawn(self._give_back(rows, topics))
                 continue
             if not rows and request.wait and not request.expired and not self._closing:
                 if not request.answer.done():
@@ -253,14 +254,7 @@ class ManyDequeuer:
 
     async def _give_up_leases(self, rows: Sequence[Record], topics: dict[int, Topic]) -> None:
         """Items that are delivered at most once are gone before anybody is told of them."""
-        once = sorted((row for row in rows if topics[row["topic_id"]].at_most_once), key=lambda row: int(row["id"]))
-        if once:
-            await self._link.fetch(
-                "topic_ack",
-                [row["id"] for row in once],
-                [row["topic_id"] for row in once],
-                [row["lease_owner"] for row in once],
-            )
+        await remove_leased(self._link, (row for row in rows if topics[row["topic_id"]].at_most_once))
 
     async def _give_back(self, rows: Sequence[Record], topics: dict[int, Topic]) -> None:
         """The client has gone away meanwhile."""
@@ -302,8 +296,3 @@ class ManyDequeuer:
                 request.busy = True
                 request.woken_at = asyncio.get_running_loop().time()
                 self.lane.submit(request)
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

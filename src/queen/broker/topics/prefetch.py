@@ -9,6 +9,7 @@ from typing import Final
 
 import asyncpg
 
+from queen.background import Errands
 from queen.broker.topics.catalog import Topic
 from queen.broker.topics.ready import NotReady, ReadyDesk, Seat
 from queen.errors import QueenError
@@ -31,7 +32,7 @@ class Prefetcher:
         self._served: dict[int, int] = {}
         self._not_before: dict[int, float] = {}
         self._busy: set[int] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._errands = Errands()
         self._closing = False
 
     def note(self, topic: Topic) -> None:
@@ -62,7 +63,7 @@ class Prefetcher:
 
     async def stop(self) -> None:
         self._closing = True
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._errands.finish()
 
     async def _open(self, topic: Topic) -> None:
         if await self._desk.open(topic):
@@ -81,7 +82,5 @@ class Prefetcher:
             work.close()
             return
         self._busy.add(topic_id)
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = self._errands.spawn(work)
         task.add_done_callback(lambda _: self._busy.discard(topic_id))

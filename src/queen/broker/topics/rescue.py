@@ -14,6 +14,7 @@ from typing import Final
 
 import asyncpg
 
+from queen.background import Background
 from queen.broker.spool_ledger import SpoolLedger
 from queen.broker.topics.wal_store import Moved, Stretch, WalStore
 from queen.errors import QueenError
@@ -41,15 +42,13 @@ class Rescuer:
         self._presence = presence
         self._stuck: dict[str, tuple[int, float]] = {}
         """Files of others: how far they are stored, and since when no further."""
-        self._task: asyncio.Task[None] | None = None
+        self._background = Background()
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._background.start(self._run())
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._background.stop()
 
     async def _run(self) -> None:
         while True:

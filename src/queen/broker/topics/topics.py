@@ -9,6 +9,7 @@ from typing import Final
 
 import asyncpg
 
+from queen.background import Background
 from queen.broker.events import Event, EventKind, named, topic_fed, turn
 from queen.broker.topics.admin import TopicAdmin
 from queen.broker.topics.buffer import Buffer
@@ -119,7 +120,7 @@ class Topics:
         self.flusher = Flusher(wal, database, self.catalog, self._fed, copies, keep_seconds=settings.wal_retention)
         self.buffer = Buffer(wal, item_ids, ids, self._buffered, meter, copies, most=settings.max_buffer_length)
         self.writer = TopicWriter(self.modes, self.quotas, self.enqueuer, self.buffer)
-        self._task: asyncio.Task[None] | None = None
+        self._background = Background()
 
     async def start(self) -> None:
         if self.redis is not None:
@@ -127,13 +128,11 @@ class Topics:
         self.lapses.start()
         self._lease_daemon.start()
         self.flusher.start()
-        self._task = asyncio.get_running_loop().create_task(self._keep_safe())
+        self._background.start(self._keep_safe())
 
     async def stop(self) -> None:
         """Finish what was accepted, and answer those who wait."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._background.stop()
         await self.lapses.stop()
         await self.enqueuer.lane.fusion.join()
         await self.buffer.lane.fusion.join()
