@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -21,7 +23,7 @@ from queen.settings import Settings
 from queen.storage.migrate import migrate
 from tests.api import Api
 from tests.faults.proxy import Proxy, proxied
-from tests.together import by_group
+from tests.together import ByGroup
 
 # A busy machine is no fault of the code; how long things may take is for the benchmarks to say.
 settings.register_profile("default", deadline=None)
@@ -29,6 +31,8 @@ settings.register_profile("soak", deadline=None, max_examples=5000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 TEMPLATE = "queen_template"
+_TEST_SECONDS = 120
+"""As pyproject.toml says, unless a test says otherwise."""
 
 StartServer = Callable[..., Awaitable[Api]]
 
@@ -36,7 +40,43 @@ StartServer = Callable[..., Awaitable[Api]]
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Of several processes, one has all tests that belong together."""
-    return by_group(config, log) if config.getvalue("dist") == "loadgroup" else None
+    return ByGroup(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+class FailuresAtOnce:
+    """Says which test failed when it does: a run takes minutes, and may be cut off before its summary."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._terminal.ensure_newline()
+            self._terminal.write_line(f"! {report.nodeid} ({report.when})")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresAtOnce(terminal))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            item.obj = _in_time(item.obj, item.get_closest_marker("timeout"))
+
+
+def _in_time(test: Callable[..., Awaitable[None]], mark: pytest.Mark | None) -> Callable[..., Awaitable[None]]:
+    """A test that hangs fails where it waits, before pytest-timeout ends the process with all tests it was to run."""
+    limit = 0.9 * (mark.args[0] if mark is not None else _TEST_SECONDS)
+
+    @functools.wraps(test)
+    async def run(*args: Any, **kwargs: Any) -> None:
+        async with asyncio.timeout(limit):
+            await test(*args, **kwargs)
+
+    return run
 
 
 def pytest_asyncio_loop_factories(

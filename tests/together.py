@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
-import pytest
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
 
 TOGETHER: Final = {
     # All scenarios of a client are one run.
@@ -25,8 +27,29 @@ def group_of(nodeid: str) -> str:
     return next((group for prefix, group in TOGETHER.items() if nodeid.startswith(prefix)), nodeid)
 
 
-def by_group(config: pytest.Config, log: Any) -> Any:
-    """pytest-xdist would write the name of a group into a test's id, which this pytest does not let it."""
-    scheduler = LoadGroupScheduling(config, log)
-    scheduler._split_scope = group_of
-    return scheduler
+class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives groups of tests to processes. A test that took its process with it has failed, and is not tried again."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        work = self.assigned_work.pop(node)
+        unfinished = [(tests, nodeid) for tests in work.values() for nodeid, done in tests.items() if not done]
+        if not unfinished:
+            return None
+        tests: dict[str, bool]
+        fatal: str
+        tests, fatal = unfinished[0]
+        tests[fatal] = True
+        self.workqueue.update({group: tests for group, tests in work.items() if not all(tests.values())})
+        for other in self.nodes:
+            self._reschedule(other)
+        return fatal
+
+    def schedule(self) -> None:
+        super().schedule()
+        if not self.workqueue:
+            # Before its last test a process waits for what comes after it: it must be told that nothing does.
+            for node in self.nodes:
+                node.shutdown()
