@@ -14,11 +14,11 @@ async def test_a_statement_that_is_refused_leaves_the_connection_as_it_was(dsn: 
     """Others use it too, so an error of the statement is not mistaken for one of the connection."""
     database = Database(dsn)
     link = database.link()
-    before = await link.fetch("partition_ends", [])
+    before = await link.fetch("lock_partitions", [])
     for fetch in (link.fetch, database.fetch):
         with pytest.raises(asyncpg.DataError, match="out of int64 range"):
-            await fetch("partition_ends", [1 << 70])
-        assert await fetch("partition_ends", []) == before
+            await fetch("lock_partitions", [1 << 70])
+        assert await fetch("lock_partitions", []) == before
     await database.close()
 
 

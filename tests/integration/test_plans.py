@@ -40,7 +40,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     ),
     "push_one": (200, 100, 1, b"x" * 24, b"body"),
     "lock_partitions": (PARTITIONS,),
-    "partition_ends": (PARTITIONS,),
+    "partition_histories": (PARTITIONS, [3600.0] * ROWS, 16),
     "segment_ids_from": (PARTITIONS, [50] * ROWS),
     "segment_ids_before": (1, 1 << 62, 500, 3600.0),
     "segment_at": (1, 50_000),

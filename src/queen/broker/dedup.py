@@ -25,6 +25,8 @@ from queen.wire.segment import MalformedSegment
 
 _PAGE = 500
 _LOAD_PAGE = 2000
+_FIRST_PAGE = 16
+_MET_TOGETHER = 256
 _CLOCK_SKEW = 60.0
 
 
@@ -58,19 +60,28 @@ class Dedup:
     async def meet(self, fetcher: Fetcher, partitions: Iterable[Partition], window: dict[int, float]) -> None:
         """Learn the ids inside the window of partitions that this worker does not know yet."""
         strangers = [partition for partition in partitions if partition.known_to is None]
-        if not strangers:
-            return
-        ends = {
-            row["id"]: row["next_offset"]
-            for row in await fetcher.fetch("partition_ends", [partition.id for partition in strangers])
-        }
-        for partition in strangers:
-            end = ends.get(partition.id, 0)
+        for start in range(0, len(strangers), _MET_TOGETHER):
+            group = strangers[start : start + _MET_TOGETHER]
+            await self._meet(fetcher, group, [float(window[partition.queue_id]) for partition in group])
+
+    async def _meet(self, fetcher: Fetcher, strangers: Sequence[Partition], windows: Sequence[float]) -> None:
+        """Most partitions hold little inside the window, all of which one statement brings; the others are read on."""
+        rows = await fetcher.fetch("partition_histories", [each.id for each in strangers], windows, _FIRST_PAGE)
+        ends: dict[int, int] = {}
+        pages: dict[int, list[Record]] = {}
+        for row in rows:
+            ends[row["id"]] = row["next_offset"]
+            if row["base_offset"] is not None:
+                pages.setdefault(row["id"], []).append(row)
+        self._learn_rows([row for page in pages.values() for row in page])
+        for partition, window in zip(strangers, windows, strict=True):
+            end, page = ends.get(partition.id, 0), pages.get(partition.id, ())
             if end == 0:
                 partition.started_empty_at, partition.known_since = time.time(), 0.0
             else:
-                partition.known_since = time.time() - window[partition.queue_id]
-                await self._load(fetcher, partition, end, window[partition.queue_id])
+                partition.known_since = time.time() - window
+                if len(page) == _FIRST_PAGE:
+                    await self._load(fetcher, partition, min(row["base_offset"] for row in page), window)
             partition.known_to = end
 
     async def catch_up(self, fetcher: Fetcher, partitions: Sequence[Partition], ends: dict[int, int]) -> None:
@@ -171,8 +182,8 @@ class Dedup:
             if ids[index] == id and not segment.is_deleted(index):
                 found.setdefault(id, Earlier(segment.block.text(index), packed, base + index))
 
-    async def _load(self, fetcher: Fetcher, partition: Partition, end: int, window: float) -> None:
-        before = end
+    async def _load(self, fetcher: Fetcher, partition: Partition, before: int, window: float) -> None:
+        """Learn the ids inside the window that a partition has below an offset."""
         while True:
             page = await fetcher.fetch("segment_ids_before", partition.id, before, _LOAD_PAGE, float(window))
             recent = [row for row in page if row["recent"]]

@@ -56,9 +56,16 @@ FROM queen.segments WHERE partition_id = $1 AND base_offset < $2 ORDER BY base_o
 SELECT partition_id, base_offset, count, created_at, ids, body FROM queen.segments
 WHERE partition_id = $1 AND base_offset <= $2 ORDER BY base_offset DESC LIMIT 1;
 
--- name: partition_ends
--- Where partitions end.
-SELECT id, next_offset FROM queen.partitions WHERE id = ANY($1::bigint[]);
+-- name: partition_histories
+-- Where partitions end, and what was appended to each inside a window of seconds: at most $3 segments, the newest first,
+-- without the bodies. A partition without any has one row all the same.
+SELECT p.id, p.next_offset, s.base_offset, s.count, s.created_at, s.ids
+FROM unnest($1::bigint[], $2::float8[]) AS i (id, seconds)
+JOIN queen.partitions p ON p.id = i.id
+LEFT JOIN LATERAL (
+    SELECT base_offset, count, created_at, ids FROM queen.segments
+    WHERE partition_id = p.id AND base_offset < p.next_offset ORDER BY base_offset DESC LIMIT $3
+) s ON s.created_at >= clock_timestamp() - make_interval(secs => i.seconds);
 
 -- name: lock_queue
 -- Only one push at a time may count and fill a queue with a size limit.
