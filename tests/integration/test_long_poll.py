@@ -250,3 +250,24 @@ async def test_parked_pops_that_lease_are_each_given_one_message_once(start_serv
         )
         await asyncio.gather(*consumers)
     assert sorted(seen) == list(range(200))
+
+
+async def test_what_a_pop_here_took_and_did_not_lease_is_not_held_in_the_eyes_of_others(
+    start_server: StartServer,
+) -> None:
+    """Who ends a lease keeps it from the other workers while somebody waits here: they learn of it all the same."""
+    here, there = [await start_server(worker_id=number, num_workers=2, pop_safety_poll_ms=NEVER) for number in range(2)]
+    await here.configure("q")
+    assert await there.pop("q") == []
+    await here.push("q", 1)
+    leased = await here.pop("q")
+    await here.push("q", 2)
+    elsewhere = asyncio.create_task(there.pop("q", wait=True, timeout=10_000))
+    await until_parked(there, 1)
+    at_once = asyncio.create_task(here.pop("q", wait=True, timeout=10_000, autoAck=True))
+    await until_parked(here, 1)
+    async with asyncio.timeout(5):
+        await here.ack(leased)
+        assert payloads(await at_once) == [2]
+        await here.push("q", 3)
+        assert payloads(await elsewhere) == [3]

@@ -145,14 +145,23 @@ class Broker:
             interval=settings.file_buffer_flush_ms / 1000,
             most_records=settings.file_buffer_max_batch,
         )
-        self.claimer = Claimer(self.database, self.catalog, self.cache, self.leases, self.envelope, self.ids, meter)
+        self.claimer = Claimer(
+            self.database,
+            self.catalog,
+            self.cache,
+            self.leases,
+            self.envelope,
+            self.ids,
+            self._held,
+            meter,
+        )
         self.popper = Popper(
             self.database,
             self.catalog,
             self.claimer,
             self.bus.drain,
             self._subscribed,
-            self._held,
+            self._left,
             meter,
             safety_poll=settings.pop_safety_poll_ms / 1000,
             default_subscription=settings.default_subscription_mode,
@@ -331,11 +340,22 @@ class Broker:
             takers[lane] -= 1
             if takers[lane] < 0:
                 left.append(event)
+            else:
+                self.popper.keep(event[1], event[2], event[3])
         self._send(left)
 
+    def _left(self, leases: Sequence[tuple[int, int, int, int]]) -> None:
+        """Leases ended, and nobody here has taken what they held."""
+        self._send([freed(*lease) for lease in leases])
+
     def _held(self, leases: Sequence[tuple[int, int, int, float]]) -> None:
-        """The others need not try for what this worker has just leased."""
-        self._send([held(*lease) for lease in leases])
+        """The others need not try for what this worker has just leased.
+
+        Heard late, perhaps after the lease has ended, it would keep them from what is there: then better not at all.
+        """
+        if not self._alone:
+            for datagram in self._datagrams([held(*lease) for lease in leases]):
+                self.bus.hint(datagram)
 
     def _subscribed(self, group: str, change: int) -> None:
         """Others may believe that the group starts at the beginning: they are to look again."""
@@ -348,20 +368,23 @@ class Broker:
     def _send(self, events: Sequence[Event]) -> None:
         if self.peers.active:
             self.peers.tell([event for event in events if event[0] not in HOST_ONLY])
-        if self._alone:
-            return
+        if not self._alone:
+            for datagram in self._datagrams(events):
+                self.bus.send(datagram)
+
+    def _datagrams(self, events: Sequence[Event]) -> Iterator[bytes]:
         some: list[Event] = []
         room = self.bus.largest
         for event in events:
             # A character takes up to four bytes, the rest of an event hardly forty.
             size = 40 + 4 * len(event[5])
             if some and size > room:
-                self.bus.send(encode_datagram(Datagram(some)))
+                yield encode_datagram(Datagram(some))
                 some, room = [], self.bus.largest
             some.append(event)
             room -= size
         if some:
-            self.bus.send(encode_datagram(Datagram(some)))
+            yield encode_datagram(Datagram(some))
 
     def _receive(self, data: bytes) -> None:
         if is_relayed(data):

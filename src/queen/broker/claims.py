@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,9 @@ from queen.wire.segment import MalformedSegment, Segment
 
 if TYPE_CHECKING:
     from queen.broker.pop import Pop
+
+OnHeld: TypeAlias = Callable[[Sequence[tuple[int, int, int, float]]], None]
+"""Told (queue, partition, group, seconds) of every lease that began, before its holder can know of it."""
 
 _NO_STOP = (1 << 63) - 1
 _UNREADABLE_PAUSE = 1.0
@@ -69,6 +72,7 @@ class Claimer:
         leases: LeaseBook,
         envelope: Envelope,
         ids: IdSource,
+        on_held: OnHeld,
         meter: Meter,
     ) -> None:
         self._link = database.link()
@@ -77,6 +81,7 @@ class Claimer:
         self._leases = leases
         self._envelope = envelope
         self._ids = ids
+        self._on_held = on_held
         self._meter = meter
         self._cache_version = 0
         self.batches = 0
@@ -98,9 +103,12 @@ class Claimer:
         claims.sort(key=lambda claim: (claim.partition_id, claim.lane.group_id))
         self._cache_version = self._cache.version
         queues = {claim.lane.queue_name: await self._queue(claim.lane) for claim in claims}
-        met = [claim for claim in claims if claim.partition_id in claim.lane.cursors]
-        if len(met) < len(claims):
-            met += await self._lease_fresh([claim for claim in claims if claim not in met], queues)
+        met: list[Claim] = []
+        new: list[Claim] = []
+        for claim in claims:
+            (met if claim.partition_id in claim.lane.cursors else new).append(claim)
+        if new:
+            met += await self._lease_fresh(new, queues)
         if met:
             await self._expire(met, queues)
             stops = await self._stops(met, queues)
@@ -117,8 +125,7 @@ class Claimer:
         plain = [claim for claim in claims if claim.lane.plain and _is_plain(queues[claim.lane.queue_name])]
         rows: list[Record] = []
         if plain:
-            columns = self._columns(plain, queues)
-            rows = await self._link.fetch("claim_fresh", *columns)
+            rows = await self._link.fetch("claim_fresh", *self._columns(plain, queues), *self._spans(plain))
         places = {(claim.partition_id, claim.lane.group_id): claim for claim in plain}
         by_claim: dict[Claim, list[Record]] = {}
         for row in rows:
@@ -146,6 +153,11 @@ class Claimer:
             [claim.auto_ack for claim in claims],
             [float(queue.window_buffer) if queue else 0.0 for queue in options],
         )
+
+    def _spans(self, claims: list[Claim]) -> tuple[list[object], list[object]]:
+        """Where what this worker holds in memory of each claim's partition begins and ends."""
+        spans = [self._cache.span(claim.partition_id) for claim in claims]
+        return [span[0] for span in spans], [span[1] for span in spans]
 
     async def _expire(self, claims: list[Claim], queues: dict[str, Queue | None]) -> None:
         ageing = {
@@ -182,13 +194,11 @@ class Claimer:
     async def _lease(
         self, claims: list[Claim], queues: dict[str, Queue | None], stops: dict[Claim, int]
     ) -> list[Record]:
-        spans = [self._cache.span(claim.partition_id) for claim in claims]
         return await self._link.fetch(
             "claim",
             *self._columns(claims, queues),
+            *self._spans(claims),
             [stops.get(claim, _NO_STOP) for claim in claims],
-            [span[0] for span in spans],
-            [span[1] for span in spans],
         )
 
     async def _read(self, claims: list[Claim], rows: Sequence[Record]) -> None:
@@ -286,6 +296,7 @@ class Claimer:
                 start = end
         empty: list[Claim] = []
         refused: list[Claim] = []
+        leased: list[Claim] = []
         for pop, own in shares.items():
             if pop.done:
                 # The client went away meanwhile: somebody else shall have the messages, and at once.
@@ -299,7 +310,11 @@ class Claimer:
                 if claim.lease_id:
                     lease = Lease(claim.partition_id, claim.lane.group_id, start, end, claim.segments)
                     self._leases.add(claim.lease_id, lease)
+                    leased.append(claim)
             pop.resolve(body)
+        self._on_held(
+            [(claim.lane.queue_id, claim.partition_id, claim.lane.group_id, claim.hold_for) for claim in leased]
+        )
         await self._give_back(refused)
         await self._skip([claim for claim in empty if claim.lease_id])
         for claim in empty:

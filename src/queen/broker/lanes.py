@@ -49,6 +49,7 @@ class Lane:
         "total_partitions",
         "undue",
         "unresolved",
+        "untold",
         "used_at",
         "waiting",
     )
@@ -67,6 +68,8 @@ class Lane:
         self.fed: set[int] = set()
         self.claiming: set[int] = set()
         self.freed: set[int] = set()
+        # Those whose lease ended without the other workers being told, as somebody who waits here will take them.
+        self.untold: set[int] = set()
         self.cursors: set[int] = set()
         # Nobody feeds it any more; a pop that comes back to it enters anew.
         self.dropped = False
@@ -167,6 +170,7 @@ class Lane:
         self.held.pop(partition_id, None)
         self.undue.discard(partition_id)
         self.fed.discard(partition_id)
+        self.untold.discard(partition_id)
         self.cursors.discard(partition_id)
         return [pop for pop in self.targeted.pop(partition_id, ()) if not pop.done]
 
@@ -181,6 +185,7 @@ class Lane:
         self.held.clear()
         self.undue.clear()
         self.fed.clear()
+        self.untold.clear()
         self.cursors.clear()
         self.since = None
         self.scanned_at = None

@@ -7,7 +7,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import asyncpg
 
@@ -22,14 +22,12 @@ from queen.broker.matching import MOST_CLAIMS, Matcher
 from queen.broker.pop import Pop, PopOptions
 from queen.broker.scans import SCAN_PAGE, scan_lane
 from queen.broker.subscribing import Subscriptions
+from queen.broker.whole_acks import OnFreed
 from queen.errors import DatabaseAway, QueenError
 from queen.metrics.meter import Meter
 from queen.storage.database import Database
 
 log = logging.getLogger(__name__)
-
-OnHeld: TypeAlias = Callable[[Sequence[tuple[int, int, int, float]]], None]
-"""Told (queue, partition, group, seconds) of every lease that began."""
 
 _IDLE_LANE_SECONDS = 600.0
 _PARKED_SECONDS = 0.5
@@ -48,7 +46,7 @@ class Popper:
         claimer: Claimer,
         drain_bus: Callable[[], None],
         on_subscribed: Callable[[str, int], None],
-        on_held: OnHeld,
+        on_left: OnFreed,
         meter: Meter,
         *,
         safety_poll: float,
@@ -58,7 +56,7 @@ class Popper:
         self._catalog = catalog
         self._claimer = claimer
         self._drain_bus = drain_bus
-        self._on_held = on_held
+        self._on_left = on_left
         self._meter = meter
         self._matcher = Matcher(claimer.lease_id)
         self._subscriptions = Subscriptions(database, on_subscribed, default_subscription)
@@ -205,6 +203,11 @@ class Popper:
         waiting = (pop for lane in self._lanes.of_group(queue_id, group_id) for pop in lane.waiting if not pop.done)
         return sum(1 for _ in itertools.islice(waiting, most))
 
+    def keep(self, queue_id: int, partition_id: int, group_id: int) -> None:
+        """A lease ended, and the other workers were not told: they are if nobody here takes what it held."""
+        for lane in self._lanes.of_group(queue_id, group_id):
+            lane.untold.add(partition_id)
+
     def fed(self, queue_id: int, partition_id: int, count: int) -> None:
         """Messages were added to a partition."""
         for lane in self._lanes.of(queue_id):
@@ -343,11 +346,18 @@ class Popper:
                 # Nothing can be had here until something happens. What happens, even while the other lanes are being
                 # looked at, kicks it again.
                 self._active.discard(lane)
+                if lane.untold:
+                    self._tell(lane, list(lane.untold))
                 if not lane.has_work:
                     self._settle_empty(lane)
             if len(claims) >= MOST_CLAIMS:
                 break
         return claims
+
+    def _tell(self, lane: Lane, partitions: Sequence[int]) -> None:
+        """Nobody here has leased these, which the other workers believe to be leased."""
+        lane.untold.difference_update(partitions)
+        self._on_left([(lane.queue_id, id, lane.group_id, lane.ready.get(id, 0)) for id in partitions])
 
     def _urgency(self, lane: Lane) -> int:
         queue = self._catalog.cached_queue(lane.queue_name)
@@ -373,17 +383,10 @@ class Popper:
                 await asyncio.sleep(0.1)
             return
         now = asyncio.get_running_loop().time()
-        self._on_held(
-            [
-                (claim.lane.queue_id, claim.partition_id, claim.lane.group_id, claim.hold_for)
-                for claim in claims
-                if claim.end > 0 and claim.lease_id and claim.hold_for > 0
-            ]
-        )
         for claim in claims:
             lane = claim.lane
-            freed = lane.claimed(claim.partition_id)
-            if freed and claim.end == 0:
+            if lane.claimed(claim.partition_id):
+                # A lease ended since: the one that was in the way, or already the one that was given out.
                 lane.ready.setdefault(claim.partition_id, UNKNOWN)
             elif claim.hold_for > 0:
                 self._holds.add(lane, claim.partition_id, now + claim.hold_for, undue=claim.undue)
@@ -391,6 +394,11 @@ class Popper:
                     lane.fed.add(claim.partition_id)
             elif claim.left > 0:
                 lane.ready[claim.partition_id] = max(claim.left, lane.ready.pop(claim.partition_id, 0))
+            if claim.partition_id in lane.untold:
+                if claim.lease_id and claim.end > 0 and claim.hold_for > 0:
+                    lane.untold.discard(claim.partition_id)
+                else:
+                    self._tell(lane, [claim.partition_id])
         for claim in claims:
             for pop in claim.pops:
                 self._again(claim, pop)

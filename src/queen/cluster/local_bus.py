@@ -29,6 +29,7 @@ class LocalBus:
         self.sent = 0
         self.received = 0
         self.dropped = 0
+        self.withheld = 0
 
     largest = _LARGEST
 
@@ -52,6 +53,12 @@ class LocalBus:
         for peer, backlog in self._peers.items():
             if backlog or not self._try_send(peer, datagram):
                 self._queue(backlog, datagram)
+
+    def hint(self, datagram: bytes) -> None:
+        """Give a datagram to those of the others who can take it now: it is of no use, or misleads, when it is late."""
+        for peer, backlog in self._peers.items():
+            if backlog or not self._try_send(peer, datagram):
+                self.withheld += 1
 
     def drain(self) -> None:
         """Take in everything that has arrived. Also called before a pop concludes that nothing is there."""

@@ -21,8 +21,8 @@ ON CONFLICT (partition_id, group_id) DO NOTHING;
 
 -- name: claim
 -- Lease spans of partitions, or consume them at once (autoAck), and return what is in them.
--- Each row: partition, group, how many, lease id, seconds, autoAck, quiet seconds wanted, offset not to pass, and the
--- span the caller holds in memory already, whose segments it need not be sent.
+-- Each row: partition, group, how many, lease id, seconds, autoAck, quiet seconds wanted, the span the caller holds in
+-- memory already, whose segments it need not be sent, and the offset not to pass.
 WITH claimed AS (
     UPDATE queen.cursors c SET
         lease_start = greatest(c.committed, p.floor_offset),
@@ -41,7 +41,7 @@ WITH claimed AS (
         last_consumed_at = CASE WHEN i.auto_ack THEN clock_timestamp() ELSE c.last_consumed_at END
     FROM unnest($1::bigint[], $2::integer[], $3::bigint[], $4::uuid[], $5::float8[], $6::boolean[], $7::float8[],
             $8::bigint[], $9::bigint[], $10::bigint[]) WITH ORDINALITY
-        AS i (partition_id, group_id, want, lease_id, seconds, auto_ack, quiet, stop, held_from, held_to, slot)
+        AS i (partition_id, group_id, want, lease_id, seconds, auto_ack, quiet, held_from, held_to, stop, slot)
     JOIN queen.partitions p ON p.id = i.partition_id
     WHERE c.partition_id = i.partition_id AND c.group_id = i.group_id
         AND least(p.next_offset, i.stop) > greatest(c.committed, p.floor_offset)
@@ -65,27 +65,30 @@ LEFT JOIN LATERAL (
 -- name: claim_fresh
 -- The same for partitions that a group without a subscription meets for the first time: the cursor is made as leased.
 -- Rows that are not returned have a cursor already, or nothing to offer.
-WITH made AS (
+WITH wanted AS MATERIALIZED (
+    SELECT i.*, p.floor_offset AS start, least(p.next_offset, p.floor_offset + i.want) AS stop, p.next_offset
+    FROM unnest($1::bigint[], $2::integer[], $3::bigint[], $4::uuid[], $5::float8[], $6::boolean[], $7::float8[],
+            $8::bigint[], $9::bigint[])
+        AS i (partition_id, group_id, want, lease_id, seconds, auto_ack, quiet, held_from, held_to)
+    JOIN queen.partitions p ON p.id = i.partition_id
+    WHERE least(p.next_offset, p.floor_offset + i.want) > p.floor_offset
+        AND (i.quiet = 0 OR p.last_at <= clock_timestamp() - make_interval(secs => i.quiet))
+), made AS (
     INSERT INTO queen.cursors (partition_id, group_id, committed, lease_id, lease_start, lease_end, lease_until,
         lease_acquired_at, total_consumed, total_batches, last_consumed_at)
-    SELECT p.id, i.group_id, CASE WHEN i.auto_ack THEN e.stop ELSE p.floor_offset END,
-        CASE WHEN NOT i.auto_ack THEN i.lease_id END, p.floor_offset, e.stop,
-        CASE WHEN NOT i.auto_ack THEN clock_timestamp() + make_interval(secs => i.seconds) END, clock_timestamp(),
-        CASE WHEN i.auto_ack THEN e.stop - p.floor_offset ELSE 0 END, i.auto_ack::integer,
-        CASE WHEN i.auto_ack THEN clock_timestamp() END
-    FROM unnest($1::bigint[], $2::integer[], $3::bigint[], $4::uuid[], $5::float8[], $6::boolean[], $7::float8[])
-        AS i (partition_id, group_id, want, lease_id, seconds, auto_ack, quiet)
-    JOIN queen.partitions p ON p.id = i.partition_id
-    CROSS JOIN LATERAL (SELECT least(p.next_offset, p.floor_offset + i.want) AS stop) e
-    WHERE e.stop > p.floor_offset
-        AND (i.quiet = 0 OR p.last_at <= clock_timestamp() - make_interval(secs => i.quiet))
+    SELECT partition_id, group_id, CASE WHEN auto_ack THEN stop ELSE start END,
+        CASE WHEN NOT auto_ack THEN lease_id END, start, stop,
+        CASE WHEN NOT auto_ack THEN clock_timestamp() + make_interval(secs => seconds) END, clock_timestamp(),
+        CASE WHEN auto_ack THEN stop - start ELSE 0 END, auto_ack::integer,
+        CASE WHEN auto_ack THEN clock_timestamp() END
+    FROM wanted
     ON CONFLICT (partition_id, group_id) DO NOTHING
     RETURNING partition_id, group_id, lease_start, lease_end, lease_until, attempts
 )
-SELECT k.partition_id, k.group_id, k.lease_start, k.lease_end, k.lease_until, k.attempts, p.next_offset,
+SELECT k.partition_id, k.group_id, k.lease_start, k.lease_end, k.lease_until, k.attempts, w.next_offset,
     s.base_offset, s.created_at, s.ids, s.body
 FROM made k
-JOIN queen.partitions p ON p.id = k.partition_id
+JOIN wanted w ON w.partition_id = k.partition_id AND w.group_id = k.group_id
 LEFT JOIN LATERAL (
     SELECT g.base_offset, g.created_at, g.ids, g.body FROM queen.segments g
     WHERE g.partition_id = k.partition_id AND g.base_offset < k.lease_end
@@ -93,7 +96,7 @@ LEFT JOIN LATERAL (
             WHERE b.partition_id = k.partition_id AND b.base_offset <= k.lease_start
             ORDER BY b.base_offset DESC LIMIT 1), k.lease_start)
     ORDER BY g.base_offset
-) s ON true;
+) s ON k.lease_start < w.held_from OR k.lease_end > w.held_to;
 
 -- name: segments_between
 -- The segments that overlap a span of offsets.
