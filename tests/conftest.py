@@ -55,6 +55,7 @@ class FailuresAtOnce:
             self._terminal.write_line(f"! {report.nodeid} ({report.when})")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None and not hasattr(config, "workerinput"):

@@ -271,3 +271,22 @@ async def test_what_a_pop_here_took_and_did_not_lease_is_not_held_in_the_eyes_of
         assert payloads(await at_once) == [2]
         await here.push("q", 3)
         assert payloads(await elsewhere) == [3]
+
+
+async def test_what_another_worker_has_consumed_is_not_tried_one_by_one(start_server: StartServer) -> None:
+    here, there = [await start_server(worker_id=number, num_workers=2, pop_safety_poll_ms=NEVER) for number in range(2)]
+    assert there.worker is not None
+    claimer, partitions = there.worker.broker.claimer, 300
+    await asyncio.gather(*(here.push("q", number, partition=str(number)) for number in range(partitions)))
+    (first,) = await there.pop("q", autoAck=True)
+    taken = [message["data"] for _ in range(1, partitions) for message in await here.pop("q", autoAck=True)]
+    assert sorted([first["data"], *taken]) == list(range(partitions))
+    before = claimer.batches
+    waiting = asyncio.create_task(there.pop("q", wait=True, timeout=10_000, autoAck=True))
+    await until_parked(there, 1)
+    await here.push("q", "new", partition="7")
+    assert payloads(await waiting) == ["new"]
+    assert claimer.batches - before < 20
+    await here.push("q", "newer", partition="8")
+    assert payloads(await there.pop("q", autoAck=True)) == ["newer"]
+    assert await there.pop("q", autoAck=True) == []

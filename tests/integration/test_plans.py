@@ -93,6 +93,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "partitions_by_names": ([1] * ROWS, [str(number) for number in PARTITIONS]),
     # A page here is 10 000 partitions; this is the page of a pop that looks for the next few.
     "ready_partitions": (1, 1, 100, ROWS, None),
+    "ready_among": (PARTITIONS, 1),
     "partition_page_end": (1, 100, ROWS),
     "topic_enqueue": (
         [1],

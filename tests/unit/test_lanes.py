@@ -75,6 +75,25 @@ def test_a_hold_that_was_lifted_or_lengthened_ends_nothing() -> None:
     assert holds.expire(30.0) == {orders}
 
 
+def test_what_another_worker_took_from_is_tried_when_nothing_else_is_ready() -> None:
+    orders = lane()
+    for partition_id in (1, 2, 3):
+        orders.feed(partition_id, 5)
+    orders.doubt(1)
+    orders.doubt(7)
+    assert list(orders.ready) == [2, 3] and not orders.reconsider()
+    orders.doubt(2)
+    orders.feed(2, 1)
+    assert orders.ready[2] == 1, "what came later is not doubted"
+    orders.ready.clear()
+    assert orders.reconsider()
+    assert orders.ready == {1: 5} and not orders.doubted
+    for partition_id in range(1000):
+        orders.feed(partition_id, 1)
+        orders.doubt(partition_id)
+    assert not orders.reconsider(), "to ask for so many costs less than to try them"
+
+
 def test_holds_that_were_lifted_early_do_not_pile_up() -> None:
     holds, orders = Holds(), lane()
     for number in range(50_000):
@@ -138,7 +157,10 @@ async def test_a_pop_whose_time_is_up_during_a_claim_still_takes_what_the_claim_
 
 
 events = st.lists(
-    st.tuples(st.sampled_from(["feed", "free", "hold", "expire"]), st.integers(1, 3), st.integers(0, 5)), max_size=60
+    st.tuples(
+        st.sampled_from(["feed", "free", "hold", "expire", "doubt", "reconsider"]), st.integers(1, 3), st.integers(0, 5)
+    ),
+    max_size=60,
 )
 
 
@@ -156,13 +178,20 @@ def test_a_partition_that_has_something_is_never_forgotten(several: list[tuple[s
             orders.free(partition_id, number)
         elif what == "hold":
             holds.add(orders, partition_id, clock + number)
+        elif what == "doubt":
+            orders.doubt(partition_id)
+        elif what == "reconsider":
+            orders.reconsider()
         else:
             holds.expire(clock)
-        assert not orders.ready.keys() & orders.held.keys()
+        assert not (orders.ready.keys() | orders.doubted.keys()) & orders.held.keys()
+        assert not orders.ready.keys() & orders.doubted.keys()
         for partition in fed:
-            assert partition in orders.ready or partition in orders.held
+            assert partition in orders.ready or partition in orders.doubted or partition in orders.held
     holds.expire(clock + 100)
-    assert fed <= orders.ready.keys()
+    if not orders.ready:
+        orders.reconsider()
+    assert fed <= orders.ready.keys() | orders.doubted.keys()
 
 
 async def test_a_lane_lets_go_of_a_pop_that_was_answered() -> None:

@@ -30,6 +30,7 @@ from queen.broker.events import (
     look,
     named,
     pushed,
+    taken,
     turn,
 )
 from queen.broker.janitor.janitor import Janitor, cleaning_jobs
@@ -46,6 +47,7 @@ from queen.broker.redrive import Redriver
 from queen.broker.release import Releaser
 from queen.broker.renew import Renewer
 from queen.broker.replay import Replayer
+from queen.broker.scans import Share
 from queen.broker.segments import SegmentCache
 from queen.broker.selections import Selections
 from queen.broker.shards.upkeep import shard_jobs
@@ -153,6 +155,7 @@ class Broker:
             self.envelope,
             self.ids,
             self._held,
+            self._taken,
             meter,
         )
         self.popper = Popper(
@@ -164,6 +167,7 @@ class Broker:
             self._left,
             meter,
             safety_poll=settings.pop_safety_poll_ms / 1000,
+            share=Share(worker_id, settings.num_workers),
             default_subscription=settings.default_subscription_mode,
         )
         self.selections = Selections(self.catalog, self.popper)
@@ -355,6 +359,12 @@ class Broker:
         """
         if not self._alone:
             for datagram in self._datagrams([held(*lease) for lease in leases]):
+                self.bus.hint(datagram)
+
+    def _taken(self, places: Sequence[tuple[int, int, int]]) -> None:
+        """The others may believe that something is there still."""
+        if not self._alone:
+            for datagram in self._datagrams([taken(*place) for place in places]):
                 self.bus.hint(datagram)
 
     def _subscribed(self, group: str, change: int) -> None:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 OnHeld: TypeAlias = Callable[[Sequence[tuple[int, int, int, float]]], None]
 """Told (queue, partition, group, seconds) of every lease that began, before its holder can know of it."""
 
+OnTaken: TypeAlias = Callable[[Sequence[tuple[int, int, int]]], None]
+"""Told (queue, partition, group) where all that was there was consumed at once."""
+
 _NO_STOP = (1 << 63) - 1
 _UNREADABLE_PAUSE = 1.0
 
@@ -73,6 +76,7 @@ class Claimer:
         envelope: Envelope,
         ids: IdSource,
         on_held: OnHeld,
+        on_taken: OnTaken,
         meter: Meter,
     ) -> None:
         self._link = database.link()
@@ -82,6 +86,7 @@ class Claimer:
         self._envelope = envelope
         self._ids = ids
         self._on_held = on_held
+        self._on_taken = on_taken
         self._meter = meter
         self._cache_version = 0
         self.batches = 0
@@ -314,6 +319,13 @@ class Claimer:
             pop.resolve(body)
         self._on_held(
             [(claim.lane.queue_id, claim.partition_id, claim.lane.group_id, claim.hold_for) for claim in leased]
+        )
+        self._on_taken(
+            [
+                (claim.lane.queue_id, claim.partition_id, claim.lane.group_id)
+                for claim in claims
+                if claim.auto_ack and claim.left == 0
+            ]
         )
         await self._give_back(refused)
         await self._skip([claim for claim in empty if claim.lease_id])

@@ -17,6 +17,8 @@ class EventKind(StrEnum):
     """(queue id, partition id, group id, messages waiting): a lease ended"""
     HELD = "h"
     """(queue id, partition id, group id, milliseconds): a lease began"""
+    TAKEN = "k"
+    """(queue id, partition id, group id): all that a worker saw in it was consumed at once"""
     PARTITION_CHANGED = "s"
     """(queue id, partition id): messages in the middle of it were removed"""
     PARTITION_GONE = "x"
@@ -50,6 +52,7 @@ class EventKind(StrEnum):
 HOST_ONLY = frozenset(
     {
         EventKind.HELD.value,
+        EventKind.TAKEN.value,
         EventKind.TURN_WANTED.value,
         EventKind.TURN_DONE.value,
         EventKind.TOPICS_BUFFERED.value,
@@ -82,6 +85,10 @@ def freed(queue_id: int, partition_id: int, group_id: int, available: int) -> Ev
 
 def held(queue_id: int, partition_id: int, group_id: int, seconds: float) -> Event:
     return (EventKind.HELD.value, queue_id, partition_id, group_id, int(seconds * 1000), "")
+
+
+def taken(queue_id: int, partition_id: int, group_id: int) -> Event:
+    return (EventKind.TAKEN.value, queue_id, partition_id, group_id, 0, "")
 
 
 def partition_changed(queue_id: int, partition_id: int) -> Event:

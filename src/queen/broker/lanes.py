@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = 1 << 30
 _MOST_CURSORS = 200_000
+_FEW_DOUBTED = 64
 _FEWEST_SWEPT = 4096
 
 
@@ -28,6 +29,7 @@ class Lane:
     __slots__ = (
         "claiming",
         "cursors",
+        "doubted",
         "dropped",
         "fed",
         "freed",
@@ -62,6 +64,8 @@ class Lane:
         self.group_id = group_id
         self.group_name = group_name
         self.ready: dict[int, int] = {}
+        # Ready as far as this worker was told, but another one has since taken all that it saw there.
+        self.doubted: dict[int, int] = {}
         self.held: dict[int, float] = {}
         # Of the held ones, those that nobody leases: it is only too early for them.
         self.undue: set[int] = set()
@@ -123,6 +127,20 @@ class Lane:
             self.fed.add(partition_id)
         else:
             self.ready[partition_id] = self.ready.get(partition_id, 0) + count
+            self.doubted.pop(partition_id, None)
+
+    def doubt(self, partition_id: int) -> None:
+        """Another worker has consumed all that it saw in a partition: others first."""
+        available = self.ready.pop(partition_id, None)
+        if available is not None:
+            self.doubted[partition_id] = available
+
+    def reconsider(self) -> bool:
+        """Nothing else is ready: to try a few doubted partitions costs no more than to ask for them. Else False."""
+        if self.ready or not 0 < len(self.doubted) <= _FEW_DOUBTED:
+            return False
+        self.ready, self.doubted = self.doubted, {}
+        return True
 
     def free(self, partition_id: int, available: int) -> None:
         """A lease on a partition ended; `available` messages wait there."""
@@ -135,6 +153,7 @@ class Lane:
             available = max(available, 1)
         if available > 0:
             self.ready[partition_id] = max(available, self.ready.get(partition_id, 0))
+            self.doubted.pop(partition_id, None)
 
     def hold(self, partition_id: int, until: float, *, undue: bool = False) -> None:
         """Nothing can be had from a partition before `until` (loop time)."""
@@ -143,7 +162,7 @@ class Lane:
             self.undue.add(partition_id)
         else:
             self.undue.discard(partition_id)
-        if self.ready.pop(partition_id, None) is not None:
+        if self.ready.pop(partition_id, None) is not None or self.doubted.pop(partition_id, None) is not None:
             self.fed.add(partition_id)
 
     def expire(self, partition_id: int, when: float) -> bool:
@@ -167,6 +186,7 @@ class Lane:
     def lose(self, partition_id: int) -> list[Pop]:
         """A partition does not exist any more; returns the pops that waited for it, which are to enter again."""
         self.ready.pop(partition_id, None)
+        self.doubted.pop(partition_id, None)
         self.held.pop(partition_id, None)
         self.undue.discard(partition_id)
         self.fed.discard(partition_id)
@@ -182,6 +202,7 @@ class Lane:
     def forget_positions(self) -> None:
         """The group's cursors were moved or removed: believe nothing until the next scan."""
         self.ready.clear()
+        self.doubted.clear()
         self.held.clear()
         self.undue.clear()
         self.fed.clear()

@@ -20,7 +20,7 @@ from queen.broker.lane_register import LaneRegister
 from queen.broker.lanes import UNKNOWN, Holds, Lane
 from queen.broker.matching import MOST_CLAIMS, Matcher
 from queen.broker.pop import Pop, PopOptions
-from queen.broker.scans import SCAN_PAGE, scan_lane
+from queen.broker.scans import SCAN_PAGE, Share, check_doubted, scan_lane
 from queen.broker.subscribing import Subscriptions
 from queen.broker.whole_acks import OnFreed
 from queen.errors import DatabaseAway, QueenError
@@ -50,6 +50,7 @@ class Popper:
         meter: Meter,
         *,
         safety_poll: float,
+        share: Share,
         default_subscription: str = "",
     ) -> None:
         self._database = database
@@ -61,6 +62,7 @@ class Popper:
         self._matcher = Matcher(claimer.lease_id)
         self._subscriptions = Subscriptions(database, on_subscribed, default_subscription)
         self._safety_poll = safety_poll
+        self._share = share
         self._lanes = LaneRegister()
         self._homeless = Homeless()
         self._holds = Holds()
@@ -166,6 +168,10 @@ class Popper:
             for lane in self._lanes.of_group(queue_id, group_id):
                 self._holds.add(lane, partition_id, until)
             self._hold_timer.arm()
+        elif kind == EventKind.TAKEN:
+            for lane in self._lanes.of_group(queue_id, group_id):
+                if partition_id not in lane.targeted:
+                    lane.doubt(partition_id)
         elif kind == EventKind.PARTITION_GONE:
             for lane in self._lanes.of(queue_id):
                 for pop in lane.lose(partition_id):
@@ -299,6 +305,7 @@ class Popper:
             return
         lane.targeted.setdefault(partition.id, deque()).append(pop)
         lane.held.pop(partition.id, None)
+        lane.doubted.pop(partition.id, None)
         lane.ready.setdefault(partition.id, UNKNOWN)
 
     async def _resolve_partitions(self, lane: Lane) -> None:
@@ -339,6 +346,8 @@ class Popper:
         for lane in lanes:
             if not lane.has_work:
                 self._drain_bus()
+                if lane.waiting:
+                    lane.reconsider()
             before = len(claims)
             if lane.has_work and not self.paused:
                 self._matcher.match(lane, claims)
@@ -427,7 +436,11 @@ class Popper:
             return
         impatient = lane.impatient_pops()
         now = asyncio.get_running_loop().time()
-        if (
+        if lane.doubted and lane.waiting:
+            if not lane.scanning:
+                lane.scanning = True
+                self._spawn(self._check_doubted(lane, impatient))
+        elif (
             lane.scanned_at is None
             or (impatient and lane.total_partitions <= SCAN_PAGE)
             or (lane.waiting and now - lane.scanned_at > self._safety_poll)
@@ -438,11 +451,24 @@ class Popper:
         elif impatient:
             self._answer_empty(lane, impatient)
 
+    async def _check_doubted(self, lane: Lane, impatient: Iterable[Pop]) -> None:
+        """Find out whether what other workers took from has something left, then go on as if they had not."""
+        try:
+            await check_doubted(self._database, lane, self._holds)
+        except (QueenError, asyncpg.PostgresError) as error:
+            for pop in impatient:
+                pop.fail(error)
+            return
+        finally:
+            lane.scanning = False
+        self._hold_timer.arm()
+        self._kick(lane)
+
     async def _scan(self, lane: Lane, impatient: Iterable[Pop] = ()) -> None:
         """Find out what a lane has, and answer those who do not wait if that is nothing."""
         impatient = list(impatient)
         try:
-            await scan_lane(self._database, lane, self._holds, on_page=lambda: self._kick(lane))
+            await scan_lane(self._database, lane, self._holds, self._share, on_page=lambda: self._kick(lane))
         except (QueenError, asyncpg.PostgresError) as error:
             for pop in impatient:
                 pop.fail(error)

@@ -180,6 +180,18 @@ LEFT JOIN LATERAL (
 WHERE p.next_offset > greatest(p.floor_offset, coalesce(c.committed, 0))
     AND (c.partition_id IS NOT NULL OR $5::timestamptz IS NULL OR p.last_at > $5);
 
+-- name: ready_among
+-- Those of the partitions, where a group has been before, that have something for it; leased ones too, with how long
+-- they stay so.
+SELECT p.id, p.next_offset - greatest(p.floor_offset, coalesce(c.committed, 0)) AS available,
+    coalesce(extract(epoch FROM c.lease_until - clock_timestamp()), 0)::float8 AS held_for
+FROM unnest($1::bigint[]) AS i (id)
+JOIN queen.partitions p ON p.id = i.id
+LEFT JOIN LATERAL (
+    SELECT * FROM queen.cursors WHERE partition_id = p.id AND group_id = $2 OFFSET 0
+) c ON true
+WHERE p.next_offset > greatest(p.floor_offset, coalesce(c.committed, 0));
+
 -- name: partition_page_end
 -- The last id of a page of a queue's partitions.
 SELECT max(id) AS last_id, count(*) AS found
