@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from queen.broker.ack import Acker
 from queen.broker.append import Appender
@@ -48,6 +47,7 @@ from queen.broker.release import Releaser
 from queen.broker.renew import Renewer
 from queen.broker.replay import Replayer
 from queen.broker.scans import Share
+from queen.broker.seen import unpack_hashes
 from queen.broker.segments import SegmentCache
 from queen.broker.selections import Selections
 from queen.broker.shards.upkeep import shard_jobs
@@ -408,7 +408,7 @@ class Broker:
         if datagram.hashes:
             cached = self.catalog.cached_partition_by_id
             self.dedup.learn(
-                np.frombuffer(datagram.hashes, dtype=np.uint64),
+                unpack_hashes(datagram.hashes),
                 [(cached(partition_id), base, count) for partition_id, base, count in datagram.spans],
             )
         self._take_in_news(datagram.events)

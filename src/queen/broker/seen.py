@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,13 @@ _FEW = 8
 def transaction_hash(transaction_id: str, partition_id: int) -> int:
     """64 bits that stand for a transaction id within its partition, the same in every process."""
     return xxhash.xxh3_64_intdigest(transaction_id.encode(), partition_id)
+
+
+def unpack_hashes(packed: bytes) -> Hashes | list[int]:
+    """Hashes of 8 bytes each, in the form in which so many are added fastest."""
+    if len(packed) <= 8 * _FEW:
+        return array("Q", packed).tolist()
+    return np.frombuffer(packed, dtype=np.uint64)
 
 
 class SeenFilter:
