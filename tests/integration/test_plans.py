@@ -20,7 +20,7 @@ from tests.database import Connection
 
 ROWS = 16
 SIZE = "the size of the page"
-TABLES = {"partitions", "segments", "cursors", "topic_items", "topic_heads", "topic_keys"}
+TABLES = {"partitions", "segments", "cursors", "topic_items", "topic_heads", "topic_keys", "topic_key_claims"}
 LEASE = uuid.UUID("019dd000-0000-7000-8000-000000000001")
 
 PARTITIONS = list(range(100, 100 + ROWS))
@@ -126,6 +126,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
         [b"{}"] * ROWS,
         [b"payload"] * ROWS,
     ),
+    "claim_topic_keys": (["ns"] * ROWS, [f"key-{number}" for number in range(ROWS)], [0] * ROWS),
     "topic_key_owners": ([1] * ROWS, [f"key-{number}" for number in range(ROWS)]),
     "topic_claim": ([1, 2], [ROWS, 1], [0, ROWS], [0, ROWS], [30.0, 30.0], ["a", "b"]),
     "topic_next_due": ([1, 2],),
@@ -364,6 +365,7 @@ async def _fill(dsn: str) -> None:
         "INSERT INTO queen.topic_heads SELECT topic_id, priority, min(deliver_after) FROM queen.topic_items"
         " GROUP BY topic_id, priority",
         "INSERT INTO queen.topic_keys SELECT 1, 'key-' || n, n, now() FROM generate_series(1, 20000) n",
+        "INSERT INTO queen.topic_key_claims SELECT 'ns', 'key-' || n, 0 FROM generate_series(10, 20000) n",
         "ANALYZE",
     )
 

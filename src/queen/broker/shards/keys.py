@@ -7,14 +7,19 @@ The same request finds the claim its own and stores the item; another shard may 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
+
+import asyncpg
 
 from queen.broker.broker import Broker
+from queen.broker.fusion import Fusion
 from queen.broker.shards.directory import Directory
-from queen.errors import DatabaseAway, Overloaded
+from queen.errors import DatabaseAway, Overloaded, QueenError
+from queen.storage.database import Database
 from queen.wire.shards import Name
 from queen.wire.topics import EnqueueItem
 
@@ -22,6 +27,16 @@ log = logging.getLogger(__name__)
 
 # Longer than any statement may take: whoever claimed the key has stored its item by then, or never will.
 _ABANDONED_SECONDS: Final = 120.0
+
+
+Key: TypeAlias = tuple[str, str]
+"""A namespace, and a key in it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Wanted:
+    shards: dict[Key, int]
+    answer: asyncio.Future[dict[Key, tuple[int, float]]]
 
 
 @dataclass(slots=True)
@@ -40,12 +55,44 @@ class Duplicates:
         return bool(self.owners or self.twins)
 
 
+class KeyRegister:
+    """The keys that one shard keeps as the home of their namespaces; requests that come together are one statement."""
+
+    def __init__(self, database: Database) -> None:
+        self._link = database.link()
+        self._fusion: Fusion[_Wanted] = Fusion(self._run, _fail, weigh=lambda wanted: len(wanted.shards), limit=5000)
+
+    def claim(self, shards: dict[Key, int]) -> asyncio.Future[dict[Key, tuple[int, float]]]:
+        """Claim keys for shards, unless they are claimed; gives whose each one is, and for how many seconds."""
+        wanted = _Wanted(shards, asyncio.get_running_loop().create_future())
+        self._fusion.submit(wanted)
+        return wanted.answer
+
+    async def _run(self, batch: list[_Wanted]) -> None:
+        claims = [(key, shard) for wanted in batch for key, shard in wanted.shards.items()]
+        columns = ([key[0] for key, _ in claims], [key[1] for key, _ in claims], [shard for _, shard in claims])
+        owners: dict[Key, tuple[int, float]] = {}
+        try:
+            while len(owners) < len({key for key, _ in claims}):
+                # The second time, if somebody else claimed one just now: then it is seen.
+                rows = await self._link.fetch("claim_topic_keys", *columns)
+                owners |= {(row["namespace"], row["key"]): (row["shard"], row["age"]) for row in rows}
+        except (asyncpg.PostgresError, QueenError) as error:
+            for wanted in batch:
+                _fail(wanted, error)
+            return
+        for wanted in batch:
+            if not wanted.answer.done():
+                wanted.answer.set_result({key: owners[key] for key in wanted.shards})
+
+
 class NamespaceRules:
     """What holds for a namespace as a whole."""
 
     def __init__(self, directory: Directory, brokers: Sequence[Broker]) -> None:
         self._directory = directory
         self._brokers = brokers
+        self._registers = [KeyRegister(broker.database) for broker in brokers]
 
     async def admit(self, items: Sequence[EnqueueItem], shards: Sequence[int]) -> None:
         """Count items against quotas, but for those that their own shard counts. Raises `QuotaExceeded`."""
@@ -64,7 +111,7 @@ class NamespaceRules:
     async def claim(self, items: Sequence[EnqueueItem], shards: Sequence[int]) -> Duplicates:
         """Claim the keys of items for their shards; gives those that are duplicates of items on other shards."""
         duplicates = Duplicates()
-        firsts: dict[tuple[str, str], int] = {}
+        firsts: dict[Key, int] = {}
         for place, item in enumerate(items):
             if not item.idempotency_key:
                 continue
@@ -72,7 +119,7 @@ class NamespaceRules:
             first = firsts.setdefault(key, place)
             if first != place and shards[first] != shards[place]:
                 duplicates.twins[place] = first
-        by_home: dict[int, list[tuple[str, str]]] = {}
+        by_home: dict[int, list[Key]] = {}
         for namespace, text in firsts:
             by_home.setdefault(await self._home(namespace), []).append((namespace, text))
         for home, keys in by_home.items():
@@ -82,28 +129,22 @@ class NamespaceRules:
     async def _claim(
         self,
         home: int,
-        keys: Sequence[tuple[str, str]],
-        firsts: dict[tuple[str, str], int],
+        keys: Sequence[Key],
+        firsts: dict[Key, int],
         shards: Sequence[int],
         duplicates: Duplicates,
     ) -> None:
         database = self._brokers[home].database
-        names, texts = [key[0] for key in keys], [key[1] for key in keys]
-        wanted = [shards[firsts[key]] for key in keys]
-        rows = await database.fetch("claim_topic_keys", names, texts, wanted)
-        if len(rows) < len(keys):
-            # Somebody else claimed one just now: this time it is seen.
-            rows = await database.fetch("claim_topic_keys", names, texts, wanted)
-        for row in rows:
-            key = (row["namespace"], row["key"])
+        owners = await self._registers[home].claim({key: shards[firsts[key]] for key in keys})
+        for key, (owner, age) in owners.items():
             place = firsts[key]
-            owner, mine = row["shard"], shards[place]
+            mine = shards[place]
             if owner == mine:
                 continue
             found = await self._brokers[owner].database.fetch("topic_key_items", [key[0]], [key[1]])
             if found:
                 duplicates.owners[place] = found[0]["item_id"]
-            elif row["age"] < _ABANDONED_SECONDS or not await database.fetch("take_over_topic_key", *key, owner, mine):
+            elif age < _ABANDONED_SECONDS or not await database.fetch("take_over_topic_key", *key, owner, mine):
                 raise Overloaded(
                     f"the idempotency key {key[1]!r} of namespace {key[0]} is being used on shard {owner};"
                     " try again soon"
@@ -111,3 +152,8 @@ class NamespaceRules:
 
     async def _home(self, namespace: str) -> int:
         return await self._directory.find(Name.namespace(namespace))
+
+
+def _fail(wanted: _Wanted, error: Exception) -> None:
+    if not wanted.answer.done():
+        wanted.answer.set_exception(error)

@@ -26,14 +26,12 @@ SELECT id FROM queen.partitions WHERE id < $1 OR id >= $2 ORDER BY id;
 -- Claim keys of namespaces for shards; says whose each one is, and for how long it has been.
 WITH made AS (
     INSERT INTO queen.topic_key_claims AS c (namespace, key, shard)
-    SELECT i.namespace, i.key, coalesce(o.number, i.shard)
+    SELECT i.namespace, i.key, CASE
+        -- A key that was used here before there were claims is this shard's own.
+        WHEN (SELECT k.item_id FROM queen.topic_keys k WHERE k.key = i.key
+            AND k.namespace_id = (SELECT id FROM queen.topic_namespaces WHERE name = i.namespace)) IS NOT NULL
+        THEN coalesce((SELECT number FROM queen.shard), i.shard) ELSE i.shard END
     FROM unnest($1::text[], $2::text[], $3::integer[]) AS i (namespace, key, shard)
-    -- A key that was used here before there were claims is this shard's own.
-    LEFT JOIN LATERAL (
-        SELECT s.number FROM queen.topic_namespaces n
-        JOIN queen.topic_keys k ON k.namespace_id = n.id AND k.key = i.key CROSS JOIN queen.shard s
-        WHERE n.name = i.namespace
-    ) o ON true
     ORDER BY i.namespace, i.key
     ON CONFLICT DO NOTHING RETURNING c.namespace, c.key, c.shard
 )
@@ -50,9 +48,11 @@ WHERE namespace = $1 AND key = $2 AND shard = $3 RETURNING shard;
 
 -- name: topic_key_items
 -- The items that were enqueued with keys, by the names of their namespaces.
-SELECT n.name AS namespace, k.key, k.item_id FROM unnest($1::text[], $2::text[]) AS i (namespace, key)
-JOIN queen.topic_namespaces n ON n.name = i.namespace
-JOIN queen.topic_keys k ON k.namespace_id = n.id AND k.key = i.key;
+SELECT i.namespace, k.key, k.item_id FROM unnest($1::text[], $2::text[]) AS i (namespace, key)
+CROSS JOIN LATERAL (
+    SELECT key, item_id FROM queen.topic_keys WHERE key = i.key
+        AND namespace_id = (SELECT id FROM queen.topic_namespaces WHERE name = i.namespace) OFFSET 0
+) k;
 
 -- name: forget_topic_key_claims
 -- Some of the claims of keys that are older than so many seconds.

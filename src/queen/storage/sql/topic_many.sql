@@ -49,18 +49,18 @@ WITH firsts AS MATERIALIZED (
     ORDER BY p.priority, p.deliver_after, p.id LIMIT $2
 ), locked AS MATERIALIZED (
     -- Only what will be taken is locked: what a lock is seen on counts as taken for everybody else.
-    SELECT i.id, i.priority, i.deliver_after FROM queen.topic_items i
+    SELECT i.ctid AS place, i.id, i.priority, i.deliver_after FROM queen.topic_items i
     WHERE i.id = ANY (ARRAY(SELECT id FROM seen)) AND i.leased_until IS NULL
     FOR UPDATE SKIP LOCKED
 ), picked AS MATERIALIZED (
-    SELECT id, width_bucket(row_number() OVER (ORDER BY priority, deliver_after, id) - 1, $3::bigint[]) AS slot
+    SELECT place, width_bucket(row_number() OVER (ORDER BY priority, deliver_after, id) - 1, $3::bigint[]) AS slot
     FROM locked
 ), leased AS (
     UPDATE queen.topic_items i SET
         leased_until = clock_timestamp() + make_interval(secs => coalesce(($4::float8[])[p.slot], t.lease_seconds)),
         lease_owner = ($5::text[])[p.slot], updated_at = clock_timestamp()
     FROM picked p, queen.topics t
-    WHERE i.id = p.id AND i.id = ANY (ARRAY(SELECT id FROM picked)) AND t.id = i.topic_id
+    WHERE i.ctid = p.place AND t.id = i.topic_id
     RETURNING p.slot, i.id, i.topic_id, i.priority, i.deliver_after, i.leased_until, i.lease_owner, i.retries,
         i.created_at, i.updated_at, i.first_failed_at, i.last_error, i.expires_at, i.idempotency_key, i.is_json,
         i.metadata, i.payload

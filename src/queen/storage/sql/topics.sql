@@ -31,9 +31,11 @@ ORDER BY 1, 2 ON CONFLICT DO NOTHING;
 
 -- name: topics_by_names
 -- Topics by namespace and name.
-SELECT t.*, n.name AS namespace FROM unnest($1::text[], $2::text[]) AS i (namespace, topic)
-JOIN queen.topic_namespaces n ON n.name = i.namespace
-JOIN queen.topics t ON t.namespace_id = n.id AND t.name = i.topic;
+SELECT t.*, i.namespace FROM unnest($1::text[], $2::text[]) AS i (namespace, topic)
+CROSS JOIN LATERAL (
+    SELECT * FROM queen.topics
+    WHERE namespace_id = (SELECT id FROM queen.topic_namespaces WHERE name = i.namespace) AND name = i.topic OFFSET 0
+) t;
 
 -- name: topics_by_ids
 -- Topics by their ids.
@@ -114,14 +116,14 @@ JOIN queen.topic_keys k ON k.namespace_id = i.namespace_id AND k.key = i.key;
 -- Lease the first items that are ready and due: so many ($2) of each topic ($1). Topics have a stretch of places each
 -- that begins at $3; whoever's places begin at $4 leases for $5 seconds as $6. None of topics with a ready queue.
 WITH picked AS MATERIALIZED (
-    SELECT p.id, width_bucket(a.base + row_number() OVER (PARTITION BY a.topic_id
+    SELECT p.place, width_bucket(a.base + row_number() OVER (PARTITION BY a.topic_id
         ORDER BY p.priority, p.deliver_after, p.id) - 1, $4::bigint[]) AS slot
     FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS a (topic_id, wanted, base)
     CROSS JOIN LATERAL (
-        SELECT r.id, r.priority, r.deliver_after
+        SELECT r.place, r.id, r.priority, r.deliver_after
         FROM queen.topic_heads h
         CROSS JOIN LATERAL (
-            SELECT i.id, i.priority, i.deliver_after FROM queen.topic_items i
+            SELECT i.ctid AS place, i.id, i.priority, i.deliver_after FROM queen.topic_items i
             WHERE i.topic_id = h.topic_id AND i.priority = h.priority AND i.leased_until IS NULL
                 AND i.deliver_after >= h.head AND i.deliver_after <= statement_timestamp()
                 AND (i.expires_at IS NULL OR i.expires_at > statement_timestamp())
@@ -135,7 +137,8 @@ UPDATE queen.topic_items i SET
     leased_until = clock_timestamp() + make_interval(secs => ($5::float8[])[p.slot]),
     lease_owner = ($6::text[])[p.slot], updated_at = clock_timestamp()
 FROM picked p
-WHERE i.id = p.id AND i.id = ANY (ARRAY(SELECT id FROM picked))
+-- They are locked, so they stay where they are. By their ids, how to find them would depend on what is known of the table.
+WHERE i.ctid = p.place
 RETURNING p.slot, i.id, i.topic_id, i.priority, i.deliver_after, i.leased_until, i.lease_owner, i.retries, i.created_at,
     i.updated_at, i.first_failed_at, i.last_error, i.expires_at, i.idempotency_key, i.is_json, i.metadata, i.payload;
 
@@ -169,19 +172,19 @@ ON CONFLICT (topic_id, priority) DO UPDATE SET head = excluded.head + interval '
         WHERE h.head > excluded.head + interval '5 minutes';
 
 -- name: topic_ack
--- Items that are done go for good. A lease that lapsed still counts while nobody else has taken the item.
+-- Items that are done go for good. A lease that lapsed still counts while nobody else has taken the item. Ids ascend.
 DELETE FROM queen.topic_items i
-USING unnest($1::bigint[], $2::integer[], $3::text[]) WITH ORDINALITY AS a (id, topic_id, owner, slot)
-WHERE i.id = a.id AND i.id = ANY ($1::bigint[]) AND i.topic_id = a.topic_id AND CASE
-    WHEN i.lease_owner IS NOT NULL THEN a.owner IS NULL OR a.owner = i.lease_owner
+WHERE i.id = ANY ($1::bigint[]) AND i.topic_id = ($2::integer[])[width_bucket(i.id, $1::bigint[])] AND CASE
+    WHEN i.lease_owner IS NOT NULL THEN coalesce(i.lease_owner = ($3::text[])[width_bucket(i.id, $1::bigint[])], true)
     WHEN i.leased_until IS NULL THEN false
     -- It was handed out of a ready queue a moment ago, or waits in it still. Not EXISTS, which may read the whole table.
-    WHEN a.owner IS NOT NULL
-        THEN coalesce((SELECT a.id = ANY (h.ids) FROM queen.topic_handouts h WHERE h.owner = a.owner), false)
+    WHEN ($3::text[])[width_bucket(i.id, $1::bigint[])] IS NOT NULL
+        THEN coalesce((SELECT i.id = ANY (h.ids) FROM queen.topic_handouts h
+            WHERE h.owner = ($3::text[])[width_bucket(i.id, $1::bigint[])]), false)
     ELSE coalesce((SELECT true FROM queen.topic_handouts h
-        WHERE h.topic_id = a.topic_id AND a.id = ANY (h.ids) LIMIT 1), false)
+        WHERE h.topic_id = i.topic_id AND i.id = ANY (h.ids) LIMIT 1), false)
     END
-RETURNING a.slot;
+RETURNING width_bucket(i.id, $1::bigint[]) AS slot;
 
 -- name: topic_extend
 -- Make live leases end so many seconds from now; never earlier than they would.
