@@ -38,10 +38,10 @@ class CpuUsed:
 
 @dataclass(frozen=True)
 class Watched:
-    """The two process trees to account for. The embedded PostgreSQL may be a child of the server."""
+    """The process trees to account for. An embedded PostgreSQL may be a child of the server."""
 
     server: int | None
-    postmaster: int | None
+    postmasters: tuple[int, ...]
 
     def cpu(self) -> CpuUsed:
         processes = read_processes()
@@ -58,7 +58,7 @@ class Watched:
         return sum(memory_bytes(pid) for pid in server)
 
     def _split(self, processes: dict[int, Process]) -> tuple[set[int], set[int]]:
-        postgres = descendants(processes, self.postmaster)
+        postgres: set[int] = set().union(*(descendants(processes, pid) for pid in self.postmasters))
         return descendants(processes, self.server) - postgres, postgres
 
 

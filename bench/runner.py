@@ -126,7 +126,7 @@ class Session:
         before = watched.cpu()
         result = await measure_limit(database, workload.segment_size, self._settings.seconds)
         metrics = {"messages_per_s": result.messages_per_s, "generator_cpu_s": result.cpu_s}
-        if watched.postmaster is not None:
+        if watched.postmasters:
             metrics["postgres_cpu_s"] = watched.cpu().since(before).postgres
         return self._measurement(workload, metrics | {"messages": result.messages, "seconds": result.seconds})
 

@@ -13,13 +13,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from bench.postgres import Database, find_database, read_postmaster
 from bench.processes import Watched
+from queen.postgres import EmbeddedPostgres
 
 START_WITHIN_SECONDS = 90
 STOP_WITHIN_SECONDS = 30
@@ -51,10 +52,25 @@ async def fresh_server(workers: int, settings: dict[str, str] | None = None) -> 
         await until_healthy("127.0.0.1", port, process, log)
         postmaster, dsn = read_postmaster(data_dir)
         database = await find_database(dsn)
-        yield Target("127.0.0.1", port, Watched(process.pid, postmaster), database)
+        yield Target("127.0.0.1", port, Watched(process.pid, (postmaster,)), database)
     finally:
         stop_server(process, postmaster)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@asynccontextmanager
+async def sharded_server(workers: int, shards: int, settings: dict[str, str]) -> AsyncIterator[Target]:
+    """The same on as many PostgreSQL instances as shards are wanted, each with a data directory of its own."""
+    directory = make_directory()
+    log, port = directory / "server.log", free_port()
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        instances = [stack.enter_context(EmbeddedPostgres(directory / f"shard-{n}")) for n in range(shards)]
+        urls = {"DATABASE_URLS": ",".join(instance.dsn() for instance in instances)}
+        process = start_server(directory / "data", log, port, workers, settings | urls)
+        stack.callback(stop_server, process, None)
+        await until_healthy("127.0.0.1", port, process, log)
+        yield Target("127.0.0.1", port, Watched(process.pid, tuple(each.pid for each in instances)), None)
 
 
 @asynccontextmanager
@@ -65,7 +81,7 @@ async def running_server(url: str, dsn: str | None, pid: int | None) -> AsyncIte
         raise ServerError(f"--against {url!r} names no host: expected something like http://127.0.0.1:6632")
     host, port = socket.gethostbyname(parts.hostname), parts.port or 6632
     await until_healthy(host, port, None, None)
-    yield Target(host, port, Watched(pid, None), Database(dsn) if dsn else None)
+    yield Target(host, port, Watched(pid, ()), Database(dsn) if dsn else None)
 
 
 def make_directory() -> Path:

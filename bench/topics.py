@@ -35,6 +35,8 @@ BATCH = 100
 PAYLOAD = "x" * 256
 NAMESPACE = "bench"
 BUFFERED = "buffered"
+REPEATED_AFTER = 50
+"""Requests between one and its repetition."""
 
 
 class Ref(msgspec.Struct):
@@ -97,9 +99,23 @@ class Load:
             msgspec.json.encode([{"namespace": namespace, "topic": f"t{n}", "data": PAYLOAD} for _ in range(BATCH)])
             for n in range(topics)
         ]
+        return self._enqueue(lambda number: bodies[number % topics])
 
+    def enqueue_keyed(self, topics: int, *, twice: bool = False) -> Callable[[int], Awaitable[int]]:
+        """Every item with a key; every request once more a while later, if `twice`."""
+
+        def body(number: int) -> bytes:
+            request = (number // 2 - REPEATED_AFTER if number % 2 else number // 2) if twice else number
+            fields = {"namespace": NAMESPACE, "topic": f"t{request % topics}", "data": PAYLOAD}
+            key = f"{begun}-{request}"
+            return msgspec.json.encode([fields | {"idempotency_key": f"{key}-{n}"} for n in range(BATCH)])
+
+        begun = time.time()
+        return self._enqueue(body)
+
+    def _enqueue(self, body: Callable[[int], bytes]) -> Callable[[int], Awaitable[int]]:
         async def step(number: int) -> int:
-            async with self._session.post(f"{self._url}/enqueue", data=bodies[number % topics]) as answer:
+            async with self._session.post(f"{self._url}/enqueue", data=body(number)) as answer:
                 if answer.status == 503:
                     # The buffer is full: come back when some of it is stored.
                     self.refused += 1

@@ -136,25 +136,31 @@ async def test_topics_have_queues_of_their_own(ready: ReadyQueue) -> None:
     assert (await ready.depth(TOPIC), await ready.depth(TOPIC + 1)) == (1, 0)
 
 
-async def test_the_first_who_reserves_a_key_has_it(keys: Keys) -> None:
-    assert await keys.reserve("ns", {"a": 1, "b": 2}, 600) == {"a": 1, "b": 2}
-    assert await keys.reserve("ns", {"b": 7, "c": 3}, 600) == {"b": 2, "c": 3}
-    assert await keys.lookup("ns", ["a", "b", "c", "d"]) == {"a": 1, "b": 2, "c": 3}
-    assert await keys.lookup("other", ["a"]) == {}
-    assert await keys.reserve("ns", {}, 600) == {} == await keys.lookup("ns", [])
+async def test_keys_are_known_to_their_namespace_once_learnt(keys: Keys) -> None:
+    await keys.learn("ns", ["a", "b{x}", "ä" * 255], 600)
+    assert await keys.known("ns", ["a", "b{x}", "c", "ä" * 255]) == {"a", "b{x}", "ä" * 255}
+    assert await keys.known("n", ["sa", "a"]) == set() == await keys.known("ns", [])
+    many = [f"key {number}" for number in range(2500)]
+    await keys.learn("ns", many, 600)
+    await keys.learn("ns", [], 600)
+    assert await keys.known("ns", many) == set(many)
 
 
-async def test_a_key_is_forgotten_after_its_time_or_when_told(keys: Keys) -> None:
-    await keys.reserve("ns", {"soon": 1}, 0.001)
-    await keys.reserve("ns", {"told": 2}, 600)
+async def test_a_key_is_forgotten_after_its_time(keys: Keys) -> None:
+    await keys.learn("ns", ["soon", "later"], 600)
+    await keys.learn("ns", ["soon"], 0.001)
 
     async def forgotten() -> bool:
-        return not await keys.lookup("ns", ["soon"])
+        return await keys.known("ns", ["soon", "later"]) == {"later"}
 
-    await until(forgotten, 30)
-    assert await keys.reserve("ns", {"soon": 5}, 600) == {"soon": 5}
-    await keys.forget("ns", ["told", "unknown"])
-    assert await keys.lookup("ns", ["told"]) == {}
+    await until(forgotten, 10)
+
+
+async def test_of_too_many_keys_in_memory_the_oldest_are_forgotten() -> None:
+    keys = MemoryKeys(most=3)
+    await keys.learn("ns", ["a", "b", "c"], 600)
+    await keys.learn("ns", ["a", "d"], 600)
+    assert await keys.known("ns", ["a", "b", "c", "d"]) == {"c", "a", "d"}
 
 
 async def test_a_counter_admits_up_to_its_limit(counters: Counters) -> None:

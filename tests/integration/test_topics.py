@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tests.api import Api
 from tests.conftest import StartServer
 from tests.database import Connection
+from tests.hot.redis_server import RedisServer
 from tests.topic_api import NAMESPACE, TOPIC, TopicApi, b64, item, named, values
 
 
@@ -414,3 +416,33 @@ async def test_an_item_below_the_head_is_served_first(topics: TopicApi) -> None:
     await broker.topics.heads.advance(topic.id)
     await topics.enqueue(item("new"), item("other priority", priority=9))
     assert values(await topics.dequeue()) == ["new", "other priority"]
+
+
+@pytest.mark.parametrize("kept", ["in memory", "in Redis"])
+async def test_a_repeated_key_is_found_whatever_is_remembered_of_it(
+    start_server: StartServer, tmp_path: Path, kept: str
+) -> None:
+    redis = RedisServer(tmp_path / "redis")
+    settings: dict[str, object] = {}
+    if kept == "in Redis":
+        await redis.start()
+        settings = {"redis_addrs": redis.address, "redis_timeout_ms": 5000}
+    try:
+        topics = TopicApi(await start_server(**settings))
+        assert topics.api.worker is not None
+        keys = topics.api.worker.broker.topics._keys
+        first = await topics.enqueue(item(1, idempotency_key="a"), item(2, topic="other", idempotency_key="b"))
+        await keys.stop()
+        assert await topics.enqueue(item(3, idempotency_key="a"), item(4, idempotency_key="b")) == first
+        # Remembered, but PostgreSQL knows nothing of it: the item must not be taken for a duplicate.
+        await keys._keys.learn(NAMESPACE, ["never stored"], 600)
+        (new,) = await topics.enqueue(item(5, idempotency_key="never stored"))
+        assert new not in first
+        if kept == "in Redis":
+            await redis.call("FLUSHALL")
+            assert await topics.enqueue(item(6, idempotency_key="a")) == first[:1]
+            await redis.kill()
+            assert await topics.enqueue(item(7, idempotency_key="b")) == first[1:]
+        assert (await topics.counts())["ready"] == 2
+    finally:
+        await redis.kill()

@@ -6,7 +6,7 @@ calls goes on with PostgreSQL then. All of it may be emptied at any moment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -94,17 +94,15 @@ class ReadyQueue(Protocol):
 
 
 class Keys(Protocol):
-    """Idempotency keys of namespaces, each with the id of the item that has it; forgotten after a time."""
+    """Idempotency keys of namespaces that were stored lately."""
 
-    async def reserve(self, namespace: str, ids: Mapping[str, int], seconds: float) -> dict[str, int]:
-        """Give keys to ids, unless they are given already; returns the ids that have them now."""
+    async def known(self, namespace: str, keys: Sequence[str]) -> set[str]:
+        """Those of the keys that were learnt, and not forgotten since."""
         ...
 
-    async def lookup(self, namespace: str, keys: Sequence[str]) -> dict[str, int]:
-        """Those of the keys that are known."""
+    async def learn(self, namespace: str, keys: Sequence[str], seconds: float) -> None:
+        """Remember keys for so long, or less where there are too many."""
         ...
-
-    async def forget(self, namespace: str, keys: Sequence[str]) -> None: ...
 
 
 class Counted(msgspec.Struct, frozen=True):

@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Final
 
-from queen.hot.link import RedisLink
+from queen.hot.link import RedisLink, Script
+
+_LEARN: Final = Script("""
+for _, name in ipairs(KEYS) do redis.call('SET', name, '', 'PX', ARGV[1]) end
+""")
+
+_MOST_TOGETHER: Final = 1000
+"""Names in one script: Redis does nothing else meanwhile."""
 
 
 class RedisKeys:
-    """A string each, which Redis forgets by itself."""
+    """A string each, which Redis forgets by itself. In a cluster the keys of a namespace are in one slot."""
 
     def __init__(self, link: RedisLink) -> None:
         self._link = link
 
-    async def reserve(self, namespace: str, ids: Mapping[str, int], seconds: float) -> dict[str, int]:
-        if not ids:
-            return {}
-        lasting = max(1, int(seconds * 1000))
-        names = {key: self._name(namespace, key) for key in ids}
-        given = [("SET", names[key], id, "NX", "PX", lasting) for key, id in ids.items()]
-        answers = await self._link.together([*given, *(("GET", name) for name in names.values())])
-        # One that was forgotten between the two is nobody's, so it is the caller's.
-        return {
-            key: id if owner is None else int(owner)
-            for (key, id), owner in zip(ids.items(), answers[len(given) :], strict=True)
-        }
-
-    async def lookup(self, namespace: str, keys: Sequence[str]) -> dict[str, int]:
+    async def known(self, namespace: str, keys: Sequence[str]) -> set[str]:
         if not keys:
-            return {}
-        found = await self._link.together([("GET", self._name(namespace, key)) for key in keys])
-        return {key: int(id) for key, id in zip(keys, found, strict=True) if id is not None}
+            return set()
+        found = await self._link.command("MGET", *self._names(namespace, keys))
+        return {key for key, value in zip(keys, found, strict=True) if value is not None}
 
-    async def forget(self, namespace: str, keys: Sequence[str]) -> None:
-        if keys:
-            await self._link.together([("DEL", self._name(namespace, key)) for key in keys])
+    async def learn(self, namespace: str, keys: Sequence[str], seconds: float) -> None:
+        for start in range(0, len(keys), _MOST_TOGETHER):
+            some = keys[start : start + _MOST_TOGETHER]
+            await self._link.run(_LEARN, self._names(namespace, some), [max(1, int(seconds * 1000))])
 
-    def _name(self, namespace: str, key: str) -> str:
+    def _names(self, namespace: str, keys: Sequence[str]) -> list[str]:
         # Names hold no control characters, so that no two pairs share a name.
-        return f"{self._link.prefix}:key:{namespace}\n{key}"
+        before = f"{self._link.prefix}:key:{{{namespace}\n}}"
+        return [before + key for key in keys]

@@ -18,8 +18,10 @@ from queen.broker.topics.catalog import TopicCatalog
 from queen.broker.topics.enqueue import Enqueuer
 from queen.broker.topics.ids import ItemIds
 from queen.broker.topics.quotas import Quotas
+from queen.broker.topics.seen_keys import SeenKeys
 from queen.broker.topics.steps import TopicSteps
 from queen.errors import DatabaseAway
+from queen.hot.memory_keys import MemoryKeys
 from queen.metrics.meter import Meter
 from queen.storage.database import Database
 from queen.wire.envelope import Envelope
@@ -117,5 +119,6 @@ def topic_steps(database: Database) -> TopicSteps:
     meter = Meter()
     catalog = TopicCatalog(database)
     quotas = Quotas(database, {}, meter)
-    enqueuer = Enqueuer(database, catalog, ItemIds(database, None), quotas, lambda fed: None, meter)
+    keys = SeenKeys(MemoryKeys())
+    enqueuer = Enqueuer(database, catalog, ItemIds(database, None), quotas, keys, lambda fed: None, meter)
     return TopicSteps(catalog, enqueuer, quotas)

@@ -14,6 +14,7 @@ from queen.broker.topics.fused import Lane
 from queen.broker.topics.ids import ItemIds
 from queen.broker.topics.links import Links
 from queen.broker.topics.quotas import Quotas
+from queen.broker.topics.seen_keys import SeenKeys
 from queen.errors import Overloaded
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Fetcher
@@ -70,6 +71,7 @@ class Enqueuer:
         catalog: TopicCatalog,
         ids: ItemIds,
         quotas: Quotas,
+        keys: SeenKeys,
         on_fed: OnFed,
         meter: Meter,
     ) -> None:
@@ -77,6 +79,7 @@ class Enqueuer:
         self._catalog = catalog
         self._ids = ids
         self._quotas = quotas
+        self._keys = keys
         self._on_fed = on_fed
         self._meter = meter
         self.lane: Lane[Enqueue] = Lane(
@@ -94,11 +97,25 @@ class Enqueuer:
         return await request.answer
 
     async def _run(self, batch: list[Enqueue]) -> None:
-        stored = await self.store(self._link, [entry for request in batch for entry in request.entries])
+        entries = [entry for request in batch for entry in request.entries]
+        keyed = [entry for entry in entries if entry.item.idempotency_key and not entry.settled]
+        if keyed:
+            await self._settle_repeated(await self._keys.repeated(keyed))
+        stored = await self.store(self._link, entries)
         for request in batch:
             if not request.answer.done():
                 request.answer.set_result([entry.id for entry in request.entries])
         self.settle(stored)
+        if keyed:
+            self._keys.note(keyed)
+
+    async def _settle_repeated(self, entries: list[Entry]) -> None:
+        """Give entries that seem to be duplicates the ids of the first, where PostgreSQL says that they are."""
+        if not entries:
+            return
+        topics = await self._catalog.ensure({(entry.item.namespace, entry.item.topic) for entry in entries})
+        homes = [(entry, topics.get((entry.item.namespace, entry.item.topic))) for entry in entries]
+        await self._settle_owned(self._link, [(entry, topic) for entry, topic in homes if topic is not None])
 
     async def store(self, fetcher: Fetcher, entries: Sequence[Entry]) -> Stored:
         """Store items by statements of `fetcher`; `settle` is to be called once they are committed."""
@@ -162,22 +179,24 @@ class Enqueuer:
 
     async def _duplicates(self, fetcher: Fetcher, left: list[tuple[Entry, Topic]]) -> list[Entry]:
         """Give duplicates the ids of the first; returns those that are none."""
-        keyed = [(entry, topic) for entry, topic in left if entry.item.idempotency_key]
-        owners: dict[int, int] = {}
-        if keyed:
-            rows = await fetcher.fetch(
-                "topic_key_owners",
-                [topic.namespace_id for _, topic in keyed],
-                [entry.item.idempotency_key for entry, _ in keyed],
-            )
-            owners = {id(keyed[row["place"] - 1][0]): row["item_id"] for row in rows}
+        await self._settle_owned(fetcher, [(entry, topic) for entry, topic in left if entry.item.idempotency_key])
         again = []
         for entry, topic in left:
-            owner = owners.get(id(entry))
-            if owner is None:
+            if not entry.settled:
                 self._catalog.forget(topic.key)
                 again.append(entry)
-            else:
-                entry.id = owner
-                entry.settled = True
         return again
+
+    async def _settle_owned(self, fetcher: Fetcher, keyed: list[tuple[Entry, Topic]]) -> None:
+        """Give entries whose key has an item the id of that."""
+        if not keyed:
+            return
+        rows = await fetcher.fetch(
+            "topic_key_owners",
+            [topic.namespace_id for _, topic in keyed],
+            [entry.item.idempotency_key for entry, _ in keyed],
+        )
+        for row in rows:
+            entry, _ = keyed[row["place"] - 1]
+            entry.id = row["item_id"]
+            entry.settled = True

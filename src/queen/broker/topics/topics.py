@@ -26,6 +26,7 @@ from queen.broker.topics.many import ManyDequeuer
 from queen.broker.topics.prefetch import Prefetcher
 from queen.broker.topics.quotas import Quotas
 from queen.broker.topics.ready import ReadyDesk
+from queen.broker.topics.seen_keys import SeenKeys
 from queen.broker.topics.settle import Settler
 from queen.broker.topics.steps import TopicSteps
 from queen.broker.topics.write_modes import SYNC, WriteModes
@@ -34,9 +35,11 @@ from queen.errors import QueenError
 from queen.hot.interfaces import Counters, ReadyQueue
 from queen.hot.link import RedisLink
 from queen.hot.memory_counters import MemoryCounters
+from queen.hot.memory_keys import MemoryKeys
 from queen.hot.memory_ready import MemoryReadyQueue
 from queen.hot.redis_copies import RedisCopies
 from queen.hot.redis_counters import RedisCounters
+from queen.hot.redis_keys import RedisKeys
 from queen.hot.redis_ready import RedisReadyQueue
 from queen.metrics.meter import Meter
 from queen.settings import Settings
@@ -92,7 +95,8 @@ class Topics:
         self.lapses = Lapses(database, self._fed)
         node = settings.mqueue_node_id
         item_ids = ItemIds(database, node + worker_id if node >= 0 else None)
-        self.enqueuer = Enqueuer(database, self.catalog, item_ids, self.quotas, self._fed, meter)
+        self._keys = SeenKeys(RedisKeys(self.redis) if self.redis is not None else MemoryKeys())
+        self.enqueuer = Enqueuer(database, self.catalog, item_ids, self.quotas, self._keys, self._fed, meter)
         self.desk = self._make_desk(settings, database, ids)
         self._prefetcher = Prefetcher(self.desk, enabled=_prefetches(settings))
         self._lease_daemon = LeaseDaemon(database, self.catalog, self.desk)
@@ -135,6 +139,7 @@ class Topics:
         await self._background.stop()
         await self.lapses.stop()
         await self.enqueuer.lane.fusion.join()
+        await self._keys.stop()
         await self.buffer.lane.fusion.join()
         await self.flusher.stop()
         await self.wal.close()

@@ -1,0 +1,181 @@
+"""What ten dashboards cost that ask for everything once a second: throughput, and CPU of the server and PostgreSQL.
+
+    python -m bench.dashboards [--seconds 10] [--repeat 3] [--dashboards 10] [--connections 64]
+
+The server holds 100 queues of 100 partitions and three groups that lag behind. The load generator pushes 100 messages a
+request, alone and watched in turns. Dashboards run in a process of their own, which uses the same two cores as
+everything else: what it takes itself is shown, for no server can make that cheaper.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from bench.generator import Generator
+from bench.processes import Usage
+from bench.target import Target, fresh_server
+
+POLLED = (
+    "/api/v1/resources/overview",
+    "/api/v1/status",
+    "/api/v1/status/queues",
+    "/api/v1/consumer-groups",
+    "/api/v1/analytics/worker-metrics",
+    "/api/v1/analytics/queue-ops",
+    "/metrics/prometheus",
+)
+FILL = (
+    "INSERT INTO queen.queues (name) SELECT 'queue-' || n FROM generate_series(1, 100) n",
+    "INSERT INTO queen.groups (name) SELECT 'group-' || n FROM generate_series(1, 3) n",
+    "INSERT INTO queen.partitions (queue_id, name, next_offset, last_at)"
+    " SELECT q.id, p::text, 1000, now() FROM queen.queues q, generate_series(1, 100) p",
+    "INSERT INTO queen.segments (partition_id, base_offset, count, created_at, ids, body)"
+    " SELECT p.id, 100 * k, 100, now() - make_interval(hours => 9 - k), decode(repeat('00', 816), 'hex'), '\\x00'"
+    " FROM queen.partitions p, generate_series(0, 9) k",
+    "INSERT INTO queen.cursors (partition_id, group_id, committed)"
+    " SELECT p.id, g.id, 100 * g.id FROM queen.partitions p, queen.groups g WHERE g.name LIKE 'group-%'",
+    "VACUUM ANALYZE",
+)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One stretch of pushing: messages per second, and CPU microseconds of a message in the server and PostgreSQL."""
+
+    rate: float
+    server: float
+    postgres: float
+
+
+def watch(url: str, dashboards: int, stop: Any, ready: Any, report: Any) -> None:
+    """The dashboards, in their own process; they report their CPU seconds and how long each path took."""
+
+    async def dashboard(number: int, took: dict[str, list[float]]) -> None:
+        async with aiohttp.ClientSession() as session:
+            await asyncio.sleep(number / dashboards)
+            while not stop.is_set():
+                due = time.monotonic() + 1
+                for path in POLLED:
+                    begun = time.monotonic()
+                    async with session.get(url + path) as answer:
+                        answer.raise_for_status()
+                        await answer.read()
+                    took[path].append(time.monotonic() - begun)
+                ready.set()
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+    async def run() -> None:
+        took: dict[str, list[float]] = {path: [] for path in POLLED}
+        before = os.times()
+        await asyncio.gather(*(dashboard(number, took) for number in range(dashboards)))
+        after = os.times()
+        report.put((after.user + after.system - before.user - before.system, took))
+
+    asyncio.run(run())
+
+
+@asynccontextmanager
+async def watched(
+    target: Target, dashboards: int, found: dict[str, list[float]], cpu: list[float]
+) -> AsyncIterator[None]:
+    """Dashboards look on while the block runs; afterwards `found` and `cpu` hold what they report."""
+    context = multiprocessing.get_context("spawn")
+    stop, ready, report = context.Event(), context.Event(), context.Queue()
+    url = f"http://{target.host}:{target.port}"
+    process = context.Process(target=watch, args=(url, dashboards, stop, ready, report))
+    process.start()
+    await asyncio.to_thread(ready.wait)
+    begun = time.monotonic()
+    try:
+        yield
+    finally:
+        stop.set()
+        used, took = await asyncio.to_thread(report.get)
+        cpu.append(used / (time.monotonic() - begun))
+        for path, times in took.items():
+            found.setdefault(path, []).extend(times)
+        await asyncio.to_thread(process.join)
+
+
+async def push(target: Target, generator: Generator, arguments: argparse.Namespace) -> Round:
+    usage = Usage(target.watched)
+    options = {"queue": "load", "messages": 100, "partitions": 16, "connections": arguments.connections}
+    result = await generator.run(
+        "push", options | {"seconds": arguments.seconds, "warmup": 1.0}, usage.start, usage.stop
+    )
+    assert usage.cpu is not None and result.errors.total == 0, result.errors
+    server, postgres = (seconds * 1e6 / result.pushed for seconds in (usage.cpu.server, usage.cpu.postgres))
+    return Round(result.pushed / result.seconds, server, postgres)
+
+
+async def idle_cpu(target: Target, seconds: float) -> float:
+    """Cores that the server and PostgreSQL use while nobody pushes."""
+    usage = Usage(target.watched)
+    usage.start()
+    await asyncio.sleep(seconds)
+    usage.stop()
+    assert usage.cpu is not None
+    return (usage.cpu.server + usage.cpu.postgres) / seconds
+
+
+async def measure(arguments: argparse.Namespace) -> None:
+    alone: list[Round] = []
+    looked_at: list[Round] = []
+    took: dict[str, list[float]] = {}
+    own_cpu: list[float] = []
+    async with fresh_server(arguments.workers) as target:
+        assert target.database is not None
+        connection = await target.database.connect()
+        for statement in FILL:
+            await connection.execute(statement)
+        await connection.close()
+        generator = Generator(target.host, target.port)
+        await push(target, generator, arguments)
+        for _ in range(arguments.repeat):
+            alone.append(await push(target, generator, arguments))
+            async with watched(target, arguments.dashboards, took, own_cpu):
+                looked_at.append(await push(target, generator, arguments))
+        quiet = await idle_cpu(target, arguments.seconds)
+        async with watched(target, arguments.dashboards, {}, []):
+            busy = await idle_cpu(target, arguments.seconds)
+    print(f"{'':>10}{'msg/s':>12}{'lowest':>12}{'highest':>12}{'server':>10}{'PostgreSQL':>12}   CPU µs a message")
+    for name, rounds in (("alone", alone), ("watched", looked_at)):
+        rates = [each.rate for each in rounds]
+        server, postgres = (
+            statistics.median(getattr(each, part) for each in rounds) for part in ("server", "postgres")
+        )
+        cells = "".join(f"{rate:>12,.0f}" for rate in (statistics.median(rates), min(rates), max(rates)))
+        print(f"{name:>10}{cells}{server:>10.2f}{postgres:>12.2f}")
+    shares = [there.rate / here.rate for here, there in zip(alone, looked_at, strict=True)]
+    print(f"watched / alone: {statistics.median(shares):.3f} ({min(shares):.3f} - {max(shares):.3f})")
+    print(f"the dashboards' own CPU: {statistics.median(own_cpu):.3f} cores of {os.cpu_count()}")
+    print(f"server and PostgreSQL when nobody pushes: {quiet:.3f} cores unwatched, {busy:.3f} watched")
+    for path, times in took.items():
+        times.sort()
+        middle, high = times[len(times) // 2], times[int(len(times) * 0.99)]
+        print(f"{path:40} {len(times):5} asked   p50 {middle * 1000:6.1f} ms   p99 {high * 1000:6.1f} ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long each round is measured")
+    parser.add_argument("--repeat", type=int, default=3, help="how often alone and watched take turns")
+    parser.add_argument("--dashboards", type=int, default=10, help="how many look on")
+    parser.add_argument("--connections", type=int, default=64, help="that push")
+    parser.add_argument("--workers", type=int, default=2, help="worker processes of the server")
+    asyncio.run(measure(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
