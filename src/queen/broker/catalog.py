@@ -11,7 +11,7 @@ from typing import Any
 
 import asyncpg
 
-from queen.storage.database import Database, Record
+from queen.storage.database import Database, Fetcher, Record
 from queen.wire.ids import partition_uuid
 
 QUEUE_MODE = "__QUEUE_MODE__"
@@ -174,12 +174,13 @@ class Catalog:
             known = self._partitions.get((queue.id, name))
         return known
 
-    async def partitions_by_id(self, ids: Iterable[int]) -> dict[int, Partition]:
+    async def partitions_by_id(self, ids: Iterable[int], fetcher: Fetcher | None = None) -> dict[int, Partition]:
+        """Partitions by id; what is not remembered is read by `fetcher`, if one is given."""
         wanted = set(ids)
         found = {id: self._partitions_by_id[id] for id in wanted if id in self._partitions_by_id}
         missing = wanted - found.keys()
         if missing:
-            for row in await self._database.fetch("partitions_by_ids", list(missing)):
+            for row in await (fetcher or self._database).fetch("partitions_by_ids", list(missing)):
                 found[row["id"]] = self._remember_partition(row["id"], row["queue_id"], row["queue_name"], row["name"])
         return found
 

@@ -290,7 +290,7 @@ class Claimer:
     async def _deliver(self, claims: list[Claim]) -> None:
         """Render what was leased, and answer."""
         claims = await self._leave_out_deleted(claims)
-        partitions = await self._catalog.partitions_by_id(claim.partition_id for claim in claims)
+        partitions = await self._catalog.partitions_by_id([claim.partition_id for claim in claims], self._link)
         shares: dict[Pop, list[tuple[Claim, int, int]]] = {}
         for claim in claims:
             start = claim.start

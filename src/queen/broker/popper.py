@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import asyncpg
@@ -18,9 +18,10 @@ from queen.broker.hold_timer import HoldTimer
 from queen.broker.homeless import Homeless
 from queen.broker.lane_register import LaneRegister
 from queen.broker.lanes import UNKNOWN, Holds, Lane
+from queen.broker.lookout import Lookout
 from queen.broker.matching import MOST_CLAIMS, Matcher
 from queen.broker.pop import Pop, PopOptions
-from queen.broker.scans import SCAN_PAGE, Share, check_doubted, scan_lane
+from queen.broker.scans import Share
 from queen.broker.subscribing import Subscriptions
 from queen.broker.whole_acks import OnFreed
 from queen.errors import DatabaseAway, QueenError
@@ -62,11 +63,13 @@ class Popper:
         self._matcher = Matcher(claimer.lease_id)
         self._subscriptions = Subscriptions(database, on_subscribed, default_subscription)
         self._safety_poll = safety_poll
-        self._share = share
         self._lanes = LaneRegister()
         self._homeless = Homeless()
         self._holds = Holds()
         self._hold_timer = HoldTimer(self._holds, self._came_free)
+        self._lookout = Lookout(
+            database, self._holds, self._hold_timer, share, self._kick, self._spawn, safety_poll=safety_poll
+        )
         self._active: set[Lane] = set()
         self._loop_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -236,7 +239,7 @@ class Popper:
                 return
             if len(lanes) > 1:
                 # Priority decides among queues, so what each of them has is known before any is served.
-                await asyncio.gather(*(self._scan(lane) for lane in lanes if lane.scanned_at is None))
+                await asyncio.gather(*(self._lookout.scan(lane) for lane in lanes if lane.scanned_at is None))
                 if any(lane.dropped for lane in lanes):
                     self._spawn(self._enter(pop))
                     return
@@ -358,7 +361,7 @@ class Popper:
                 if lane.untold:
                     self._tell(lane, list(lane.untold))
                 if not lane.has_work:
-                    self._settle_empty(lane)
+                    self._lookout.settle_empty(lane)
             if len(claims) >= MOST_CLAIMS:
                 break
         return claims
@@ -430,68 +433,6 @@ class Popper:
         else:
             lane.waiting.appendleft(pop)
 
-    def _settle_empty(self, lane: Lane) -> None:
-        """Nothing is known to be ready: find out whether that is so, then answer those who do not wait."""
-        if not lane.parked:
-            return
-        impatient = lane.impatient_pops()
-        now = asyncio.get_running_loop().time()
-        if lane.doubted and lane.waiting:
-            if not lane.scanning:
-                lane.scanning = True
-                self._spawn(self._check_doubted(lane, impatient))
-        elif (
-            lane.scanned_at is None
-            or (impatient and lane.total_partitions <= SCAN_PAGE)
-            or (lane.waiting and now - lane.scanned_at > self._safety_poll)
-        ):
-            if not lane.scanning:
-                lane.scanning = True
-                self._spawn(self._scan(lane, impatient))
-        elif impatient:
-            self._answer_empty(lane, impatient)
-
-    async def _check_doubted(self, lane: Lane, impatient: Iterable[Pop]) -> None:
-        """Find out whether what other workers took from has something left, then go on as if they had not."""
-        try:
-            await check_doubted(self._database, lane, self._holds)
-        except (QueenError, asyncpg.PostgresError) as error:
-            for pop in impatient:
-                pop.fail(error)
-            return
-        finally:
-            lane.scanning = False
-        self._hold_timer.arm()
-        self._kick(lane)
-
-    async def _scan(self, lane: Lane, impatient: Iterable[Pop] = ()) -> None:
-        """Find out what a lane has, and answer those who do not wait if that is nothing."""
-        impatient = list(impatient)
-        try:
-            await scan_lane(self._database, lane, self._holds, self._share, on_page=lambda: self._kick(lane))
-        except (QueenError, asyncpg.PostgresError) as error:
-            for pop in impatient:
-                pop.fail(error)
-            return
-        finally:
-            lane.scanning = False
-        self._hold_timer.arm()
-        if not lane.has_work and not lane.claiming:
-            self._answer_empty(lane, impatient)
-        self._kick(lane)
-
-    def _answer_empty(self, lane: Lane, pops: Iterable[Pop]) -> None:
-        for pop in pops:
-            if lane not in pop.lanes:
-                # It has left, to enter anew elsewhere, while this lane was scanned for it.
-                continue
-            pop.lanes.discard(lane)
-            lane.impatient.discard(pop)
-            if not pop.lanes and not pop.busy:
-                pop.resolve(None)
-        lane.waiting = deque(pop for pop in lane.waiting if lane in pop.lanes)
-        lane.sweep()
-
     def _came_free(self, lane: Lane) -> None:
         if lane.parked:
             self._kick(lane)
@@ -518,7 +459,7 @@ class Popper:
 
     async def _look(self, lane: Lane) -> None:
         """Find out what a lane has that nobody told of."""
-        await self._scan(lane)
+        await self._lookout.scan(lane)
         if lane.unresolved:
             await self._resolve_partitions(lane)
 
