@@ -10,6 +10,7 @@ import pytest
 
 from tests.ageing import until
 from tests.conftest import StartServer
+from tests.database import Connection
 from tests.hot.redis_server import RedisServer
 from tests.integration.test_topic_ready import depth, heat, inside
 from tests.topic_api import TopicApi, item, values
@@ -43,6 +44,16 @@ async def redis_server(tmp_path: Path) -> AsyncIterator[RedisServer]:
     await server.start()
     yield server
     await server.kill()
+
+
+async def left(connection: Connection) -> dict[str, list[object]]:
+    """What PostgreSQL knows of items that are not done."""
+    queries = {
+        "items": "SELECT id, leased_until - now(), lease_owner, retries FROM queen.topic_items LIMIT 10",
+        "ready queues": "SELECT * FROM queen.topic_ready LIMIT 10",
+        "handouts": "SELECT owner, cardinality(ids) FROM queen.topic_handouts LIMIT 10",
+    }
+    return {name: list(await connection.fetch(query)) for name, query in queries.items()}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -105,7 +116,9 @@ async def test_a_host_without_redis_sees_the_same_order(redis_server: RedisServe
     assert values(await without.dequeue(limit=100)) == list(range(20, 50))
 
 
-async def test_under_load_every_item_is_acked_once(redis_server: RedisServer, start_server: StartServer) -> None:
+async def test_under_load_every_item_is_acked_once(
+    redis_server: RedisServer, start_server: StartServer, connection: Connection
+) -> None:
     settings = {"redis_addrs": redis_server.address, "redis_timeout_ms": 1000, "topic_ready_queues": "on"}
     servers = [TopicApi(await start_server(n, num_workers=2, **settings)) for n in range(2)]
     total = 3000
@@ -138,6 +151,9 @@ async def test_under_load_every_item_is_acked_once(redis_server: RedisServer, st
             if fault is killed:
                 await redis_server.start()
 
-    async with asyncio.timeout(110):
-        await asyncio.gather(produce(), disturb(), *(consume(servers[n % 2]) for n in range(4)))
+    try:
+        async with asyncio.timeout(60):
+            await asyncio.gather(produce(), disturb(), *(consume(servers[n % 2]) for n in range(4)))
+    except TimeoutError:
+        pytest.fail(f"{len(acked)} acked, all enqueued: {enqueued.is_set()}; left: {await left(connection)}")
     assert sorted(acked) == list(range(total))
