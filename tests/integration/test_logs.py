@@ -126,9 +126,10 @@ async def test_a_slow_request_is_logged_and_a_pop_that_waits_is_not(
 
 
 async def test_a_slow_failure_is_logged_with_its_status(
-    start_server: StartServer, caplog: pytest.LogCaptureFixture
+    start_server: StartServer, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    api = await start_server(log_slow_ms=1)
+    api = await start_server(database_urls=(proxy.dsn,), log_slow_ms=40)
+    proxy.delay = 0.05
     assert (await api.call("GET", "/api/v1/resources/queues/unknown")).status == 404
     found = [record.getMessage() for record in caplog.records if record.name == "queen.http.slow_log"]
     assert found[0].endswith("answered 404")

@@ -253,8 +253,8 @@ async def test_a_ready_queue_of_a_dead_server_is_taken_over_in_order_and_without
 
 async def test_items_that_are_in_no_ready_queue_are_freed(topics: TopicApi, connection: Connection, dsn: str) -> None:
     await topics.enqueue(*(item(n) for n in range(3)))
+    # The server does the same now and then: it may come first.
     await connection.execute("UPDATE queen.topic_items SET leased_until = 'infinity'")
-    assert await topics.dequeue() == []
     database = Database(dsn)
     session = await Session.open(database)
     await free_orphans(session)
