@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from queen.settings import describe_settings
+from tests.ports import free_port
 
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 30.0
@@ -69,12 +69,6 @@ def environ_without_settings() -> dict[str, str]:
     """The environment without settings: a developer's own must not reach the server of a test."""
     variables = {item.variable for item in describe_settings()}
     return {name: value for name, value in os.environ.items() if name.removesuffix("_FILE") not in variables}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], server: Served) -> None:

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from queen.server import Worker
-from tests.acceptance.served import environ_without_settings, free_port
+from tests.acceptance.served import environ_without_settings
 from tests.api import Api
 from tests.conftest import StartServer
 from tests.database import Connection, make_queue
@@ -33,6 +33,7 @@ from tests.faults.load import (
     until,
 )
 from tests.faults.proxy import Proxy
+from tests.ports import free_port
 
 
 @dataclass

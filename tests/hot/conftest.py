@@ -11,7 +11,8 @@ import pytest
 from queen.hot.link import RedisLink
 from queen.settings import Settings
 from tests.ageing import until
-from tests.hot.redis_server import RedisServer, free_port
+from tests.hot.redis_server import RedisServer
+from tests.ports import free_port
 
 StartRedis = Callable[..., Awaitable[RedisServer]]
 OpenLink = Callable[..., Awaitable[RedisLink]]

@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,7 @@ import redis.asyncio
 import redis.exceptions
 
 from tests.ageing import until
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+from tests.ports import free_port
 
 
 class RedisServer:
@@ -53,10 +46,15 @@ class RedisServer:
         self._process = await asyncio.create_subprocess_exec(
             *command, cwd=self._directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        await until(self._answers, 30)
+        try:
+            await until(self._answers, 30)
+        except TimeoutError:
+            pytest.fail(f"redis-server does not answer; it ended with {self._process.returncode}")
 
     async def call(self, *command: str | int | bytes) -> object:
-        client: Any = redis.asyncio.Redis(host="127.0.0.1", port=self.port, password=self._password())
+        client: Any = redis.asyncio.Redis(
+            host="127.0.0.1", port=self.port, password=self._password(), socket_timeout=10, socket_connect_timeout=10
+        )
         try:
             answer: object = await client.execute_command(*command)
             return answer

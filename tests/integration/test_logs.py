@@ -15,7 +15,8 @@ from queen.cli.postgres_log import PostgresLog
 from tests.api import Api
 from tests.conftest import StartServer
 from tests.faults.proxy import Proxy
-from tests.integration.test_serve import free_port, queen, started
+from tests.integration.test_serve import queen, started
+from tests.ports import free_port
 
 # Logs what is hard to put in a line, then dies in a thread and of an error that nobody caught.
 TROUBLED = """

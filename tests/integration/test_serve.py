@@ -15,6 +15,8 @@ import aiohttp
 import psutil
 import pytest
 
+from tests.ports import free_port
+
 # Runs the supervisor without a database, on the worker script given as the first argument.
 SUPERVISOR = """
 import asyncio, json, sys
@@ -132,13 +134,6 @@ def supervising(tmp_path: Path, worker: str, workers: int = 2, **policy: float) 
 def queen(*arguments: str) -> list[str]:
     """The command that a user would type."""
     return [str(Path(sys.executable).with_name("queen")), *arguments]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def names_in(directory: Path) -> list[str]:

@@ -27,7 +27,8 @@ from queen.settings import Settings
 from queen.telemetry import span_exporters
 from tests.api import Api
 from tests.faults.proxy import Proxy
-from tests.integration.test_serve import free_port, queen, started
+from tests.integration.test_serve import queen, started
+from tests.ports import free_port
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
