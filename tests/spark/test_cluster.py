@@ -35,7 +35,22 @@ def test_a_queue_is_read_on_a_cluster(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_everything_is_read_on_a_cluster(tmp_path: Path) -> None:
-    run_on_cluster(tmp_path, 2, "test_batch.py", "test_stream.py", "test_tables.py", "test_server_log.py")
+    reading = ("test_batch.py", "test_stream.py", "test_tables.py", "test_server_log.py")
+    run_on_cluster(tmp_path, 2, *reading)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_everything_is_written_on_a_cluster(tmp_path: Path) -> None:
+    run_on_cluster(tmp_path, 2, "test_sink.py")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_pipelines_run_on_a_cluster(tmp_path: Path) -> None:
+    run_on_cluster(
+        tmp_path, 2, "../pipelines/test_steps.py", "../pipelines/test_jobs.py", "../pipelines/test_archive.py"
+    )
 
 
 @pytest.mark.soak
