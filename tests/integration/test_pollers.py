@@ -11,6 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from bench.dashboards import FILL, POLLED
 
 from tests.acceptance.served import served
 from tests.api import Api
@@ -18,31 +19,11 @@ from tests.database import Connection
 
 SECONDS = 10.0
 POLLERS = 10
-POLLED = (
-    "/api/v1/resources/overview",
-    "/api/v1/status",
-    "/api/v1/status/queues",
-    "/api/v1/consumer-groups",
-    "/api/v1/analytics/worker-metrics",
-    "/api/v1/analytics/queue-ops",
-    "/metrics/prometheus",
-)
 
 
 async def fill(connection: Connection) -> None:
     """100 queues of 100 partitions, each with ten segments of 100 messages, and three groups that lag behind."""
-    for statement in (
-        "INSERT INTO queen.queues (name) SELECT 'queue-' || n FROM generate_series(1, 100) n",
-        "INSERT INTO queen.groups (name) SELECT 'group-' || n FROM generate_series(1, 3) n",
-        "INSERT INTO queen.partitions (queue_id, name, next_offset, last_at)"
-        " SELECT 1 + n % 100, n::text, 1000, now() FROM generate_series(1, 10000) n",
-        "INSERT INTO queen.segments (partition_id, base_offset, count, created_at, ids, body)"
-        " SELECT n, 100 * k, 100, now() - make_interval(hours => 9 - k), decode(repeat('00', 816), 'hex'), '\\x00'"
-        " FROM generate_series(1, 10000) n, generate_series(0, 9) k",
-        "INSERT INTO queen.cursors (partition_id, group_id, committed)"
-        " SELECT n, g, 300 * g FROM generate_series(1, 10000) n, generate_series(1, 3) g",
-        "VACUUM ANALYZE",
-    ):
+    for statement in FILL:
         await connection.execute(statement)
 
 

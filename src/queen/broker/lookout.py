@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TypeAlias
 
 import asyncpg
@@ -66,32 +66,30 @@ class Lookout:
 
     async def _check_doubted(self, lane: Lane, impatient: Iterable[Pop]) -> None:
         """Find out whether what other workers took from has something left, then go on as if they had not."""
-        try:
-            await check_doubted(self._database, lane, self._holds)
-        except (QueenError, asyncpg.PostgresError) as error:
-            for pop in impatient:
-                pop.fail(error)
-            return
-        finally:
-            lane.scanning = False
-        self._hold_timer.arm()
-        self._kick(lane)
+        if await self._is_read(lane, check_doubted(self._database, lane, self._holds), impatient):
+            self._kick(lane)
 
     async def scan(self, lane: Lane, impatient: Iterable[Pop] = ()) -> None:
         """Find out what a lane has, and answer those who do not wait if that is nothing."""
         impatient = list(impatient)
+        scanning = scan_lane(self._database, lane, self._holds, self._share, on_page=lambda: self._kick(lane))
+        if await self._is_read(lane, scanning, impatient):
+            if not lane.has_work and not lane.claiming:
+                self._answer_empty(lane, impatient)
+            self._kick(lane)
+
+    async def _is_read(self, lane: Lane, reading: Awaitable[None], impatient: Iterable[Pop]) -> bool:
+        """Whether a lane could be read; those who do not wait are told if it could not."""
         try:
-            await scan_lane(self._database, lane, self._holds, self._share, on_page=lambda: self._kick(lane))
+            await reading
         except (QueenError, asyncpg.PostgresError) as error:
             for pop in impatient:
                 pop.fail(error)
-            return
+            return False
         finally:
             lane.scanning = False
         self._hold_timer.arm()
-        if not lane.has_work and not lane.claiming:
-            self._answer_empty(lane, impatient)
-        self._kick(lane)
+        return True
 
     def _answer_empty(self, lane: Lane, pops: Iterable[Pop]) -> None:
         for pop in pops:
