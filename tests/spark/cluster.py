@@ -39,6 +39,8 @@ def _running(command: list[str], log: Path) -> Iterator[Path]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "192m",
         "PYSPARK_PYTHON": sys.executable,
+        # Functions of tests are found by their names.
+        "PYTHONPATH": str(Path(__file__).parents[2]),
         "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.master.rest.enabled=false",
     }
     with log.open("wb") as output:
