@@ -50,10 +50,10 @@ WITH mine AS (
     CROSS JOIN LATERAL (
         SELECT i.id, i.deliver_after FROM queen.topic_items i
         WHERE i.topic_id = h.topic_id AND i.priority = h.priority AND i.leased_until IS NULL
-            AND i.deliver_after >= h.head AND i.deliver_after <= statement_timestamp()
+            AND i.deliver_after >= h.head AND i.deliver_after <= CASE WHEN h.priority < $4::integer OR $4 IS NULL
+                THEN statement_timestamp() ELSE least($5::timestamptz, statement_timestamp()) END
             AND (i.expires_at IS NULL OR i.expires_at > statement_timestamp())
-            AND ($4::integer IS NULL
-                OR (i.priority, i.deliver_after, i.id) < ($4::integer, $5::timestamptz, $6::bigint))
+            AND ($4 IS NULL OR h.priority < $4 OR i.deliver_after < $5 OR i.id < $6::bigint)
         ORDER BY i.deliver_after, i.id LIMIT $3
     ) r
     WHERE $4::integer IS NULL OR h.priority <= $4::integer
@@ -76,9 +76,11 @@ WITH mine AS (
         SELECT FROM queen.topic_heads h CROSS JOIN LATERAL (
             SELECT FROM queen.topic_items i
             WHERE i.topic_id = h.topic_id AND i.priority = h.priority AND i.leased_until IS NULL
-                AND i.deliver_after >= h.head AND i.deliver_after <= statement_timestamp()
+                -- Not by comparing rows, as that would read on to the last item that is ready.
+                AND i.deliver_after >= h.head AND i.deliver_after <= CASE WHEN h.priority < $3::integer
+                    THEN statement_timestamp() ELSE least($4::timestamptz, statement_timestamp()) END
                 AND (i.expires_at IS NULL OR i.expires_at > statement_timestamp())
-                AND (i.priority, i.deliver_after, i.id) < ($3::integer, $4::timestamptz, $5::bigint)
+                AND (h.priority < $3::integer OR i.deliver_after < $4::timestamptz OR i.id < $5::bigint)
             ORDER BY i.deliver_after, i.id LIMIT 1
         ) f WHERE h.topic_id = $1 AND h.priority <= $3::integer
     ) AS overtaken
