@@ -402,7 +402,7 @@ class Settings:
             "times what finding it took, this at most, but ten times at least; 0 means never.",
             "ms",
         ),
-    ] = 1000
+    ] = 2000
 
     queen_encryption_key: Annotated[
         tuple[str, ...],

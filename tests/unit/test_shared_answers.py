@@ -184,3 +184,30 @@ async def test_answers_nobody_asks_for_any_more_are_let_go() -> None:
     for number in range(300):
         await handler(request(queue=str(number)))
     assert len(shared) <= 101
+
+
+async def test_what_many_ask_for_is_given_again_for_a_moment_however_quickly_it_is_found() -> None:
+    view = View()
+    view.go_on.set()
+    handler = SharedAnswers(2, clock=view.clock).of(view.find)
+    for expected in (1, 2, 3, 4):
+        assert (await handler(request())).body == str(expected).encode(), "few ask: found anew"
+        view.now += 0.2
+    for _ in range(5):
+        assert (await handler(request())).body == b"5"
+        view.now += 0.05
+    view.now += 0.5
+    assert (await handler(request())).body == b"6"
+    view.now += 3.0
+    bodies = []
+    for _ in range(3):
+        bodies.append((await handler(request())).body)
+        view.now += 0.3
+    assert bodies == [b"7", b"8", b"9"], "nobody asks often any more"
+
+
+async def test_without_a_time_nothing_is_given_again_however_often_it_is_asked_for() -> None:
+    view = View()
+    view.go_on.set()
+    handler = SharedAnswers(0, clock=view.clock).of(view.find)
+    assert [(await handler(request())).body for _ in range(8)] == [str(n).encode() for n in range(1, 9)]

@@ -21,19 +21,44 @@ log = logging.getLogger(__name__)
 _MOST_KEPT: Final = 100
 _LOOK_AGAIN_SECONDS: Final = 0.01
 _PATIENCE_SECONDS: Final = 5.0
+_OFTEN: Final = 5
+"""Requests in a second that make an answer one that many ask for."""
+_WHILE_ASKED_OFTEN: Final = 0.5
+"""Seconds for which that is given again."""
 
 
 @dataclass(slots=True, eq=False)
 class _Shared:
     finding: asyncio.Task[Response]
+    demand: _Demand
     good_until: float = 0.0
     dear: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Demand:
+    """How often something is asked for, in this second and in the one before."""
+
+    since: float
+    count: int = 0
+    before: int = 0
+
+    def note(self, now: float) -> None:
+        if now - self.since >= 1.0:
+            self.before = self.count if now - self.since < 2.0 else 0
+            self.since, self.count = now, 0
+        self.count += 1
+
+    @property
+    def high(self) -> bool:
+        return max(self.count, self.before) >= _OFTEN
 
 
 class SharedAnswers:
     """Finds each answer for all who ask while it is being found, and gives it again for a while (`good_for`).
 
-    What is not found quickly, one worker finds for all of its `host`.
+    What many ask for is given again for a moment, however quickly it is found. What is not found quickly, one worker
+    finds for all of its `host`.
     """
 
     def __init__(
@@ -53,11 +78,13 @@ class SharedAnswers:
         async def answer(request: Request) -> Response:
             query = request.query
             key = json.dumps([request.path, *sorted(query.items())]) if query else request.path
-            shared = self._answers.get(key)
-            if shared is None or (shared.finding.done() and self._clock() >= shared.good_until):
+            shared, now = self._answers.get(key), self._clock()
+            demand = shared.demand if shared is not None else _Demand(now)
+            demand.note(now)
+            if shared is None or (shared.finding.done() and now >= shared.good_until):
                 dear = shared is not None and shared.dear
                 finding = asyncio.create_task(self._find(find, request, key, dear))
-                shared = self._answers[key] = _Shared(finding, dear=dear)
+                shared = self._answers[key] = _Shared(finding, demand, dear=dear)
             # Whoever goes away must not take the answer from the others.
             return await asyncio.shield(shared.finding)
 
@@ -108,6 +135,8 @@ class SharedAnswers:
         again = good_for(now - began, self._seconds)
         shared = self._answers[key]
         shared.dear = again > 0
+        if shared.demand.high:
+            again = max(again, min(_WHILE_ASKED_OFTEN, self._seconds))
         shared.good_until = now + again if again else 0.0
         return shared.good_until
 
