@@ -357,15 +357,11 @@ class Broker:
 
         Heard late, perhaps after the lease has ended, it would keep them from what is there: then better not at all.
         """
-        if not self._alone:
-            for datagram in self._datagrams([held(*lease) for lease in leases]):
-                self.bus.hint(datagram)
+        self._hint([held(*lease) for lease in leases])
 
     def _taken(self, places: Sequence[tuple[int, int, int]]) -> None:
         """The others may believe that something is there still."""
-        if not self._alone:
-            for datagram in self._datagrams([taken(*place) for place in places]):
-                self.bus.hint(datagram)
+        self._hint([taken(*place) for place in places])
 
     def _subscribed(self, group: str, change: int) -> None:
         """Others may believe that the group starts at the beginning: they are to look again."""
@@ -381,6 +377,12 @@ class Broker:
         if not self._alone:
             for datagram in self._datagrams(events):
                 self.bus.send(datagram)
+
+    def _hint(self, events: Sequence[Event]) -> None:
+        """Tell those workers of this host who can hear it now."""
+        if not self._alone:
+            for datagram in self._datagrams(events):
+                self.bus.hint(datagram)
 
     def _datagrams(self, events: Sequence[Event]) -> Iterator[bytes]:
         some: list[Event] = []

@@ -13,12 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-import asyncpg
-
 from queen.broker.broker import Broker
-from queen.broker.fusion import Fusion
 from queen.broker.shards.directory import Directory
-from queen.errors import DatabaseAway, Overloaded, QueenError
+from queen.broker.topics.fused import Lane
+from queen.errors import DatabaseAway, Overloaded
 from queen.storage.database import Database
 from queen.wire.shards import Name
 from queen.wire.topics import EnqueueItem
@@ -60,27 +58,27 @@ class KeyRegister:
 
     def __init__(self, database: Database) -> None:
         self._link = database.link()
-        self._fusion: Fusion[_Wanted] = Fusion(self._run, _fail, weigh=lambda wanted: len(wanted.shards), limit=5000)
+        self._lane: Lane[_Wanted] = Lane(
+            self._run,
+            weigh=lambda wanted: len(wanted.shards),
+            limit=5000,
+            tenant=lambda wanted: next(iter(wanted.shards))[0],
+        )
 
     def claim(self, shards: dict[Key, int]) -> asyncio.Future[dict[Key, tuple[int, float]]]:
         """Claim keys for shards, unless they are claimed; gives whose each one is, and for how many seconds."""
         wanted = _Wanted(shards, asyncio.get_running_loop().create_future())
-        self._fusion.submit(wanted)
+        self._lane.submit(wanted)
         return wanted.answer
 
     async def _run(self, batch: list[_Wanted]) -> None:
         claims = [(key, shard) for wanted in batch for key, shard in wanted.shards.items()]
         columns = ([key[0] for key, _ in claims], [key[1] for key, _ in claims], [shard for _, shard in claims])
         owners: dict[Key, tuple[int, float]] = {}
-        try:
-            while len(owners) < len({key for key, _ in claims}):
-                # The second time, if somebody else claimed one just now: then it is seen.
-                rows = await self._link.fetch("claim_topic_keys", *columns)
-                owners |= {(row["namespace"], row["key"]): (row["shard"], row["age"]) for row in rows}
-        except (asyncpg.PostgresError, QueenError) as error:
-            for wanted in batch:
-                _fail(wanted, error)
-            return
+        while len(owners) < len({key for key, _ in claims}):
+            # The second time, if somebody else claimed one just now: then it is seen.
+            rows = await self._link.fetch("claim_topic_keys", *columns)
+            owners |= {(row["namespace"], row["key"]): (row["shard"], row["age"]) for row in rows}
         for wanted in batch:
             if not wanted.answer.done():
                 wanted.answer.set_result({key: owners[key] for key in wanted.shards})
@@ -152,8 +150,3 @@ class NamespaceRules:
 
     async def _home(self, namespace: str) -> int:
         return await self._directory.find(Name.namespace(namespace))
-
-
-def _fail(wanted: _Wanted, error: Exception) -> None:
-    if not wanted.answer.done():
-        wanted.answer.set_exception(error)

@@ -9,22 +9,16 @@ duplicate there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from queen.background import Errands
 from queen.errors import RedisAway
 from queen.hot.interfaces import Keys
-from queen.wire.topics import EnqueueItem
+
+if TYPE_CHECKING:
+    from queen.broker.topics.enqueue import Entry
 
 _SECONDS: Final = 600.0
-
-
-class _Keyed(Protocol):
-    @property
-    def item(self) -> EnqueueItem: ...
-
-
-T = TypeVar("T", bound=_Keyed)
 
 
 class SeenKeys:
@@ -37,9 +31,9 @@ class SeenKeys:
     async def stop(self) -> None:
         await self._errands.finish()
 
-    async def repeated(self, entries: Sequence[T]) -> list[T]:
+    async def repeated(self, entries: Sequence[Entry]) -> list[Entry]:
         """Those of the entries, all with keys, that were probably stored before."""
-        found: list[T] = []
+        found: list[Entry] = []
         for namespace, own in _by_namespace(entries).items():
             try:
                 known = await self._keys.known(namespace, [entry.item.idempotency_key or "" for entry in own])
@@ -48,11 +42,11 @@ class SeenKeys:
             found += [entry for entry in own if entry.item.idempotency_key in known]
         return found
 
-    def note(self, entries: Iterable[T]) -> None:
+    def note(self, entries: Iterable[Entry]) -> None:
         """These were stored, or found to be; nobody waits until that is known everywhere."""
         self._errands.spawn(self._learn(_by_namespace(entries)))
 
-    async def _learn(self, entries: dict[str, list[T]]) -> None:
+    async def _learn(self, entries: dict[str, list[Entry]]) -> None:
         for namespace, own in entries.items():
             try:
                 await self._keys.learn(namespace, [entry.item.idempotency_key or "" for entry in own], _SECONDS)
@@ -60,8 +54,8 @@ class SeenKeys:
                 return
 
 
-def _by_namespace(entries: Iterable[T]) -> dict[str, list[T]]:
-    found: dict[str, list[T]] = {}
+def _by_namespace(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    found: dict[str, list[Entry]] = {}
     for entry in entries:
         found.setdefault(entry.item.namespace, []).append(entry)
     return found

@@ -63,32 +63,29 @@ LEFT JOIN LATERAL (
 ) s ON k.lease_start < k.held_from OR k.lease_end > k.held_to;
 
 -- name: claim_fresh
--- The same for partitions that a group without a subscription meets for the first time: the cursor is made as leased.
--- Rows that are not returned have a cursor already, or nothing to offer.
-WITH wanted AS MATERIALIZED (
-    SELECT i.*, p.floor_offset AS start, least(p.next_offset, p.floor_offset + i.want) AS stop, p.next_offset
-    FROM unnest($1::bigint[], $2::integer[], $3::bigint[], $4::uuid[], $5::float8[], $6::boolean[], $7::float8[],
-            $8::bigint[], $9::bigint[])
-        AS i (partition_id, group_id, want, lease_id, seconds, auto_ack, quiet, held_from, held_to)
-    JOIN queen.partitions p ON p.id = i.partition_id
-    WHERE least(p.next_offset, p.floor_offset + i.want) > p.floor_offset
-        AND (i.quiet = 0 OR p.last_at <= clock_timestamp() - make_interval(secs => i.quiet))
-), made AS (
+-- The same for partitions, in ascending order, that a group without a subscription meets for the first time: the cursor
+-- is made as leased. Rows that are not returned have a cursor already, or nothing to offer.
+WITH made AS (
     INSERT INTO queen.cursors (partition_id, group_id, committed, lease_id, lease_start, lease_end, lease_until,
         lease_acquired_at, total_consumed, total_batches, last_consumed_at)
-    SELECT partition_id, group_id, CASE WHEN auto_ack THEN stop ELSE start END,
-        CASE WHEN NOT auto_ack THEN lease_id END, start, stop,
-        CASE WHEN NOT auto_ack THEN clock_timestamp() + make_interval(secs => seconds) END, clock_timestamp(),
-        CASE WHEN auto_ack THEN stop - start ELSE 0 END, auto_ack::integer,
-        CASE WHEN auto_ack THEN clock_timestamp() END
-    FROM wanted
+    SELECT p.id, i.group_id, CASE WHEN i.auto_ack THEN e.stop ELSE p.floor_offset END,
+        CASE WHEN NOT i.auto_ack THEN i.lease_id END, p.floor_offset, e.stop,
+        CASE WHEN NOT i.auto_ack THEN clock_timestamp() + make_interval(secs => i.seconds) END, clock_timestamp(),
+        CASE WHEN i.auto_ack THEN e.stop - p.floor_offset ELSE 0 END, i.auto_ack::integer,
+        CASE WHEN i.auto_ack THEN clock_timestamp() END
+    FROM unnest($1::bigint[], $2::integer[], $3::bigint[], $4::uuid[], $5::float8[], $6::boolean[], $7::float8[])
+        AS i (partition_id, group_id, want, lease_id, seconds, auto_ack, quiet)
+    JOIN queen.partitions p ON p.id = i.partition_id
+    CROSS JOIN LATERAL (SELECT least(p.next_offset, p.floor_offset + i.want) AS stop) e
+    WHERE e.stop > p.floor_offset
+        AND (i.quiet = 0 OR p.last_at <= clock_timestamp() - make_interval(secs => i.quiet))
     ON CONFLICT (partition_id, group_id) DO NOTHING
     RETURNING partition_id, group_id, lease_start, lease_end, lease_until, attempts
 )
-SELECT k.partition_id, k.group_id, k.lease_start, k.lease_end, k.lease_until, k.attempts, w.next_offset,
+SELECT k.partition_id, k.group_id, k.lease_start, k.lease_end, k.lease_until, k.attempts, p.next_offset,
     s.base_offset, s.created_at, s.ids, s.body
 FROM made k
-JOIN wanted w ON w.partition_id = k.partition_id AND w.group_id = k.group_id
+JOIN queen.partitions p ON p.id = k.partition_id
 LEFT JOIN LATERAL (
     SELECT g.base_offset, g.created_at, g.ids, g.body FROM queen.segments g
     WHERE g.partition_id = k.partition_id AND g.base_offset < k.lease_end
@@ -96,7 +93,9 @@ LEFT JOIN LATERAL (
             WHERE b.partition_id = k.partition_id AND b.base_offset <= k.lease_start
             ORDER BY b.base_offset DESC LIMIT 1), k.lease_start)
     ORDER BY g.base_offset
-) s ON k.lease_start < w.held_from OR k.lease_end > w.held_to;
+-- By where a partition stands among the arguments: a join would compare each with each.
+) s ON k.lease_start < ($8::bigint[])[width_bucket(k.partition_id, $1::bigint[])]
+    OR k.lease_end > ($9::bigint[])[width_bucket(k.partition_id, $1::bigint[])];
 
 -- name: segments_between
 -- The segments that overlap a span of offsets.
