@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from queen.wire.ids import parse_partition_uuid
 from tests.api import Api
 from tests.conftest import StartServer
 from tests.database import Connection, make_queue, stored_messages
@@ -126,6 +127,7 @@ async def test_producers_and_consumers_on_both_deliver_everything_once_and_in_or
     partitions = [str(number) for number in range(6)]
     total = 6 * 60
     chance = random.Random(11)
+    delivered: dict[str, list[int]] = defaultdict(list)
     acked: dict[str, list[int]] = defaultdict(list)
     live: set[str] = set()
     await make_queue(connection, "q", lease_time=1, retry_limit=1000, retry_delay=0)
@@ -142,6 +144,7 @@ async def test_producers_and_consumers_on_both_deliver_everything_once_and_in_or
             partition = messages[0]["partition"]
             assert partition not in live, "two live leases on one partition"
             live.add(partition)
+            delivered[partition] += [m["data"] for m in messages if m["data"] not in delivered[partition]]
             fate = chance.random()
             if fate < 0.1:
                 live.discard(partition)
@@ -157,7 +160,9 @@ async def test_producers_and_consumers_on_both_deliver_everything_once_and_in_or
     async with asyncio.timeout(60):
         await asyncio.gather(*(produce(partition) for partition in partitions), *(consume() for _ in range(8)))
     for partition in partitions:
-        assert acked[partition] == list(range(60))
+        assert delivered[partition] == list(range(60))
+        # The answers of acks given by two workers may overtake one another on their way here.
+        assert sorted(acked[partition]) == list(range(60))
         assert len(await stored_messages(connection, "q", partition)) == 60
     assert await pair[0].pop("q") == await pair[1].pop("q") == []
 
@@ -202,3 +207,24 @@ async def test_workers_that_lease_the_same_partitions_in_opposite_orders_do_not_
     async with asyncio.timeout(0.9):
         delivered = await asyncio.gather(*pops)
     assert sum(len(messages) for messages in delivered) == 12
+
+
+async def test_an_ack_that_is_applied_is_answered_though_another_waits_for_a_lock(
+    pair: Pair, connection: Connection
+) -> None:
+    """Leases of the other worker, acked together: one failure is held up by whoever has its cursor."""
+    here, there = pair
+    for partition in "abc":
+        await here.push("q", 0, partition=partition)
+    popped = {partition: await there.pop("q", partition) for partition in "abc"}
+    async with connection.transaction():
+        place = parse_partition_uuid(popped["b"][0]["partitionId"])
+        assert place is not None
+        await connection.execute("SELECT FROM queen.cursors WHERE partition_id = $1 FOR UPDATE", place[1])
+        first = asyncio.create_task(here.ack(popped["a"]))
+        failure = asyncio.create_task(here.ack(popped["b"], ["failed"]))
+        later = asyncio.create_task(here.ack(popped["c"]))
+        async with asyncio.timeout(5):
+            assert [result["success"] for result in await first + await later] == [True, True]
+        assert not failure.done()
+    assert (await failure)[0]["success"]

@@ -101,13 +101,28 @@ class Acker:
                 by_cursor.setdefault((one.partition_id, one.group_id), []).append(one)
         partitions = await self._catalog.partitions_by_id({one.partition_id for one in everything})
         slow = await self._apply_whole(by_cursor, partitions)
+        waiting = self._answer(list(zip(batch, pending, strict=True)), partitions)
         if slow:
             await self._apply_carefully(slow, partitions, batch)
+            self._answer(waiting, partitions)
+
+    def _answer(
+        self, asked: list[tuple[AckRequest, list[_Pending]]], partitions: dict[int, Partition]
+    ) -> list[tuple[AckRequest, list[_Pending]]]:
+        """Answer the requests whose every item is decided; returns the others.
+
+        What is applied is answered at once: a failure of a later step must not make it be tried again.
+        """
         now = clock()
-        for request, own in zip(batch, pending, strict=True):
+        waiting = []
+        for request, own in asked:
+            if any(one.outcome is None for one in own):
+                waiting.append((request, own))
+                continue
             self._count(own, partitions)
             self._meter.ack_latency.observe(now - request.began)
             request.resolve(_render(own, partitions))
+        return waiting
 
     def _count(self, pending: list[_Pending], partitions: dict[int, Partition]) -> None:
         """Let the meter know what became of the items of a request, by queue."""
