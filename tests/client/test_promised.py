@@ -67,7 +67,7 @@ async def test_subscription_modes(queen: Queen, tasks: list[Any]) -> None:
     await queen.queue("tasks").group("batch-analytics").limit(3).consume(handler)
     assert tasks == [0, 1, 2]
     monitor = queen.queue("tasks").group("realtime-monitor").subscription_mode("new")
-    await monitor.idle_millis(200).consume(handler)
+    await monitor.idle_millis(1000).consume(handler)
     assert tasks == [0, 1, 2]
     replay = queen.queue("tasks").group("replay").subscription_from("2025-10-28T10:00:00.000Z")
     await replay.limit(3).consume(handler)
@@ -81,9 +81,9 @@ async def test_consume_with_concurrency_batches_and_a_limit(queen: Queen, tasks:
     async def many(messages: list[dict[str, Any]]) -> None:
         tasks.append([message["data"]["n"] for message in messages])
 
-    await queen.queue("tasks").concurrency(10).idle_millis(300).group("a").consume(one)
+    await queen.queue("tasks").concurrency(10).idle_millis(1000).group("a").consume(one)
     assert tasks == [0, 1, 2]
-    await queen.queue("tasks").batch(20).concurrency(5).idle_millis(300).group("b").consume(many)
+    await queen.queue("tasks").batch(20).concurrency(5).idle_millis(1000).group("b").consume(many)
     assert tasks == [0, 1, 2, [0, 1, 2]]
 
 
