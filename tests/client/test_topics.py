@@ -159,7 +159,7 @@ async def test_handler_gets_items_lists_or_items_of_lists(queen: Queen) -> None:
     await queen.topic("ns", "t").enqueue([1, 2, 3, 4, 5, 6])
     await queen.topic("ns", "t").limit(1).consume(one)
     await queen.topic("ns", "t").batch(2).limit(3).consume(many)
-    await queen.topic("ns", "t").batch(10).each().idle_millis(50).consume(one)
+    await queen.topic("ns", "t").batch(10).each().idle_millis(500).consume(one)
     assert got == [1, [2, 3], [4], 5, 6]
     assert await queen.topics("ns") == []
 

@@ -195,7 +195,7 @@ async def test_what_many_ask_for_is_given_again_for_a_moment_however_quickly_it_
         view.now += 0.2
     for _ in range(5):
         assert (await handler(request())).body == b"5"
-        view.now += 0.05
+        view.now += 0.1
     view.now += 0.5
     assert (await handler(request())).body == b"6"
     view.now += 3.0
@@ -204,6 +204,20 @@ async def test_what_many_ask_for_is_given_again_for_a_moment_however_quickly_it_
         bodies.append((await handler(request())).body)
         view.now += 0.3
     assert bodies == [b"7", b"8", b"9"], "nobody asks often any more"
+
+
+async def test_one_worker_finds_for_all_of_its_host_what_many_ask_for(tmp_path: Path) -> None:
+    view = View()
+    view.go_on.set()
+    first, second = (SharedAnswers(2.0, HostAnswers(tmp_path), view.clock).of(view.find) for _ in range(2))
+    for _ in range(5):
+        for handler in (first, second):
+            await handler(request())
+    asked = view.asked
+    for _ in range(3):
+        view.now += 1.0
+        assert len({(await handler(request())).body for handler in (first, second) for _ in range(5)}) == 1
+    assert view.asked == asked + 3
 
 
 async def test_without_a_time_nothing_is_given_again_however_often_it_is_asked_for() -> None:

@@ -23,7 +23,7 @@ _LOOK_AGAIN_SECONDS: Final = 0.01
 _PATIENCE_SECONDS: Final = 5.0
 _OFTEN: Final = 5
 """Requests in a second that make an answer one that many ask for."""
-_WHILE_ASKED_OFTEN: Final = 0.5
+_WHILE_ASKED_OFTEN: Final = 1.0
 """Seconds for which that is given again."""
 
 
@@ -57,8 +57,8 @@ class _Demand:
 class SharedAnswers:
     """Finds each answer for all who ask while it is being found, and gives it again for a while (`good_for`).
 
-    What many ask for is given again for a moment, however quickly it is found. What is not found quickly, one worker
-    finds for all of its `host`.
+    What many ask for is given again for a second, however quickly it is found. That, and what is not found quickly,
+    one worker finds for all of its `host`.
     """
 
     def __init__(
@@ -83,15 +83,15 @@ class SharedAnswers:
             demand.note(now)
             if shared is None or (shared.finding.done() and now >= shared.good_until):
                 dear = shared is not None and shared.dear
-                finding = asyncio.create_task(self._find(find, request, key, dear))
+                finding = asyncio.create_task(self._find(find, request, key, dear or demand.high))
                 shared = self._answers[key] = _Shared(finding, demand, dear=dear)
             # Whoever goes away must not take the answer from the others.
             return await asyncio.shield(shared.finding)
 
         return answer
 
-    async def _find(self, find: Find, request: Request, key: str, dear: bool) -> Response:
-        claim = await self._claim(self._host, key) if dear and self._host is not None else None
+    async def _find(self, find: Find, request: Request, key: str, for_all: bool) -> Response:
+        claim = await self._claim(self._host, key) if for_all and self._host is not None else None
         if isinstance(claim, Found):
             self._answers[key].good_until = claim.good_until
             return claim.response()
