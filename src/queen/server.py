@@ -176,6 +176,7 @@ class Worker:
             families.spool,
             families.shards,
             families.peers,
+            families.transaction_ids,
             families.topics,
             families.topic_buffer,
             pipelines.families,
@@ -215,6 +216,7 @@ def _brokers(settings: Settings, worker_id: int, runtime_dir: Path) -> tuple[Bro
         settings,
         segment_cache_mb=max(1, settings.segment_cache_mb // len(dsns)),
         dedup_memory_mb=max(1, settings.dedup_memory_mb // len(dsns)),
+        dedup_disk_mb=settings.dedup_disk_mb // len(dsns),
     )
     brokers = [Broker(shared, dsns[0], worker_id, runtime_dir, meter)]
     for number, dsn in enumerate(dsns[1:], start=1):

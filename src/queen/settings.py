@@ -217,6 +217,14 @@ class Settings:
     dedup_memory_mb: Annotated[
         int, Declared(whole(1, 2**20), "Memory each worker may use to remember transactionIds.", "MB")
     ] = 64
+    dedup_disk_mb: Annotated[
+        int,
+        Declared(
+            whole(0, 2**24),
+            "Space in `QUEEN_DATA_DIR` that each worker may use for transactionIds that memory has no room for.",
+            "MB",
+        ),
+    ] = 1024
     segment_cache_mb: Annotated[
         int, Declared(whole(0, 2**20), "Memory each worker may use to keep recent messages at hand.", "MB")
     ] = 16

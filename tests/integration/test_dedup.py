@@ -10,6 +10,7 @@ import uuid
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.api import Api
@@ -112,7 +113,7 @@ async def test_without_a_window_nothing_is_a_duplicate(api: Api, connection: Con
 
 async def test_ids_are_known_beyond_what_memory_holds(start_server: StartServer) -> None:
     """With the filter far too small for what is pushed, what it forgot is looked up."""
-    api = await start_server(dedup_memory_mb=1)
+    api = await start_server(dedup_memory_mb=1, dedup_disk_mb=0)
     assert api.worker is not None
     await api.push("q", 1, ids=["first"])
     for start in range(0, 120_000, 10_000):
@@ -122,6 +123,22 @@ async def test_ids_are_known_beyond_what_memory_holds(start_server: StartServer)
     assert again["status"] == "duplicate"
     results = await api.push("other", 1, 2, 3, ids=["7", "110000", "new"])
     assert [result["status"] for result in results] == ["duplicate", "duplicate", "queued"]
+
+
+async def test_ids_that_memory_has_no_room_for_are_known_from_the_disk(start_server: StartServer) -> None:
+    api = await start_server(dedup_memory_mb=1)
+    assert api.worker is not None
+    dedup = api.worker.broker.dedup
+    await api.push("q", 1, ids=["first"])
+    for start in range(0, 600_000, 50_000):
+        dedup.filter.add(np.random.default_rng(start).integers(1 << 63, size=50_000, dtype=np.uint64))
+    assert dedup.filter.complete_since == 0
+    assert dedup.filter.disk_bytes > 0
+    before = dedup.lookups
+    await api.push("q", *range(100))
+    assert dedup.lookups == before, "nothing is looked up that the disk knows to be new"
+    (again,) = await api.push("q", 1, ids=["first"])
+    assert again["status"] == "duplicate"
 
 
 async def test_a_large_push_sent_again_is_recognised_at_once(api: Api) -> None:

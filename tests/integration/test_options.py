@@ -349,7 +349,7 @@ class TestDedupWindow:
         assert (duplicate["status"], duplicate["message_id"]) == ("duplicate", first["message_id"])
 
     async def test_ids_are_known_when_memory_has_forgotten_them(self, start_server: StartServer) -> None:
-        api = await start_server(dedup_memory_mb=1)
+        api = await start_server(dedup_memory_mb=1, dedup_disk_mb=0)
         (first,) = await api.push("q", 1, ids=["t"])
         # As many other ids as make the filter drop its oldest.
         broker_of(api).dedup.filter.add(np.random.default_rng(7).integers(1 << 63, size=2_000_000, dtype=np.uint64))

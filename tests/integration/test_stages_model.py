@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from queen.broker.seen import SeenFilter
 from queen.broker.stages import Attempt, Stages
 from queen.broker.staging import Stager
 from queen.spark.publish import topic_steps
@@ -108,7 +109,7 @@ class Publisher:
             topic_steps(self.database),
             lambda fed: None,
             dedup_window=3600,
-            dedup_memory=1 << 20,
+            seen=SeenFilter(1 << 20),
         )
 
 

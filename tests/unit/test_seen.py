@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import time
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from queen.broker import overflow
+from queen.broker.overflow import Overflow
 from queen.broker.seen import Hashes, SeenFilter, transaction_hash
 
 
@@ -87,3 +94,70 @@ def test_old_generations_are_dropped_and_the_newest_is_kept() -> None:
     seen.drop_before(time.time() + 1)
     assert seen.maybe(newest).all()
     assert seen.complete_since > 0
+
+
+def test_what_memory_has_no_room_for_is_found_on_disk(tmp_path: Path) -> None:
+    room = Overflow(tmp_path, 64 << 20)
+    seen = SeenFilter(2 << 20, room)
+    added = [random_hashes(20_000, seed) for seed in range(100)]
+    for several in added:
+        seen.add(several)
+    assert seen.nbytes <= 2 << 20 < seen.disk_bytes
+    assert seen.complete_since == 0.0
+    assert all(seen.maybe(several).all() for several in added)
+    assert all(seen.suspects([int(several[0])]) == [0] for several in added)
+    assert seen.maybe(random_hashes(100_000, 1000)).mean() < 0.001
+    assert not list(tmp_path.iterdir()), "nothing is left behind by whoever ends"
+
+
+def test_when_the_disk_is_full_too_the_oldest_go_and_their_place_is_used_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    room = Overflow(tmp_path, 4 << 20)
+    seen = SeenFilter(2 << 20, room)
+    with caplog.at_level(logging.WARNING):
+        for seed in range(200):
+            seen.add(random_hashes(20_000, seed))
+            assert room.nbytes <= 4 << 20
+    assert seen.complete_since > 0
+    assert seen.maybe(random_hashes(20_000, 199)).all()
+    assert [record.getMessage().count("DEDUP_DISK_MB") for record in caplog.records] == [1], "told once"
+    seen.drop_before(time.time() + 1)
+    assert room.nbytes == 0
+
+
+def test_a_disk_that_is_nearly_full_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Usage(NamedTuple):
+        free: int
+
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(1 << 30))
+    seen = SeenFilter(2 << 20, Overflow(tmp_path, 64 << 20))
+    for seed in range(50):
+        seen.add(random_hashes(20_000, seed))
+    assert seen.disk_bytes == 0
+    assert seen.complete_since > 0
+
+
+def test_a_write_that_fails_half_way_loses_what_was_being_written_and_owns_up_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Overflow(tmp_path, 64 << 20)
+    seen = SeenFilter(2 << 20, room)
+    steps = 0
+
+    def fail_at_the_third(move: overflow.Move) -> overflow.Bytes | None:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            raise OSError(errno.ENOSPC, "no space left")
+        return step(move)
+
+    step = overflow.Move.step
+    monkeypatch.setattr(overflow.Move, "step", fail_at_the_third)
+    for seed in range(100):
+        seen.add(random_hashes(20_000, seed))
+    assert steps > 3, "later ones are written again"
+    assert seen.complete_since > 0
+    assert seen.maybe(random_hashes(20_000, 99)).all()
+    seen.drop_before(time.time() + 1)
+    assert room.nbytes == 0

@@ -39,6 +39,7 @@ from queen.broker.message_browser import MessageBrowser
 from queen.broker.message_finder import MessageFinder
 from queen.broker.messages import Messages
 from queen.broker.modes import Mode, Modes
+from queen.broker.overflow import Overflow
 from queen.broker.parts import Preparer
 from queen.broker.popper import Popper
 from queen.broker.push import Pusher
@@ -47,7 +48,7 @@ from queen.broker.release import Releaser
 from queen.broker.renew import Renewer
 from queen.broker.replay import Replayer
 from queen.broker.scans import Share
-from queen.broker.seen import unpack_hashes
+from queen.broker.seen import SeenFilter, unpack_hashes
 from queen.broker.segments import SegmentCache
 from queen.broker.selections import Selections
 from queen.broker.shards.upkeep import shard_jobs
@@ -106,7 +107,7 @@ class Broker:
         self.ids = IdSource()
         self.cache = SegmentCache(settings.segment_cache_mb << 20)
         self.catalog = Catalog(self.database, on_created=self._queue_created, on_partitions=meter.partitions_made)
-        self.dedup = Dedup(self.envelope, settings.dedup_memory_mb << 20)
+        self.dedup = Dedup(self.envelope, _seen_filter(settings))
         self.leases = LeaseBook()
         self.bus = LocalBus(runtime_dir, worker_id, settings.num_workers, self._receive)
         self._alone = settings.num_workers == 1
@@ -209,7 +210,7 @@ class Broker:
             self.topics.steps,
             self._published,
             dedup_window=settings.dedup_window_seconds,
-            dedup_memory=settings.dedup_memory_mb << 20,
+            seen=_seen_filter(settings),
         )
         self.stream_queries = StreamQueries(self.database, self.catalog, self.envelope)
         self.stream_cycles = StreamCycles(
@@ -459,6 +460,11 @@ class Broker:
         self.catalog.forget_everything()
         self.cache.forget_everything()
         self.popper.forget_everything()
+
+
+def _seen_filter(settings: Settings) -> SeenFilter:
+    overflow = Overflow(settings.queen_data_dir, settings.dedup_disk_mb << 20) if settings.dedup_disk_mb else None
+    return SeenFilter(settings.dedup_memory_mb << 20, overflow)
 
 
 def _portions(stored: Sequence[tuple[Partition, int, int]]) -> Iterator[list[tuple[Partition, int, int]]]:

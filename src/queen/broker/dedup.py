@@ -42,9 +42,9 @@ class Earlier:
 class Dedup:
     """What this worker knows of transaction ids."""
 
-    def __init__(self, envelope: Envelope, memory_bytes: int) -> None:
+    def __init__(self, envelope: Envelope, filter: SeenFilter) -> None:
         self._envelope = envelope
-        self.filter = SeenFilter(memory_bytes)
+        self.filter = filter
         self.lookups = 0
         self._longest_window = 0.0
 

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from array import array
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from queen.broker.overflow import Move, Overflow
+
+log = logging.getLogger(__name__)
+
 Hashes = npt.NDArray[np.uint64]
 
-_PROBES = 8
+_PROBES = 10
+_FIRST_PROBES = 3
+"""These alone tell most strangers apart."""
 _BITS_PER_ENTRY = 32
 _SMALLEST = 1 << 16
 _LARGEST = 1 << 22
 _FEW = 8
+_COMPLAIN_SECONDS = 3600.0
 
 
 def transaction_hash(transaction_id: str, partition_id: int) -> int:
@@ -31,22 +40,34 @@ def unpack_hashes(packed: bytes) -> Hashes | list[int]:
 
 
 class SeenFilter:
-    """Bloom filters in generations: a new one when the last is full, the oldest dropped when memory is.
+    """Bloom filters in generations: a new one when the last is full.
 
+    When memory is full, the oldest in it goes to the `overflow` on disk; without room there the oldest is dropped.
     `complete_since` is the time from which nothing is missing: what was added before may have been dropped.
     """
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, overflow: Overflow | None = None) -> None:
         self._memory_bytes = memory_bytes
+        self._largest = min(_LARGEST, memory_bytes * 8 // _BITS_PER_ENTRY // 4)
+        self._overflow = overflow
         self._generations: list[_Generation] = [_Generation(_SMALLEST)]
+        self._moving: tuple[_Generation, Move] | None = None
+        self._complain_at = 0.0
         self.complete_since = 0.0
 
     @property
     def nbytes(self) -> int:
-        return sum(generation.bits.nbytes for generation in self._generations)
+        """Bytes of memory that it takes; what is on disk, or goes there just now, does not count."""
+        moving = self._moving[0] if self._moving is not None else None
+        return sum(each.bits.nbytes for each in self._generations if not each.on_disk and each is not moving)
+
+    @property
+    def disk_bytes(self) -> int:
+        return self._overflow.nbytes if self._overflow is not None else 0
 
     def add(self, hashes: Hashes | list[int], since: float | None = None, until: float | None = None) -> None:
         """Add what was stored between two moments (None: just now)."""
+        self._move_on()
         now = time.time()
         since, until = now if since is None else since, now if until is None else until
         if isinstance(hashes, list) and len(hashes) > _FEW:
@@ -73,10 +94,16 @@ class SeenFilter:
 
     def maybe(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """For each hash: False when it was certainly not added since `complete_since`."""
-        positions = _positions(hashes)
-        found = self._generations[-1].contains(positions)
-        for generation in self._generations[:-1]:
-            found |= generation.contains(positions)
+        found = np.zeros(len(hashes), dtype=np.bool_)
+        first: dict[int, _Probes] = {}
+        for generation in self._generations:
+            mask = generation.size_mask
+            if mask not in first:
+                first[mask] = _Probes.of(hashes, mask, _FIRST_STEPS)
+            # Most are told apart by their first probes; the few others need all of them.
+            left = np.flatnonzero(generation.contains(first[mask]))
+            if len(left):
+                found[left[generation.contains(_Probes.of(hashes[left], mask))]] = True
         return found
 
     def drop_before(self, moment: float) -> None:
@@ -85,17 +112,68 @@ class SeenFilter:
             self._drop_oldest()
 
     def _grow(self, last_capacity: int) -> None:
-        self._generations.append(_Generation(min(last_capacity * 4, _LARGEST)))
-        while self.nbytes > self._memory_bytes and len(self._generations) > 1:
-            self._drop_oldest()
+        self._generations.append(_Generation(max(_SMALLEST, min(last_capacity * 4, self._largest))))
+        while self.nbytes > self._memory_bytes and any(not each.on_disk for each in self._generations[:-1]):
+            if not self._begin_move():
+                self._drop_oldest()
+
+    def _begin_move(self) -> bool:
+        """Have the oldest that is in memory go to the disk, if that takes it."""
+        if self._overflow is None:
+            return False
+        while self._moving is not None:
+            # Rare: so much was added at once that the one before is still on its way.
+            self._move_on()
+        oldest = next((generation for generation in self._generations[:-1] if not generation.on_disk), None)
+        if oldest is None:
+            return False
+        try:
+            self._moving = oldest, self._overflow.begin(oldest.bits)
+        except OSError as error:
+            self._complain(error)
+            return False
+        return True
+
+    def _move_on(self) -> None:
+        """Bring what is on its way to the disk a piece further."""
+        if self._moving is None:
+            return
+        generation, move = self._moving
+        try:
+            bits = move.step()
+        except OSError as error:
+            self._complain(error)
+            # It lies in memory that is meant for others by now, and everything before it is older.
+            while generation in self._generations:
+                self._drop_oldest()
+            return
+        if bits is not None:
+            generation.lie_on_disk(bits)
+            self._moving = None
 
     def _drop_oldest(self) -> None:
         dropped = self._generations.pop(0)
         self.complete_since = max(self.complete_since, dropped.newest_at)
+        has_room_on_disk = dropped.on_disk
+        if self._moving is not None and self._moving[0] is dropped:
+            self._moving[1].end()
+            self._moving, has_room_on_disk = None, True
+        if self._overflow is not None and has_room_on_disk:
+            self._overflow.drop(dropped.bits)
+
+    def _complain(self, error: OSError) -> None:
+        now = time.monotonic()
+        if now >= self._complain_at:
+            self._complain_at = now + _COMPLAIN_SECONDS
+            log.warning(
+                "there are more transactionIds in the window than DEDUP_MEMORY_MB and DEDUP_DISK_MB hold (%s): pushes"
+                " look for duplicates in PostgreSQL, which takes longer; a shorter dedupWindowSeconds helps, too",
+                error,
+            )
 
 
 class _Generation:
-    __slots__ = ("_bytes", "bits", "capacity", "entries", "newest_at", "oldest_at", "size_mask")
+    __slots__ = ("_bytes", "bits", "capacity", "entries", "newest_at", "oldest_at", "on_disk", "size_mask")
 
     def __init__(self, capacity: int) -> None:
         size = 1 << (capacity * _BITS_PER_ENTRY - 1).bit_length()
@@ -107,14 +185,19 @@ class _Generation:
         self.entries = 0
         self.newest_at = 0.0
         self.oldest_at = float("inf")
+        self.on_disk = False
+
+    def lie_on_disk(self, bits: npt.NDArray[np.uint8]) -> None:
+        """Read the same bits from there from now on. It is full, so nothing is added any more."""
+        self.bits, self._bytes, self.on_disk = bits, bits.data, True
 
     def add(self, hashes: Hashes | list[int], since: float, until: float) -> None:
         if isinstance(hashes, list):
             for value in hashes:
                 self._add_one(value)
         else:
-            positions = (_positions(hashes) & np.uint64(self.size_mask)).ravel()
-            self._set((positions >> np.uint64(3)).astype(np.intp), _bit(positions))
+            probes = _Probes.of(hashes, self.size_mask)
+            self._set(probes.places.ravel(), probes.masks.ravel())
         self.entries += len(hashes)
         self.newest_at = max(self.newest_at, until)
         self.oldest_at = min(self.oldest_at, since)
@@ -127,9 +210,8 @@ class _Generation:
             missing = np.flatnonzero((bits[places] & masks) == 0)
             places, masks = places[missing], masks[missing]
 
-    def contains(self, positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        masked = positions & np.uint64(self.size_mask)
-        hit: npt.NDArray[np.bool_] = (self.bits[masked >> np.uint64(3)] & _bit(masked)).all(axis=0)
+    def contains(self, probes: _Probes) -> npt.NDArray[np.bool_]:
+        hit: npt.NDArray[np.bool_] = np.all(self.bits[probes.places] & probes.masks, axis=0)
         return hit
 
     def contains_one(self, value: int) -> bool:
@@ -149,13 +231,19 @@ class _Generation:
 
 
 _STEPS = np.arange(_PROBES, dtype=np.uint64)[:, None]
+_FIRST_STEPS = _STEPS[:_FIRST_PROBES]
 
 
-def _positions(hashes: Hashes) -> npt.NDArray[np.uint64]:
-    """The probes of each hash, one row a probe: its low half, stepped by its (odd) high half."""
-    stride = (hashes >> np.uint64(32)) | np.uint64(1)
-    return hashes + _STEPS * stride
+class _Probes(NamedTuple):
+    """Which bits stand for each of several hashes, one row a probe: in which byte each is, and which of it."""
 
+    places: npt.NDArray[np.intp]
+    masks: npt.NDArray[np.uint8]
 
-def _bit(positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
-    return np.left_shift(np.uint8(1), (positions & np.uint64(7)).astype(np.uint8))
+    @classmethod
+    def of(cls, hashes: Hashes, size_mask: int, steps: npt.NDArray[np.uint64] = _STEPS) -> _Probes:
+        """The low half of a hash, stepped by its (odd) high half."""
+        stride = (hashes >> np.uint64(32)) | np.uint64(1)
+        positions = (hashes + steps * stride) & np.uint64(size_mask)
+        bits = (positions & np.uint64(7)).astype(np.uint8)
+        return cls((positions >> np.uint64(3)).astype(np.intp), np.left_shift(np.uint8(1), bits))

@@ -30,6 +30,7 @@ from queen.broker.modes import Mode
 from queen.broker.parts import Chunk, Part, Preparer
 from queen.broker.push import QueueMoved
 from queen.broker.push_results import refusal
+from queen.broker.seen import SeenFilter
 from queen.broker.segments import SegmentCache
 from queen.broker.topics.catalog import TopicKey
 from queen.broker.topics.enqueue import Entry, Stored
@@ -109,9 +110,9 @@ class Stages:
         on_published: Callable[[Sequence[Fed]], None],
         *,
         dedup_window: float,
-        dedup_memory: int,
+        seen: SeenFilter,
     ) -> None:
-        """`on_published` is told what partitions got, once that is committed."""
+        """`on_published` is told what partitions got, once that is committed; `seen` becomes theirs alone."""
         self._database = database
         self.envelope = envelope
         self.ids = ids
@@ -119,7 +120,7 @@ class Stages:
         self._on_published = on_published
         self.catalog = Catalog(database)
         self.preparer = Preparer(envelope, ids)
-        dedup = Dedup(envelope, dedup_memory)
+        dedup = Dedup(envelope, seen)
         self._assembler = Assembler(dedup, self.preparer, dedup_window=dedup_window)
         self._appender = Appender(self._assembler, dedup, SegmentCache(0), lambda spans, hashes: None)
         self._lock = asyncio.Lock()

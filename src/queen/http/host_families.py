@@ -56,6 +56,22 @@ class HostFamilies:
             up.add_metric((str(number),), float(not broker.database.presence.away))
         yield up
 
+    def transaction_ids(self) -> Iterator[Metric]:
+        """What the worker that answers remembers of transactionIds."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        dedups = [broker.dedup for broker in self._broker.kin or (self._broker,)]
+        for name, meaning, size in (
+            ("memory", "Memory that transactionIds take.", sum(dedup.filter.nbytes for dedup in dedups)),
+            ("disk", "Disk space that they take.", sum(dedup.filter.disk_bytes for dedup in dedups)),
+        ):
+            yield GaugeMetricFamily(f"queen_dedup_{name}_bytes", meaning, value=size)
+        yield CounterMetricFamily(
+            "queen_dedup_lookups",
+            "Times that PostgreSQL was searched for a duplicate.",
+            value=sum(dedup.lookups for dedup in dedups),
+        )
+
     def topics(self) -> Iterator[Metric]:
         """Ready queues of topics and Redis, as the worker that answers sees them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
+from queen.broker.seen import SeenFilter
 from queen.broker.stages import Attempt as Attempt
 from queen.broker.stages import Published, Stages
 from queen.broker.staging import Stager
@@ -59,7 +60,7 @@ class Shard:
             # Servers read of it in the log of changes.
             lambda fed: None,
             dedup_window=dedup_window,
-            dedup_memory=_DEDUP_MEMORY,
+            seen=SeenFilter(_DEDUP_MEMORY),
         )
 
     def stager(self, run: str, batch: int, attempt: uuid.UUID) -> ShardStager:
