@@ -406,7 +406,7 @@ class Settings:
         int,
         Declared(
             DURATION_MS,
-            "How long an answer about status that took over 5 ms to find is given again to others who ask: fifty "
+            "How long an answer about status that took over 5 ms to find is given again to others who ask: a hundred "
             "times what finding it took, this at most, but ten times at least; 0 means never.",
             "ms",
         ),

@@ -10,14 +10,14 @@ from typing import Any, Final, Generic, TypeVar
 T = TypeVar("T")
 
 _QUICK_SECONDS: Final = 0.005
-_TIMES_AS_LONG: Final = 50
+_TIMES_AS_LONG: Final = 100
 _LEAST_TIMES: Final = 10
 
 
 def good_for(took: float, most_seconds: float) -> float:
     """How many seconds what was found in `took` seconds is given again; 0: it is found anew each time.
 
-    Fifty times as long, at most `most_seconds` (0: never), unless even that is too often: finding takes no more than a
+    A hundred times as long, at most `most_seconds` (0: never), unless even that is too often: finding takes no more than a
     tenth of the time however many ask. What is found quickly is found anew each time.
     """
     if not most_seconds or took <= _QUICK_SECONDS:
