@@ -265,6 +265,14 @@ class Settings:
         ),
     ] = ()
 
+    namespace_courtesy: Annotated[
+        int,
+        Declared(
+            whole(0, 100),
+            "How many times as long as its batch took a namespace of topics with much to do pauses at most, while one "
+            "with little to do is served slower than usual because of it; 0 means that none pauses.",
+        ),
+    ] = 4
     namespace_modes: Annotated[
         tuple[tuple[str, str], ...],
         Declared(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
+from queen.broker.topics.courtesy import Courtesy
 from queen.broker.topics.fair import LIGHT, FairFusion
 from queen.errors import Overloaded
 
@@ -30,7 +32,9 @@ class Stage:
     failed: list[Work] = field(default_factory=list)
     gates: list[asyncio.Event] = field(default_factory=list)
 
-    def fusion(self, limit: int = 100, share: int = 100, most: int = 1000) -> FairFusion[Work]:
+    def fusion(
+        self, limit: int = 100, share: int = 100, most: int = 1000, courtesy: Courtesy | None = None
+    ) -> FairFusion[Work]:
         return FairFusion(
             self.run,
             lambda work, error: self.failed.append(work),
@@ -39,6 +43,7 @@ class Stage:
             limit=limit,
             share=share,
             most=most,
+            courtesy=courtesy,
         )
 
     async def run(self, batch: list[Work]) -> None:
@@ -106,12 +111,17 @@ async def test_tenants_are_taken_in_turn_with_equal_shares(weight: int) -> None:
         for number in range(20):
             fusion.submit(Work(tenant, number, weight))
     much = weight > 1
-    tenants, first = fusion.take(much)
+    tenants, first, _ = fusion.take(much, 100)
     assert [(work.tenant, work.number) for work in first] == [("a", 0), ("b", 0), ("c", 0), ("d", 0)]
     assert tenants == {"a", "b", "c", "d"}
-    assert [(work.tenant, work.number) for work in fusion.take(much)[1]] == [("e", 0), ("a", 1), ("b", 1), ("c", 1)]
+    assert [(work.tenant, work.number) for work in fusion.take(much, 100)[1]] == [
+        ("e", 0),
+        ("a", 1),
+        ("b", 1),
+        ("c", 1),
+    ]
     for _ in range(100):
-        fusion.take(much)
+        fusion.take(much, 100)
     assert len(fusion) == 0
     await asyncio.sleep(0)
 
@@ -154,3 +164,60 @@ async def test_batch_that_fails_is_told_and_the_next_runs() -> None:
         fusion.submit(number)
     await fusion.join()
     assert (sorted(done), failed) == ([0, 2, 3], [1])
+
+
+class TestCourtesy:
+    """A noisy tenant beside a quiet one that is served slowly."""
+
+    @pytest.fixture
+    def courtesy(self, tmp_path: Path) -> Courtesy:
+        return Courtesy(tmp_path, 0, 1, 4.0)
+
+    async def annoy(self, courtesy: Courtesy) -> None:
+        for seconds in (0.001, 0.001, 0.1, 0.1, 0.1):
+            for _ in range(6):
+                courtesy.served(["quiet"], seconds)
+            await asyncio.sleep(0.11)
+            courtesy.served(["quiet"], seconds)
+        assert courtesy.pause_of("noisy") >= 1
+
+    async def test_has_one_small_batch_at_a_time_over_all_lanes_and_pauses(self, courtesy: Courtesy) -> None:
+        stage = Stage()
+        lanes = [stage.fusion(limit=5000, share=1000, most=10_000, courtesy=courtesy) for _ in range(2)]
+        await self.annoy(courtesy)
+        for number in range(4):
+            for lane in lanes:
+                lane.submit(Work("noisy", number, MUCH))
+        assert await stage.shown() == [[("noisy", 0), ("noisy", 1)]]
+        await asyncio.sleep(0.02)
+        stage.gates[0].set()
+        assert len(await stage.shown()) == 1, "it pauses"
+        await asyncio.sleep(0.3)
+        assert (await stage.shown())[1:] == [[("noisy", 0), ("noisy", 1)]], "then the other lane has its turn"
+        lanes[0].submit(Work("quiet", 9))
+        assert (await stage.shown())[2:] == [[("quiet", 9)]], "who has little to do does not wait for any of it"
+        for gate in stage.gates:
+            gate.set()
+
+    async def test_everything_is_done_in_the_end(self, courtesy: Courtesy) -> None:
+        done: list[int] = []
+
+        async def run(batch: list[Work]) -> None:
+            done.extend(work.number for work in batch)
+
+        lane: FairFusion[Work] = FairFusion(
+            run,
+            lambda work, error: None,
+            tenant=lambda work: work.tenant,
+            weigh=lambda work: work.weight,
+            limit=5000,
+            share=1000,
+            most=100_000,
+            courtesy=courtesy,
+        )
+        await self.annoy(courtesy)
+        for number in range(50):
+            lane.submit(Work("noisy", number, MUCH))
+        async with asyncio.timeout(10):
+            await lane.join()
+        assert done == list(range(50))

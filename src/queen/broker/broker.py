@@ -191,7 +191,7 @@ class Broker:
             most_bytes=settings.file_buffer_max_mb << 20,
             most_messages=settings.max_buffer_length,
         )
-        self.topics = Topics(settings, self.database, self.ids, worker_id, self._send, meter, wal, shard)
+        self.topics = Topics(settings, self.database, self.ids, worker_id, self._send, meter, wal, shard, runtime_dir)
         self.transactions = Transactions(
             self.database,
             self.catalog,

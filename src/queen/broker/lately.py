@@ -17,8 +17,8 @@ _LEAST_TIMES: Final = 10
 def good_for(took: float, most_seconds: float) -> float:
     """How many seconds what was found in `took` seconds is given again; 0: it is found anew each time.
 
-    A hundred times as long, at most `most_seconds` (0: never), unless even that is too often: finding takes no more than a
-    tenth of the time however many ask. What is found quickly is found anew each time.
+    A hundred times as long, at most `most_seconds` (0: never), unless even that is too often: finding takes no more
+    than a tenth of the time however many ask. What is found quickly is found anew each time.
     """
     if not most_seconds or took <= _QUICK_SECONDS:
         return 0.0

@@ -76,6 +76,11 @@ class HostFamilies:
         """Ready queues of topics and Redis, as the worker that answers sees them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+        yield GaugeMetricFamily(
+            "queen_topic_courtesy_pause",
+            "How many times as long as their batches took busy namespaces pause for those that this worker serves.",
+            value=self._broker.topics.courtesy.pause,
+        )
         desk, redis = self._broker.topics.desk, self._broker.topics.redis
         depth = sum(seat.depth for seat in desk.seats.values())
         yield GaugeMetricFamily("queen_topic_ready_depth", "Items in ready queues used by this worker.", value=depth)

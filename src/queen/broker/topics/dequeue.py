@@ -15,6 +15,7 @@ import asyncpg
 
 from queen.background import Errands
 from queen.broker.topics.catalog import Topic, TopicCatalog, TopicKey, lock_keys
+from queen.broker.topics.courtesy import Courtesy
 from queen.broker.topics.fused import Lane
 from queen.broker.topics.heads import Heads
 from queen.broker.topics.links import Links
@@ -87,6 +88,7 @@ class Dequeuer:
         meter: Meter,
         desk: ReadyDesk,
         prefetcher: Prefetcher,
+        courtesy: Courtesy,
     ) -> None:
         """`on_leased` is told how many seconds a lease lasts that has just begun."""
         self._database = database
@@ -98,6 +100,7 @@ class Dequeuer:
         self._meter = meter
         self._desk = desk
         self._prefetcher = prefetcher
+        self._courtesy = courtesy
         self._benches: dict[TopicKey, _Bench] = {}
         self._closing = False
         self._claiming: Counter[TopicKey] = Counter()
@@ -176,6 +179,7 @@ class Dequeuer:
             most=_MOST_WAITING,
             tenant=lambda request: request.key[0],
             spare=self._spare,
+            courtesy=self._courtesy,
         )
 
     def _submit(self, request: Dequeue) -> None:

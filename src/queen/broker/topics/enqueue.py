@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Final, TypeAlias
 
 from queen.broker.topics.catalog import Topic, TopicCatalog, TopicKey, lock_keys
+from queen.broker.topics.courtesy import Courtesy
 from queen.broker.topics.fused import Lane
 from queen.broker.topics.ids import ItemIds
 from queen.broker.topics.links import Links
@@ -74,6 +75,7 @@ class Enqueuer:
         keys: SeenKeys,
         on_fed: OnFed,
         meter: Meter,
+        courtesy: Courtesy | None = None,
     ) -> None:
         self._link = Links(database)
         self._catalog = catalog
@@ -87,6 +89,7 @@ class Enqueuer:
             weigh=lambda request: len(request.entries),
             limit=5000,
             tenant=lambda request: request.entries[0].item.namespace,
+            courtesy=courtesy,
         )
 
     async def enqueue(self, items: Sequence[EnqueueItem]) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import asyncpg
 
+from queen.broker.topics.courtesy import Courtesy
 from queen.broker.topics.fair import FairFusion
 from queen.errors import QueenError
 
@@ -28,8 +29,9 @@ T = TypeVar("T", bound=Asked)
 class Lane(Generic[T]):
     """Runs requests together; when PostgreSQL refuses a batch, each of it runs alone.
 
-    `tenant` says whose a request is: tenants take turns, and none has to wait for the work of another. `spare` is
-    asked, when PostgreSQL is away, whether a request goes on waiting rather than being failed.
+    `tenant` says whose a request is: tenants take turns, none has to wait for the work of another, and `courtesy` says
+    how far they hold back. `spare` is asked, when PostgreSQL is away, whether a request goes on waiting rather than
+    being failed.
     """
 
     def __init__(
@@ -41,11 +43,19 @@ class Lane(Generic[T]):
         most: int = 100_000,
         tenant: Callable[[T], str] = lambda request: "",
         spare: Callable[[T, Exception], bool] = lambda request, error: False,
+        courtesy: Courtesy | None = None,
     ) -> None:
         self._run_together = run
         self._spare = spare
         self.fusion: FairFusion[T] = FairFusion(
-            self._run, _fail, tenant=tenant, weigh=weigh, limit=limit, share=min(limit, _SHARE), most=most
+            self._run,
+            _fail,
+            tenant=tenant,
+            weigh=weigh,
+            limit=limit,
+            share=min(limit, _SHARE),
+            most=most,
+            courtesy=courtesy,
         )
 
     def submit(self, request: T) -> None:

@@ -15,6 +15,7 @@ import asyncpg
 
 from queen.background import Errands
 from queen.broker.topics.catalog import Topic, TopicCatalog, TopicKey
+from queen.broker.topics.courtesy import Courtesy
 from queen.broker.topics.dequeue import Dequeue, remove_leased, service_order
 from queen.broker.topics.field import Field
 from queen.broker.topics.fused import Lane
@@ -60,6 +61,7 @@ class ManyDequeuer:
         meter: Meter,
         poll_seconds: float,
         desk: ReadyDesk,
+        courtesy: Courtesy,
     ) -> None:
         self._desk = desk
         self._link = Links(database)
@@ -83,6 +85,7 @@ class ManyDequeuer:
             most=_MOST_WAITING,
             tenant=lambda request: request.key[0],
             spare=self._spare,
+            courtesy=courtesy,
         )
 
     def dequeue(

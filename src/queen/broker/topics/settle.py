@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from queen.broker.storable import storable
 from queen.broker.topics.catalog import TopicCatalog, TopicKey, lock_keys
+from queen.broker.topics.courtesy import Courtesy
 from queen.broker.topics.enqueue import OnFed
 from queen.broker.topics.fused import Lane
 from queen.broker.topics.links import Links
@@ -46,15 +47,25 @@ class Settler:
     """Acks, nacks, extensions and releases, each kind fused."""
 
     def __init__(
-        self, database: Database, catalog: TopicCatalog, on_fed: OnFed, on_leased: Callable[[float], None], meter: Meter
+        self,
+        database: Database,
+        catalog: TopicCatalog,
+        on_fed: OnFed,
+        on_leased: Callable[[float], None],
+        meter: Meter,
+        courtesy: Courtesy,
     ) -> None:
         self._catalog = catalog
         self._on_fed = on_fed
         self._on_leased = on_leased
         self._meter = meter
         self._links = Links(database)
-        self._acks: Lane[Settlement[ItemRef, bool]] = Lane(self._run_acks, weigh=_weigh, limit=5000, tenant=_tenant)
-        self._nacks: Lane[Settlement[NackRef, Nacked]] = Lane(self._run_nacks, weigh=_weigh, limit=2000, tenant=_tenant)
+        self._acks: Lane[Settlement[ItemRef, bool]] = Lane(
+            self._run_acks, weigh=_weigh, limit=5000, tenant=_tenant, courtesy=courtesy
+        )
+        self._nacks: Lane[Settlement[NackRef, Nacked]] = Lane(
+            self._run_nacks, weigh=_weigh, limit=2000, tenant=_tenant, courtesy=courtesy
+        )
         self._extensions: Lane[Settlement[ExtendRef, datetime]] = Lane(
             self._run_extensions, weigh=_weigh, limit=2000, tenant=_tenant
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 import asyncpg
@@ -14,6 +15,7 @@ from queen.broker.events import Event, EventKind, named, topic_fed, turn
 from queen.broker.topics.admin import TopicAdmin
 from queen.broker.topics.buffer import Buffer
 from queen.broker.topics.catalog import TopicCatalog, TopicKey
+from queen.broker.topics.courtesy import Courtesy
 from queen.broker.topics.dead_letters import TopicDeadLetters
 from queen.broker.topics.dequeue import Dequeuer
 from queen.broker.topics.enqueue import Enqueuer
@@ -82,6 +84,7 @@ class Topics:
         meter: Meter,
         wal: Spool,
         shard: int,
+        runtime_dir: Path,
     ) -> None:
         """`send` lets the other workers know; `wal` is the log of this host for buffered namespaces."""
         self._send = send
@@ -96,14 +99,17 @@ class Topics:
         node = settings.mqueue_node_id
         item_ids = ItemIds(database, node + worker_id if node >= 0 else None)
         self._keys = SeenKeys(RedisKeys(self.redis) if self.redis is not None else MemoryKeys())
-        self.enqueuer = Enqueuer(database, self.catalog, item_ids, self.quotas, self._keys, self._fed, meter)
+        self.courtesy = Courtesy(runtime_dir, worker_id, settings.num_workers, settings.namespace_courtesy)
+        self.enqueuer = Enqueuer(
+            database, self.catalog, item_ids, self.quotas, self._keys, self._fed, meter, self.courtesy
+        )
         self.desk = self._make_desk(settings, database, ids)
         self._prefetcher = Prefetcher(self.desk, enabled=_prefetches(settings))
         self._lease_daemon = LeaseDaemon(database, self.catalog, self.desk)
         self.dequeuer = Dequeuer(
-            database, self.catalog, self.heads, ids, self.lapses.note, meter, self.desk, self._prefetcher
+            database, self.catalog, self.heads, ids, self.lapses.note, meter, self.desk, self._prefetcher, self.courtesy
         )
-        self.settler = Settler(database, self.catalog, self._fed, self.lapses.note, meter)
+        self.settler = Settler(database, self.catalog, self._fed, self.lapses.note, meter, self.courtesy)
         self.many = ManyDequeuer(
             database,
             self.catalog,
@@ -114,6 +120,7 @@ class Topics:
             meter,
             self._poll_seconds,
             self.desk,
+            self.courtesy,
         )
         self.dead_letters = TopicDeadLetters(database, self.catalog, self._fed)
         self.admin = TopicAdmin(database, self.catalog, self.desk, self._changed)
