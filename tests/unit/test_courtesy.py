@@ -80,6 +80,15 @@ def test_a_tenant_does_not_hold_back_for_itself(tmp_path: Path, clock: Clock) ->
     assert courtesy.pause_of("noisy") > 0
 
 
+def test_nor_for_one_that_was_served_long_ago(tmp_path: Path, clock: Clock) -> None:
+    courtesy = make(tmp_path, clock)
+    serve(courtesy, clock, USUAL, windows=5, tenant="gone")
+    clock.now += 2
+    serve(courtesy, clock, SLOW, windows=20, tenant="busy")
+    assert courtesy.pause_of("busy") == 0
+    assert courtesy.pause_of("noisy") > 0
+
+
 def test_nor_for_one_that_has_gone(tmp_path: Path, clock: Clock) -> None:
     courtesy = make(tmp_path, clock)
     serve(courtesy, clock, USUAL, windows=5)

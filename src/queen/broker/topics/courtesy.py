@@ -56,7 +56,8 @@ class Courtesy:
         self._usual: deque[float] = deque(maxlen=_USUAL_WINDOWS)
         self.pause = 0.0
         """How many times as long as their batches took those with much to do pause, as far as this worker can tell."""
-        self._tenants: tuple[int, int] = (0, 0)
+        self._tenants: dict[int, float] = {}
+        """Those that had little to do, and when they were last served; whoever was last is last."""
         self._busy = False
         self._waiting: dict[Callable[[], None], None] = {}
 
@@ -65,12 +66,12 @@ class Courtesy:
         now = self._clock()
         for tenant in tenants:
             mark = _mark(tenant)
-            if mark not in self._tenants:
-                self._tenants = mark, self._tenants[0]
+            self._tenants.pop(mark, None)
+            self._tenants[mark] = now
         if now >= self._window_ends:
             self._look_back()
             self._window_ends = now + _WINDOW_SECONDS
-            _SLOT.pack_into(self._map, self._at, now, self.pause, *self._tenants)
+            self._publish(now)
         self._samples.append(seconds)
 
     def pause_of(self, tenant: str) -> float:
@@ -98,6 +99,12 @@ class Courtesy:
         waiting, self._waiting = self._waiting, {}
         for resume in waiting:
             resume()
+
+    def _publish(self, now: float) -> None:
+        """Two of those who were served lately will do: one of them is another than whoever asks."""
+        self._tenants = {mark: at for mark, at in self._tenants.items() if now - at < _ABOUT_SECONDS}
+        last, before = [*reversed(self._tenants), 0, 0][:2]
+        _SLOT.pack_into(self._map, self._at, now, self.pause, last, before)
 
     def _look_back(self) -> None:
         """Find out from the last window whether those who are to pause do so enough."""
