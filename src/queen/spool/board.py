@@ -7,7 +7,6 @@ a push to a partition whose messages wait in the spool does not overtake them, w
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import struct
 import threading
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from queen.shared_memory import share
 from queen.spool.record import BUCKETS, Record
 
 _ENGAGED, _TROUBLE, _WANTED, _STATE = range(4)
@@ -36,13 +36,7 @@ class Board:
         self._threads = threading.Lock()
         self._lock = os.open(root / "board.lock", os.O_RDWR | os.O_CREAT, 0o600)
         self._users = os.open(root / "users.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        file = os.open(root / "board", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            # Not just as long as that: where the disk has no room for a page, writing to it would kill the process.
-            os.posix_fallocate(file, 0, _SIZE)
-            self._map = mmap.mmap(file, _SIZE)
-        finally:
-            os.close(file)
+        self._map = share(root / "board", _SIZE)
 
     def join(self, leftovers: Callable[[], Iterable[tuple[Record, int]]]) -> None:
         """Begin to use the board; if nobody else does, anew, with the records (and their sizes) that were left."""

@@ -9,8 +9,6 @@ well again. Where processors are to spare nobody is slowed down.
 from __future__ import annotations
 
 import asyncio
-import mmap
-import os
 import struct
 import time
 import zlib
@@ -18,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
+
+from queen.shared_memory import share
 
 _WINDOW_SECONDS: Final = 0.1
 _FEW: Final = 5
@@ -44,13 +44,7 @@ class Courtesy:
         self._clock = clock
         self._longest_pause = longest_pause
         self._at = _SLOT.size * worker_id
-        size = _SLOT.size * max(workers, worker_id + 1)
-        file = os.open(directory / "courtesy", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            os.posix_fallocate(file, 0, size)
-            self._map = mmap.mmap(file, size)
-        finally:
-            os.close(file)
+        self._map = share(directory / "courtesy", _SLOT.size * max(workers, worker_id + 1))
         self._samples: list[float] = []
         self._window_ends = 0.0
         self._usual: deque[float] = deque(maxlen=_USUAL_WINDOWS)
