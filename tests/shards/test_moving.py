@@ -159,6 +159,37 @@ async def test_moving_under_load_loses_and_repeats_nothing_and_keeps_the_order(
     assert all(numbers == list(range(len(numbers))) for numbers in pushed.values())
 
 
+class HalfMover(Mover):
+    """Stops when something has left one shard and has not come to the other yet."""
+
+    async def _hand_over(self, *arguments: Any) -> None:
+        await super()._hand_over(*arguments)
+        raise InterruptedError
+
+
+async def test_an_ack_of_what_has_left_one_shard_and_not_come_to_the_other_yet_is_taken(
+    api: Api, dsns: tuple[str, str]
+) -> None:
+    """Whoever finds that out finishes what the mover began."""
+    queue = queue_on(0)
+    await api.push(queue, *range(6))
+    popped = [await api.pop(queue, batch=3, consumerGroup=group) for group in ("one", "many")]
+
+    async with connect_fleet(dsns) as fleet:
+        with pytest.raises(InterruptedError):
+            await HalfMover(fleet).move(Name.queue(queue), 1)
+    first, *others = popped[0]
+    assert (await api.call("POST", "/api/v1/ack", _ack(first, "one"))).body[0]["success"] is True
+    assert all(result["success"] for result in await api.ack(others, group="one"))
+    assert all(result["success"] for result in await api.ack(popped[1], group="many"))
+    for group in ("one", "many"):
+        assert [message["data"] for message in await api.pop(queue, batch=9, consumerGroup=group)] == [3, 4, 5]
+
+
+def _ack(message: dict[str, Any], group: str) -> dict[str, Any]:
+    return {key: message[key] for key in ("transactionId", "partitionId", "leaseId")} | {"consumerGroup": group}
+
+
 async def test_a_moved_topic_is_what_it_was(topics: TopicApi, dsns: tuple[str, str]) -> None:
     topic = topic_on(0)
     await topics.good(

@@ -104,13 +104,18 @@ class Directory:
 
     async def look(self, shards: Sequence[int] | None = None) -> bool:
         """See whether something has moved, on some shards or all of them; those that are away stay as they were."""
-        numbers = range(len(self._databases)) if shards is None else shards
+        everywhere = range(len(self._databases))
         async with self._looking:
-            news = await asyncio.gather(*(self._look_at(number) for number in numbers))
+            news = await asyncio.gather(
+                *(self._has_news(number) for number in (everywhere if shards is None else shards))
+            )
             if not any(news):
                 return False
-            # What has left one shard has come to another.
-            await asyncio.gather(*(self._learn(number) for number in range(len(self._databases))))
+            # What has left one shard has come to another, or is on its way there. States are read before it is made to
+            # arrive, and what is on the shards afterwards: what changes meanwhile is news the next time.
+            states = await asyncio.gather(*(self._state(number) for number in everywhere))
+            await asyncio.gather(*(self._complete_arrivals(number) for number in everywhere))
+            await asyncio.gather(*(self._learn(number, state) for number, state in enumerate(states)))
         self._places.clear()
         self._changed.set()
         self._changed = asyncio.Event()
@@ -125,38 +130,42 @@ class Directory:
                 # Nobody else would look again.
                 log.exception("looking after the shards failed; it is tried again")
 
-    async def _look_at(self, number: int) -> bool:
-        """Whether a shard has news."""
+    async def _has_news(self, number: int) -> bool:
+        state = await self._state(number)
+        if state is None:
+            return False
+        if state["arriving"] and await self._complete_arrivals(number):
+            return True
+        return bool(self._versions.get(number) != state["version"])
+
+    async def _state(self, number: int) -> Record | None:
+        """What a shard says of itself; None when it does not."""
         try:
             rows = await self._databases[number].fetch("shard_state")
         except (QueenError, asyncpg.PostgresError) as error:
             log.debug("shard %d says nothing: %s", number, error)
-            return False
+            return None
         if not rows:
-            return False
+            return None
         check_number(rows[0]["number"], number)
-        if rows[0]["arriving"] and await self._complete_arrivals(number):
-            return True
-        version: int = rows[0]["version"]
-        return self._versions.get(number) != version
+        return rows[0]
 
-    async def _learn(self, number: int) -> None:
-        database = self._databases[number]
+    async def _learn(self, number: int, state: Record | None) -> None:
+        """Learn what lives on a shard that was in this state a moment ago."""
+        if state is None:
+            return
+        lowest = number << PARTITION_BITS
         try:
-            rows = await database.fetch("shard_state")
-            lowest = number << PARTITION_BITS
-            foreign = await database.fetch("foreign_partitions", lowest, lowest + (1 << PARTITION_BITS))
+            foreign = await self._databases[number].fetch("foreign_partitions", lowest, lowest + (1 << PARTITION_BITS))
         except (QueenError, asyncpg.PostgresError) as error:
             log.debug("shard %d says nothing: %s", number, error)
             return
-        if not rows:
-            return
-        self._versions[number] = rows[0]["version"]
+        self._versions[number] = state["version"]
         self._foreign[number] = array("q", [row["id"] for row in foreign])
         if not self._foreign[number]:
             del self._foreign[number]
-        if max(rows[0]["layout"]) < len(self._databases):
-            self._layout = tuple(rows[0]["layout"])
+        if max(state["layout"]) < len(self._databases):
+            self._layout = tuple(state["layout"])
 
     async def _follow(self, name: Name) -> int:
         for _ in range(_TRANSIT_ATTEMPTS):
