@@ -118,6 +118,8 @@ async def test_ids_are_known_beyond_what_memory_holds(start_server: StartServer)
     await api.push("q", 1, ids=["first"])
     for start in range(0, 120_000, 10_000):
         await api.push("other", *[0] * 10_000, ids=[str(number) for number in range(start, start + 10_000)])
+    # As many others as make it forget these.
+    api.worker.broker.dedup.filter.add(np.random.default_rng(7).integers(1 << 63, size=300_000, dtype=np.uint64))
     assert api.worker.broker.dedup.filter.complete_since > 0
     (again,) = await api.push("q", 1, ids=["first"])
     assert again["status"] == "duplicate"
