@@ -22,8 +22,10 @@ _FIRST_PROBES = 3
 """These alone tell most strangers apart."""
 _BITS_PER_ENTRY = 32
 _SMALLEST = 1 << 16
-_LARGEST = 1 << 22
+_LARGEST = 1 << 21
 _FEW = 8
+_AT_ONCE = 4096
+"""So many that more would not be cheaper: their probes take some hundred kB."""
 _COMPLAIN_SECONDS = 3600.0
 
 
@@ -78,8 +80,9 @@ class SeenFilter:
             if room <= 0:
                 self._grow(newest.capacity)
                 continue
-            newest.add(hashes[:room], since, until)
-            hashes = hashes[room:]
+            some = min(room, _AT_ONCE)
+            newest.add(hashes[:some], since, until)
+            hashes = hashes[some:]
 
     def when(self, value: int) -> list[tuple[float, float]]:
         """The stretches of time in which a hash may have been stored."""
@@ -94,6 +97,8 @@ class SeenFilter:
 
     def maybe(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """For each hash: False when it was certainly not added since `complete_since`."""
+        if len(hashes) > _AT_ONCE:
+            return np.concatenate([self.maybe(hashes[at : at + _AT_ONCE]) for at in range(0, len(hashes), _AT_ONCE)])
         found = np.zeros(len(hashes), dtype=np.bool_)
         first: dict[int, _Probes] = {}
         for generation in self._generations:
@@ -112,7 +117,7 @@ class SeenFilter:
             self._drop_oldest()
 
     def _grow(self, last_capacity: int) -> None:
-        self._generations.append(_Generation(max(_SMALLEST, min(last_capacity * 4, self._largest))))
+        self._generations.append(_Generation(max(_SMALLEST, min(last_capacity * 2, self._largest))))
         while self.nbytes > self._memory_bytes and any(not each.on_disk for each in self._generations[:-1]):
             if not self._begin_move():
                 self._drop_oldest()
