@@ -97,7 +97,8 @@ def test_old_generations_are_dropped_and_the_newest_is_kept() -> None:
 
 
 def test_what_memory_has_no_room_for_is_found_on_disk(tmp_path: Path) -> None:
-    room = Overflow(tmp_path, 64 << 20)
+    directory = tmp_path / "not" / "made" / "yet"
+    room = Overflow(directory, 64 << 20)
     seen = SeenFilter(2 << 20, room)
     added = [random_hashes(20_000, seed) for seed in range(100)]
     for several in added:
@@ -107,7 +108,7 @@ def test_what_memory_has_no_room_for_is_found_on_disk(tmp_path: Path) -> None:
     assert all(seen.maybe(several).all() for several in added)
     assert all(seen.suspects([int(several[0])]) == [0] for several in added)
     assert seen.maybe(random_hashes(100_000, 1000)).mean() < 0.001
-    assert not list(tmp_path.iterdir()), "nothing is left behind by whoever ends"
+    assert not list(directory.iterdir()), "nothing is left behind by whoever ends"
 
 
 def test_when_the_disk_is_full_too_the_oldest_go_and_their_place_is_used_again(

@@ -34,6 +34,7 @@ class Overflow:
         """Begin to move bytes to the disk. Raises `OSError` when it has no room for them."""
         if self.nbytes + data.nbytes > self._most_bytes:
             raise OSError(f"the {self._most_bytes >> 20} MB on disk are full")
+        self._directory.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(self._directory).free < data.nbytes + _LEAVE_FREE:
             raise OSError(f"less than {_LEAVE_FREE >> 20} MB would be left free in {self._directory}")
         move = Move(data, self._directory)
