@@ -228,3 +228,31 @@ async def test_an_ack_that_is_applied_is_answered_though_another_waits_for_a_loc
             assert [result["success"] for result in await first + await later] == [True, True]
         assert not failure.done()
     assert (await failure)[0]["success"]
+
+
+async def test_cursors_are_locked_in_order_though_some_of_them_are_met_only_now(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker knows the cursors of some partitions; the other has made those of partitions before them."""
+    here, there = pair
+    partitions = [str(number) for number in range(10)]
+    for partition in partitions:
+        await here.push("q", 0, partition=partition)
+    for api, some in ((there, partitions[:5]), (here, partitions[5:])):
+        for partition in some:
+            assert await api.pop("q", partition, autoAck=True)
+    assert here.worker is not None
+    claimer = here.worker.broker.popper._claimer
+    locked: list[list[int]] = []
+    lease = claimer._lease
+
+    async def watched(claims: Any, *others: Any) -> Any:
+        locked.append([claim.partition_id for claim in claims])
+        return await lease(claims, *others)
+
+    monkeypatch.setattr(claimer, "_lease", watched)
+    for partition in partitions:
+        await there.push("q", 1, partition=partition)
+    assert len(await here.pop("q", batch=10, partitions=10, autoAck=True, wait=True, timeout=5000)) == 10
+    assert locked and all(ids == sorted(ids) for ids in locked)
+    assert max(map(len, locked)) == 10, "those that were known and those that were not are leased together"

@@ -104,8 +104,7 @@ class Claimer:
                 if pop.options.wait:
                     # How long it waited for a message to be there says nothing of how fast it is served.
                     pop.began = now
-        # Cursors are always locked in this order, so two workers cannot wait for each other.
-        claims.sort(key=lambda claim: (claim.partition_id, claim.lane.group_id))
+        claims.sort(key=_lock_order)
         self._cache_version = self._cache.version
         queues = {claim.lane.queue_name: await self._queue(claim.lane) for claim in claims}
         met: list[Claim] = []
@@ -113,7 +112,7 @@ class Claimer:
         for claim in claims:
             (met if claim.partition_id in claim.lane.cursors else new).append(claim)
         if new:
-            met += await self._lease_fresh(new, queues)
+            met = sorted([*met, *await self._lease_fresh(new, queues)], key=_lock_order)
         if met:
             await self._expire(met, queues)
             stops = await self._stops(met, queues)
@@ -408,6 +407,11 @@ class Claimer:
                 [claim.lease_id for claim in claims],
                 [claim.end for claim in claims],
             )
+
+
+def _lock_order(claim: Claim) -> tuple[int, int]:
+    """Cursors are always locked in this order, so two workers cannot wait for each other."""
+    return claim.partition_id, claim.lane.group_id
 
 
 def _last_alive(claim: Claim) -> int:
