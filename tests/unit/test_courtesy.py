@@ -64,6 +64,28 @@ def test_they_shrink_again_when_all_is_well(tmp_path: Path, clock: Clock) -> Non
     assert pauses[-1] == 0
 
 
+def test_they_shrink_for_one_that_is_served_seldom_as_well(tmp_path: Path, clock: Clock) -> None:
+    courtesy = make(tmp_path, clock)
+    serve(courtesy, clock, USUAL, windows=5)
+    serve(courtesy, clock, SLOW, windows=20)
+    assert courtesy.pause_of("noisy") > 1
+    for _ in range(60):
+        clock.now += 0.9
+        courtesy.served(["quiet"], USUAL)
+    assert courtesy.pause_of("noisy") == 0
+
+
+def test_one_that_is_served_seldom_is_noticed(tmp_path: Path, clock: Clock) -> None:
+    courtesy = make(tmp_path, clock)
+    serve(courtesy, clock, USUAL, windows=5)
+    pauses = []
+    for _ in range(30):
+        clock.now += 0.5
+        courtesy.served(["quiet"], SLOW)
+        pauses.append(courtesy.pause_of("noisy"))
+    assert max(pauses) >= 1
+
+
 def test_one_in_twenty_may_take_long(tmp_path: Path, clock: Clock) -> None:
     courtesy = make(tmp_path, clock)
     for number in range(2000):

@@ -46,7 +46,7 @@ class Courtesy:
         self._at = _SLOT.size * worker_id
         self._map = share(directory / "courtesy", _SLOT.size * max(workers, worker_id + 1))
         self._samples: list[float] = []
-        self._window_ends = 0.0
+        self._looked_at = 0.0
         self._usual: deque[float] = deque(maxlen=_USUAL_WINDOWS)
         self.pause = 0.0
         """How many times as long as their batches took those with much to do pause, as far as this worker can tell."""
@@ -62,9 +62,9 @@ class Courtesy:
             mark = _mark(tenant)
             self._tenants.pop(mark, None)
             self._tenants[mark] = now
-        if now >= self._window_ends:
-            self._look_back()
-            self._window_ends = now + _WINDOW_SECONDS
+        if now - self._looked_at >= _WINDOW_SECONDS:
+            self._look_back((now - self._looked_at) / _WINDOW_SECONDS)
+            self._looked_at = now
             self._publish(now)
         self._samples.append(seconds)
 
@@ -100,16 +100,16 @@ class Courtesy:
         last, before = [*reversed(self._tenants), 0, 0][:2]
         _SLOT.pack_into(self._map, self._at, now, self.pause, last, before)
 
-    def _look_back(self) -> None:
-        """Find out from the last window whether those who are to pause do so enough."""
-        samples, self._samples = sorted(self._samples), []
-        if len(samples) < _FEW:
+    def _look_back(self, windows: float) -> None:
+        """Find out whether those who are to pause do so enough, after so many windows of time."""
+        self.pause = max(0.0, 0.985**windows * self.pause - 0.002 * windows)
+        if len(self._samples) < _FEW:
+            # Who is served seldom is judged by what was gathered over a longer time.
             return
+        samples, self._samples = sorted(self._samples), []
         self._usual.append(samples[len(samples) // 2])
         if samples[len(samples) * 19 // 20] > _BEARABLE * min(self._usual):
             self.pause = min(self._longest_pause, max(1.0, 1.25 * self.pause))
-        else:
-            self.pause = max(0.0, 0.985 * self.pause - 0.002)
 
 
 def _mark(tenant: str) -> int:
