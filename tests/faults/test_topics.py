@@ -131,10 +131,11 @@ async def test_dequeues_that_wait_outlive_an_absence_of_postgres(
     api = await start_server(database_urls=(proxy.dsn,), pop_safety_poll_ms=100)
     path = "/api/v1/topics/dequeue" if query else "/api/v1/topics/dequeue/many"
     parked = asyncio.create_task(api.call("GET", path, namespace="ns", wait="true", timeout=100_000, **query))
-    # Only those that have waited for a while go on waiting.
-    await asyncio.sleep(1.0)
     assert api.worker is not None
     topics = api.worker.broker.topics
+    await until(lambda: topics.dequeuer.parked + topics.many.parked == 1)
+    # Only those that have waited for a while go on waiting.
+    await asyncio.sleep(1.0)
     async with proxy.away():
         for _ in range(3):
             # As a timer, or news of another worker, would do.

@@ -127,6 +127,17 @@ def test_when_the_disk_is_full_too_the_oldest_go_and_their_place_is_used_again(
     assert room.nbytes == 0
 
 
+def test_without_any_room_on_disk_the_log_tells_that_ids_are_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = SeenFilter(2 << 20, Overflow(tmp_path, 0))
+    with caplog.at_level(logging.WARNING):
+        for seed in range(100):
+            seen.add(random_hashes(20_000, seed))
+    assert seen.complete_since > 0
+    assert [record.getMessage().count("DEDUP_DISK_MB") for record in caplog.records] == [1], "told once"
+
+
 def test_a_disk_that_is_nearly_full_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Usage(NamedTuple):
         free: int

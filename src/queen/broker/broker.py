@@ -463,7 +463,7 @@ class Broker:
 
 
 def _seen_filter(settings: Settings) -> SeenFilter:
-    overflow = Overflow(settings.queen_data_dir, settings.dedup_disk_mb << 20) if settings.dedup_disk_mb else None
+    overflow = Overflow(settings.queen_data_dir, settings.dedup_disk_mb << 20)
     return SeenFilter(settings.dedup_memory_mb << 20, overflow)
 
 

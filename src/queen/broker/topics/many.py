@@ -135,6 +135,10 @@ class ManyDequeuer:
             for request in list(requests):
                 request.expire()
 
+    @property
+    def parked(self) -> int:
+        return sum(not request.answer.done() for requests in self._parked.values() for request in requests)
+
     async def stop(self) -> None:
         self.release_parked()
         self._patience.stop()
