@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,12 +27,19 @@ def random_hashes(count: int, seed: int) -> Hashes:
     return np.random.default_rng(seed).integers(0, 1 << 64, count, dtype=np.uint64)
 
 
+def maybe(seen: SeenFilter, hashes: Hashes) -> npt.NDArray[np.bool_]:
+    """For each hash: whether it may have been added."""
+    found = np.zeros(len(hashes), dtype=np.bool_)
+    found[seen.suspects(hashes.tolist())] = True
+    return found
+
+
 @settings(max_examples=30)
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=50))
 def test_what_was_added_is_found(ids: list[str]) -> None:
     seen = SeenFilter(1 << 20)
     seen.add(hashes_of(*ids))
-    assert seen.maybe(hashes_of(*ids)).all()
+    assert maybe(seen, hashes_of(*ids)).all()
 
 
 def test_ids_added_one_by_one_are_found_in_bulk_and_the_other_way_round() -> None:
@@ -40,23 +48,23 @@ def test_ids_added_one_by_one_are_found_in_bulk_and_the_other_way_round() -> Non
     for value in hashes:
         singly.add(np.array([value], dtype=np.uint64))
     at_once.add(hashes)
-    assert singly.maybe(hashes).all()
-    assert all(at_once.maybe(hashes[index : index + 1]).all() for index in range(len(hashes)))
+    assert maybe(singly, hashes).all()
+    assert all(maybe(at_once, hashes[index : index + 1]).all() for index in range(len(hashes)))
     strangers = random_hashes(1000, 4)
-    assert [bool(at_once.maybe(strangers[i : i + 1])[0]) for i in range(1000)] == at_once.maybe(strangers).tolist()
+    assert [bool(maybe(at_once, strangers[i : i + 1])[0]) for i in range(1000)] == maybe(at_once, strangers).tolist()
 
 
 def test_the_same_id_in_another_partition_is_another_id() -> None:
     seen = SeenFilter(1 << 20)
     seen.add(hashes_of("t-1", partition=1))
-    assert not seen.maybe(hashes_of("t-1", partition=2)).any()
+    assert not maybe(seen, hashes_of("t-1", partition=2)).any()
 
 
 def test_an_empty_filter_holds_nothing() -> None:
     seen = SeenFilter(1 << 20)
-    assert not seen.maybe(random_hashes(1000, 1)).any()
+    assert not maybe(seen, random_hashes(1000, 1)).any()
     seen.add(np.array([], dtype=np.uint64))
-    assert not seen.maybe(random_hashes(1000, 1)).any()
+    assert not maybe(seen, random_hashes(1000, 1)).any()
 
 
 def test_nothing_added_is_forgotten_while_memory_lasts() -> None:
@@ -64,14 +72,14 @@ def test_nothing_added_is_forgotten_while_memory_lasts() -> None:
     added = [random_hashes(100_000, seed) for seed in range(5)]
     for several in added:
         seen.add(several)
-    assert all(seen.maybe(several).all() for several in added)
+    assert all(maybe(seen, several).all() for several in added)
     assert seen.complete_since == 0.0
 
 
 def test_strangers_are_rarely_suspected() -> None:
     seen = SeenFilter(64 << 20)
     seen.add(random_hashes(500_000, 1))
-    assert seen.maybe(random_hashes(100_000, 2)).mean() < 0.001
+    assert maybe(seen, random_hashes(100_000, 2)).mean() < 0.001
 
 
 def test_memory_is_bounded_and_what_was_dropped_is_owned_up_to() -> None:
@@ -83,7 +91,7 @@ def test_memory_is_bounded_and_what_was_dropped_is_owned_up_to() -> None:
         seen.add(newest)
     assert seen.nbytes <= 16 << 20
     assert before <= seen.complete_since <= time.time()
-    assert seen.maybe(newest).all()
+    assert maybe(seen, newest).all()
 
 
 def test_old_generations_are_dropped_and_the_newest_is_kept() -> None:
@@ -92,7 +100,7 @@ def test_old_generations_are_dropped_and_the_newest_is_kept() -> None:
     newest = random_hashes(10, 2)
     seen.add(newest)
     seen.drop_before(time.time() + 1)
-    assert seen.maybe(newest).all()
+    assert maybe(seen, newest).all()
     assert seen.complete_since > 0
 
 
@@ -105,9 +113,9 @@ def test_what_memory_has_no_room_for_is_found_on_disk(tmp_path: Path) -> None:
         seen.add(several)
     assert seen.nbytes <= 2 << 20 < seen.disk_bytes
     assert seen.complete_since == 0.0
-    assert all(seen.maybe(several).all() for several in added)
+    assert all(maybe(seen, several).all() for several in added)
     assert all(seen.suspects([int(several[0])]) == [0] for several in added)
-    assert seen.maybe(random_hashes(100_000, 1000)).mean() < 0.001
+    assert maybe(seen, random_hashes(100_000, 1000)).mean() < 0.001
     assert not list(directory.iterdir()), "nothing is left behind by whoever ends"
 
 
@@ -121,10 +129,28 @@ def test_when_the_disk_is_full_too_the_oldest_go_and_their_place_is_used_again(
             seen.add(random_hashes(20_000, seed))
             assert room.nbytes <= 4 << 20
     assert seen.complete_since > 0
-    assert seen.maybe(random_hashes(20_000, 199)).all()
+    assert maybe(seen, random_hashes(20_000, 199)).all()
     assert [record.getMessage().count("DEDUP_DISK_MB") for record in caplog.records] == [1], "told once"
     seen.drop_before(time.time() + 1)
     assert room.nbytes == 0
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=40), st.integers(0, 1 << 30))
+def test_batches_of_any_size_are_found_at_once_and_in_their_time(sizes: list[int], seed: int) -> None:
+    """Small batches are gathered before their bits are set."""
+    seen = SeenFilter(1 << 20)
+    hashes = random_hashes(sum(sizes), seed)
+    at = 0
+    for moment, size in enumerate(sizes):
+        batch = hashes[at : at + size]
+        assert not maybe(seen, batch).mean() > 0.2
+        seen.add(batch.tolist() if moment % 3 else batch, moment, moment + 1)
+        at += size
+        assert maybe(seen, hashes[:at]).all()
+        one = int(batch[-1])
+        assert seen.suspects([one]) == [0]
+        assert any(since <= moment and moment + 1 <= until for since, until in seen.when(one))
 
 
 def test_without_any_room_on_disk_the_log_tells_that_ids_are_dropped(
@@ -170,6 +196,6 @@ def test_a_write_that_fails_half_way_loses_what_was_being_written_and_owns_up_to
         seen.add(random_hashes(20_000, seed))
     assert steps > 3, "later ones are written again"
     assert seen.complete_since > 0
-    assert seen.maybe(random_hashes(20_000, 99)).all()
+    assert maybe(seen, random_hashes(20_000, 99)).all()
     seen.drop_before(time.time() + 1)
     assert room.nbytes == 0

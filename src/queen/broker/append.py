@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TypeAlias
 
 from queen.broker.catalog import Partition
@@ -13,8 +14,8 @@ from queen.broker.lots import Assembler, Lot
 from queen.broker.segments import SegmentCache
 from queen.storage.database import Fetcher, Link
 
-OnStored: TypeAlias = Callable[[Sequence[tuple[Partition, int, int]], list[int]], None]
-"""Told what each partition got: from which offset on, how many messages; and the hashes of all their ids, in order."""
+Spans: TypeAlias = Sequence[tuple[Partition, int, int]]
+"""What each partition got: from which offset on, and how many messages."""
 
 _SHARED_SECONDS = 1.0
 
@@ -22,29 +23,44 @@ _SHARED_SECONDS = 1.0
 class Appender:
     """Stores lots, all or nothing."""
 
-    def __init__(self, assembler: Assembler, dedup: Dedup, cache: SegmentCache, on_stored: OnStored) -> None:
+    def __init__(
+        self,
+        assembler: Assembler,
+        dedup: Dedup,
+        cache: SegmentCache,
+        *,
+        tell: Callable[[Spans, list[int]], None],
+        on_stored: Callable[[Spans], None],
+    ) -> None:
+        """`tell` lets the other workers know what was stored, with the hashes of all ids in order; `on_stored` us."""
         self._assembler = assembler
         self._dedup = dedup
         self._cache = cache
+        self._tell = tell
         self._on_stored = on_stored
         self._shared_until: dict[int, float] = {}
 
-    async def append(self, link: Link, lots: Sequence[Lot]) -> bool:
-        """Store the lots in one transaction. False: a partition does not exist (any more), nothing was stored."""
+    def pack_ahead(self, lots: Sequence[Lot]) -> None:
+        """Do for lots that will be appended soon what does not depend on what others append before."""
+        self._assembler.pack_ahead(lots)
+
+    async def append(self, link: Link, lots: Sequence[Lot]) -> Callable[[], None] | None:
+        """Store the lots in one transaction. None: a partition does not exist (any more), nothing was stored.
+
+        Returns what is left to do, to be called before anything else is awaited: the other workers know already what
+        was stored, and whose turn it is next need not wait for it.
+        """
         await self.meet(link, lots)
         now = time.monotonic()
         if not any(lot.queue.max_size or self._shared_until.get(lot.partition.id, 0) > now for lot in lots):
             await self._assembler.assemble(link, lots)
             times = await _store(link, lots)
             if times is not None:
-                self.settle(lots, times)
-                return True
+                return self._announce(lots, times)
         async with link.transaction():
             times = await self.append_locked(link, lots)
         # Only now is it committed: nothing may be learnt from an append that could still be rolled back.
-        if times is not None:
-            self.settle(lots, times)
-        return times is not None
+        return self._announce(lots, times) if times is not None else None
 
     async def meet(self, fetcher: Fetcher, lots: Sequence[Lot]) -> None:
         """Learn the ids of partitions that this worker has not pushed to before."""
@@ -77,16 +93,26 @@ class Appender:
         return await _store(fetcher, lots)
 
     def settle(self, lots: Sequence[Lot], times: Sequence[datetime]) -> None:
-        """What was stored is known now, likely to be popped soon, and somebody may be waiting for it."""
+        """What was appended inside a transaction is committed: let everybody know."""
+        self._announce(lots, times)()
+
+    def _announce(self, lots: Sequence[Lot], times: Sequence[datetime]) -> Callable[[], None]:
+        """Tell the others what was stored; returns what takes note of it here."""
         stored = [lot for lot in lots if lot.chunks]
-        if not stored:
-            return
         hashes = [value for lot in stored for chunk in lot.chunks for value in chunk.hashes]
         spans = [(lot.partition, lot.base, lot.count) for lot in stored]
+        if stored:
+            self._tell(spans, hashes)
+        return partial(self._note, stored, times, spans, hashes)
+
+    def _note(self, stored: Sequence[Lot], times: Sequence[datetime], spans: Spans, hashes: list[int]) -> None:
+        """What was stored is known now, likely to be popped soon, and somebody may be waiting for it."""
+        if not stored:
+            return
         self._dedup.learn(hashes, spans)
         for lot, created_at in zip(stored, times, strict=True):
             self._cache.put(lot.partition.id, lot.segments(created_at))
-        self._on_stored(spans, hashes)
+        self._on_stored(spans)
 
     def _note_sharing(self, partitions: Sequence[Partition], ends: dict[int, int]) -> None:
         """Go straight to locking for a while where somebody else appends too."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from queen.broker.ack import Acker
-from queen.broker.append import Appender
+from queen.broker.append import Appender, Spans
 from queen.broker.catalog import Catalog, Partition
 from queen.broker.changes import ChangeReader
 from queen.broker.claims import Claimer
@@ -72,6 +72,7 @@ from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource
 
 _EVENTS_PER_DATAGRAM = 1000
+_PUSHED = EventKind.PUSHED.value
 _MOST_HASHES = 4000
 
 
@@ -114,7 +115,7 @@ class Broker:
         self.peers = peers or Peers(settings, runtime_dir, self.bus.send, self._heard)
         preparer = Preparer(self.envelope, self.ids)
         assembler = Assembler(self.dedup, preparer, dedup_window=settings.dedup_window_seconds)
-        appender = Appender(assembler, self.dedup, self.cache, self._stored)
+        appender = Appender(assembler, self.dedup, self.cache, tell=self._tell_stored, on_stored=self._stored)
         self.turn = Turn(
             runtime_dir,
             wanted=lambda: self._send([turn(EventKind.TURN_WANTED)]),
@@ -300,13 +301,19 @@ class Broker:
         if queue is not None:
             self.meter.partitions_removed(queue.name, 1)
 
-    def _stored(self, stored: Sequence[tuple[Partition, int, int]], hashes: list[int]) -> None:
+    def _stored(self, stored: Spans) -> None:
         for partition, _, count in stored:
             self.meter.stored(partition.queue_name, count)
-            self.popper.fed(partition.queue_id, partition.id, count)
-            self.janitor.ears.pushed(partition.queue_id, partition.id)
+            self._fed(partition.queue_id, partition.id, count)
         if self.peers.active:
             self.peers.tell([pushed(partition.queue_id, partition.id, count) for partition, _, count in stored])
+
+    def _fed(self, queue_id: int, partition_id: int, count: int) -> None:
+        """Messages were added to a partition, here or elsewhere."""
+        self.popper.fed(queue_id, partition_id, count)
+        self.janitor.ears.pushed(queue_id, partition_id)
+
+    def _tell_stored(self, stored: Spans, hashes: list[int]) -> None:
         if self._alone:
             return
         start = 0
@@ -431,12 +438,14 @@ class Broker:
 
     def _take_in(self, event: Event) -> None:
         kind, name = event[0], event[5]
+        if kind == _PUSHED:
+            # By far the most of all.
+            self._fed(event[1], event[2], event[4])
+            return
         if kind in TOPIC_EVENTS:
             self.topics.handle(event)
             return
-        if kind == EventKind.PUSHED:
-            self.janitor.ears.pushed(event[1], event[2])
-        elif kind == EventKind.QUEUE_GONE:
+        if kind == EventKind.QUEUE_GONE:
             self.catalog.forget_queue(name)
             self.janitor.nudge()
         elif kind == EventKind.GROUP_CHANGED:
@@ -467,7 +476,7 @@ def _seen_filter(settings: Settings) -> SeenFilter:
     return SeenFilter(settings.dedup_memory_mb << 20, overflow)
 
 
-def _portions(stored: Sequence[tuple[Partition, int, int]]) -> Iterator[list[tuple[Partition, int, int]]]:
+def _portions(stored: Spans) -> Iterator[list[tuple[Partition, int, int]]]:
     """Cut what was stored into pieces that fit a datagram each."""
     some: list[tuple[Partition, int, int]] = []
     messages = 0

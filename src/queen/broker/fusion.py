@@ -23,7 +23,8 @@ class Fusion(Generic[T]):
     There is no timer: an idle lane starts at once, a busy one gathers. `weigh` says how much of a batch an item takes,
     `limit` how much a batch may hold, `most` how much may wait for its batch. With a `turn`, each batch is taken and
     run inside it, and what `run` returns is called when it is over. `run` answers its items itself; should it raise,
-    `fail(item, error)` is called for each. `sizes` is told how many items batches have.
+    `fail(item, error)` is called for each. `sizes` is told how many items batches have. While a turn is waited for,
+    `meanwhile` is given what will most likely be the batch.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Fusion(Generic[T]):
         limit: int = 1000,
         most: int = 100_000,
         turn: AbstractAsyncContextManager[None] | None = None,
+        meanwhile: Callable[[Sequence[T]], None] | None = None,
         sizes: Histogram | None = None,
     ) -> None:
         self._run = run
@@ -43,6 +45,8 @@ class Fusion(Generic[T]):
         self._limit = limit
         self._most = most
         self._turn = turn if turn is not None else nullcontext()
+        self._has_turn = False
+        self._meanwhile = meanwhile
         self._waiting: deque[T] = deque()
         self._weight = 0
         self._task: asyncio.Task[None] | None = None
@@ -71,12 +75,21 @@ class Fusion(Generic[T]):
     async def _drain(self) -> None:
         try:
             while self._waiting:
+                self._has_turn = False
+                if self._meanwhile is not None:
+                    # When the requests that are on the wire just now have come in, too.
+                    asyncio.get_running_loop().call_soon(self._use_the_wait, self._meanwhile)
                 async with self._turn:
+                    self._has_turn = True
                     afterwards = await self._run_safely(self._take())
                 if afterwards is not None:
                     afterwards()
         finally:
             self._task = None
+
+    def _use_the_wait(self, meanwhile: Callable[[Sequence[T]], None]) -> None:
+        if not self._has_turn and self._weight <= self._limit:
+            meanwhile(tuple(self._waiting))
 
     async def _run_safely(self, batch: list[T]) -> Callable[[], None] | None:
         self.batches += 1

@@ -151,8 +151,21 @@ class Assembler:
             distinct.update(part.hashes)
         return len(distinct) < lot.size
 
+    def pack_ahead(self, lots: Sequence[Lot]) -> None:
+        """Make the segments of lots that are most likely to be stored as they are, while there is time."""
+        for lot in lots:
+            self._pack_all(lot)
+
     def _take_all(self, lot: Lot) -> None:
-        """Every item is new: large parts are segments already, small ones in a row become one."""
+        """Every item is new."""
+        chunks = self._pack_all(lot)
+        # Not where somebody may know their ids already: from the spool, or from an attempt of unknown outcome.
+        if len(chunks) > 1 and not any(part.block is not None or part.sender.blocks for part in lot.parts):
+            self._preparer.put_ids_in_order(chunks)
+        lot.fill(chunks, None)
+
+    def _pack_all(self, lot: Lot) -> list[Chunk]:
+        """The segments of all items: large parts are segments already, small ones in a row become one."""
         chunks: list[Chunk] = []
         small: list[Part] = []
         for part in lot.parts:
@@ -165,10 +178,7 @@ class Assembler:
             chunks += part.chunks
         if small:
             chunks += self._join(small, lot.queue)
-        # Not where somebody may know their ids already: from the spool, or from an attempt of unknown outcome.
-        if len(chunks) > 1 and not any(part.block is not None or part.sender.blocks for part in lot.parts):
-            self._preparer.put_ids_in_order(chunks)
-        lot.fill(chunks, None)
+        return chunks
 
     def _join(self, parts: list[Part], queue: Queue) -> list[Chunk]:
         one, encrypt = parts[0], queue.encryption_enabled

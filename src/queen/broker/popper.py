@@ -160,9 +160,7 @@ class Popper:
     def handle(self, event: Event) -> None:
         """Take in what this or another worker did."""
         kind, queue_id, partition_id, group_id, number, name = event
-        if kind == EventKind.PUSHED:
-            self.fed(queue_id, partition_id, number)
-        elif kind == EventKind.FREED:
+        if kind == EventKind.FREED:
             for lane in self._lanes.of_group(queue_id, group_id):
                 lane.free(partition_id, number)
                 self._kick(lane)

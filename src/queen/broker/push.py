@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -104,8 +105,8 @@ class Pusher:
         self._appender = appender
         self._ids = ids
         self._drain_bus = drain_bus
-        self.fusion = _fusion(self._run, turn, meter)
-        self.buffering = _fusion(self._buffer, None, meter)
+        self.fusion = _fusion(self._run, meter, turn, self._pack_ahead)
+        self.buffering = _fusion(self._buffer, meter)
         self._meter = meter
 
     def push(
@@ -201,6 +202,14 @@ class Pusher:
             self._preparer.prepare(part, partition, queue)
         return queue
 
+    def _pack_ahead(self, waiting: Sequence[Push]) -> None:
+        """Another worker has its turn. What comes until ours begins has only its own partitions packed anew."""
+        # Whatever is wrong with one of them is told to whoever sent it, when it is stored.
+        with contextlib.suppress(QueenError):
+            lots = self._lots([part for push in waiting for part in push.parts])
+            if lots is not None:
+                self._appender.pack_ahead(lots)
+
     async def _run(self, batch: list[Push]) -> Callable[[], None] | None:
         """Store a batch; when PostgreSQL refuses it, each request alone, so that only the guilty one fails.
 
@@ -212,7 +221,7 @@ class Pusher:
             ):
                 return await self._detour.take(batch)
             try:
-                lots = await self._store_persistently(batch)
+                lots, settle = await self._store_persistently(batch)
             except DatabaseAway:
                 return await self._detour.take(batch, trouble=True)
         except (asyncpg.PostgresError, QueenError) as error:
@@ -225,7 +234,12 @@ class Pusher:
                 if answer is not None:
                     answer()
             return None
-        return lambda: _answer(batch, lots, self._meter)
+
+        def finish() -> None:
+            settle()
+            _answer(batch, lots, self._meter)
+
+        return finish
 
     async def _buffer(self, batch: list[Push]) -> Callable[[], None] | None:
         """Spool pushes that asked for it."""
@@ -236,7 +250,7 @@ class Pusher:
                 _fail(push, error)
             return None
 
-    async def _store_persistently(self, batch: list[Push]) -> list[Lot]:
+    async def _store_persistently(self, batch: list[Push]) -> tuple[list[Lot], Callable[[], None]]:
         """Try again for a while when PostgreSQL goes away: segments of a lost attempt are recognised by their ids."""
         deadline = time.monotonic() + _RETRY_SECONDS
         while True:
@@ -251,7 +265,7 @@ class Pusher:
                     raise
                 await asyncio.sleep(0.05)
 
-    async def _store(self, batch: list[Push]) -> list[Lot]:
+    async def _store(self, batch: list[Push]) -> tuple[list[Lot], Callable[[], None]]:
         self._drain_bus()
         parts = [part for push in batch for part in push.parts]
         for _ in range(6):
@@ -260,12 +274,12 @@ class Pusher:
                 await self._catalog.ensure_partitions({part.target for part in parts})
                 continue
             try:
-                stored = await self._appender.append(self._link, lots)
+                settle = await self._appender.append(self._link, lots)
             except DatabaseAway:
                 _note_tried(lots)
                 raise
-            if stored:
-                return lots
+            if settle is not None:
+                return lots, settle
             # A partition is gone: its queue was deleted. Pushing makes it anew.
             for lot in lots:
                 self._catalog.forget_queue(lot.queue.name)
@@ -291,7 +305,10 @@ class Pusher:
 
 
 def _fusion(
-    run: Callable[[list[Push]], Awaitable[Callable[[], None] | None]], turn: Turn | None, meter: Meter
+    run: Callable[[list[Push]], Awaitable[Callable[[], None] | None]],
+    meter: Meter,
+    turn: Turn | None = None,
+    meanwhile: Callable[[Sequence[Push]], None] | None = None,
 ) -> Fusion[Push]:
     return Fusion(
         run,
@@ -300,6 +317,7 @@ def _fusion(
         limit=_LARGEST_BATCH_BYTES,
         most=_MOST_WAITING_BYTES,
         turn=turn,
+        meanwhile=meanwhile,
         sizes=meter.push_batches,
     )
 

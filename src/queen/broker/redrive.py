@@ -17,7 +17,6 @@ from typing import TypeAlias
 
 import asyncpg
 import msgspec
-import numpy as np
 
 from queen.broker.catalog import Catalog, Partition, Queue
 from queen.broker.dedup import Dedup
@@ -218,8 +217,7 @@ class Redriver:
         return time.time() - found.segment.created_at.timestamp() < window + _CLOCK_MARGIN
 
     def _certainly_new(self, partition: Partition, name: str) -> bool:
-        hashes = np.array([transaction_hash(name, partition.id)], dtype=np.uint64)
-        return not self._dedup.filter.maybe(hashes)[0]
+        return not self._dedup.filter.suspects([transaction_hash(name, partition.id)])
 
     def _window(self, queue: Queue) -> float:
         own = queue.dedup_window_seconds

@@ -26,6 +26,9 @@ _LARGEST = 1 << 21
 _FEW = 8
 _AT_ONCE = 4096
 """So many that more would not be cheaper: their probes take some hundred kB."""
+_SMALL_BATCH = 256
+_GATHERED = 1024
+"""Small batches are gathered until they are so many: to set their bits one batch at a time costs ten times as much."""
 _COMPLAIN_SECONDS = 3600.0
 
 
@@ -36,7 +39,7 @@ def transaction_hash(transaction_id: str, partition_id: int) -> int:
 
 def unpack_hashes(packed: bytes) -> Hashes | list[int]:
     """Hashes of 8 bytes each, in the form in which so many are added fastest."""
-    if len(packed) <= 8 * _FEW:
+    if len(packed) <= 8 * _SMALL_BATCH:
         return array("Q", packed).tolist()
     return np.frombuffer(packed, dtype=np.uint64)
 
@@ -53,6 +56,8 @@ class SeenFilter:
         self._largest = min(_LARGEST, memory_bytes * 8 // _BITS_PER_ENTRY // 4)
         self._overflow = overflow
         self._generations: list[_Generation] = [_Generation(_SMALLEST)]
+        self._gathered: set[int] = set()
+        self._gathered_between = (float("inf"), 0.0)
         self._moving: tuple[_Generation, Move] | None = None
         self._complain_at = 0.0
         self.complete_since = 0.0
@@ -72,8 +77,24 @@ class SeenFilter:
         self._move_on()
         now = time.time()
         since, until = now if since is None else since, now if until is None else until
-        if isinstance(hashes, list) and len(hashes) > _FEW:
+        if isinstance(hashes, list):
+            if len(hashes) <= _SMALL_BATCH:
+                self._gather(hashes, since, until)
+                return
             hashes = np.array(hashes, dtype=np.uint64)
+        self._enter(hashes, since, until)
+
+    def _gather(self, hashes: list[int], since: float, until: float) -> None:
+        gathered, (oldest, newest) = self._gathered, self._gathered_between
+        gathered.update(hashes)
+        self._gathered_between = min(oldest, since), max(newest, until)
+        if len(gathered) >= _GATHERED:
+            self._enter(np.fromiter(gathered, dtype=np.uint64, count=len(gathered)), *self._gathered_between)
+            gathered.clear()
+            self._gathered_between = float("inf"), 0.0
+
+    def _enter(self, hashes: Hashes, since: float, until: float) -> None:
+        """Set the bits of hashes in the newest generation, and in new ones when that is full."""
         while len(hashes):
             newest = self._generations[-1]
             room = newest.capacity - newest.entries
@@ -86,19 +107,25 @@ class SeenFilter:
 
     def when(self, value: int) -> list[tuple[float, float]]:
         """The stretches of time in which a hash may have been stored."""
-        return [(g.oldest_at, g.newest_at) for g in self._generations if g.contains_one(value)]
+        stretches = [(g.oldest_at, g.newest_at) for g in self._generations if g.contains_one(value)]
+        return [*stretches, self._gathered_between] if value in self._gathered else stretches
 
     def suspects(self, values: list[int]) -> list[int]:
         """The positions of hashes that may have been added; the others certainly were not since `complete_since`."""
+        gathered = self._gathered
         if len(values) > _FEW:
-            found: list[int] = np.flatnonzero(self.maybe(np.array(values, dtype=np.uint64))).tolist()
-            return found
-        return [i for i, value in enumerate(values) if any(g.contains_one(value) for g in self._generations)]
+            found: list[int] = np.flatnonzero(self._entered(np.array(values, dtype=np.uint64))).tolist()
+        else:
+            found = [i for i, value in enumerate(values) if any(g.contains_one(value) for g in self._generations)]
+        if not gathered.isdisjoint(values):
+            found = sorted({*found, *(i for i, value in enumerate(values) if value in gathered)})
+        return found
 
-    def maybe(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """For each hash: False when it was certainly not added since `complete_since`."""
+    def _entered(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+        """For each hash whether the generations may have it."""
         if len(hashes) > _AT_ONCE:
-            return np.concatenate([self.maybe(hashes[at : at + _AT_ONCE]) for at in range(0, len(hashes), _AT_ONCE)])
+            parts = [hashes[at : at + _AT_ONCE] for at in range(0, len(hashes), _AT_ONCE)]
+            return np.concatenate([self._entered(part) for part in parts])
         found = np.zeros(len(hashes), dtype=np.bool_)
         first: dict[int, _Probes] = {}
         for generation in self._generations:
@@ -196,13 +223,9 @@ class _Generation:
         """Read the same bits from there from now on. It is full, so nothing is added any more."""
         self.bits, self._bytes, self.on_disk = bits, bits.data, True
 
-    def add(self, hashes: Hashes | list[int], since: float, until: float) -> None:
-        if isinstance(hashes, list):
-            for value in hashes:
-                self._add_one(value)
-        else:
-            probes = _Probes.of(hashes, self.size_mask)
-            self._set(probes.places.ravel(), probes.masks.ravel())
+    def add(self, hashes: Hashes, since: float, until: float) -> None:
+        probes = _Probes.of(hashes, self.size_mask)
+        self._set(probes.places.ravel(), probes.masks.ravel())
         self.entries += len(hashes)
         self.newest_at = max(self.newest_at, until)
         self.oldest_at = min(self.oldest_at, since)
@@ -227,12 +250,6 @@ class _Generation:
                 return False
             value += stride
         return True
-
-    def _add_one(self, value: int) -> None:
-        stride, mask, bits = value >> 32 | 1, self.size_mask, self._bytes
-        for _ in range(_PROBES):
-            bits[(value & mask) >> 3] |= 1 << (value & 7)
-            value += stride
 
 
 _STEPS = np.arange(_PROBES, dtype=np.uint64)[:, None]

@@ -122,7 +122,9 @@ class Stages:
         self.preparer = Preparer(envelope, ids)
         dedup = Dedup(envelope, seen)
         self._assembler = Assembler(dedup, self.preparer, dedup_window=dedup_window)
-        self._appender = Appender(self._assembler, dedup, SegmentCache(0), lambda spans, hashes: None)
+        self._appender = Appender(
+            self._assembler, dedup, SegmentCache(0), tell=lambda spans, hashes: None, on_stored=lambda spans: None
+        )
         self._lock = asyncio.Lock()
 
     async def stage(self, run: str, batch: int, attempt: uuid.UUID, rows: Sequence[tuple[Any, ...]]) -> None:
