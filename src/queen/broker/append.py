@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -44,23 +45,27 @@ class Appender:
         """Do for lots that will be appended soon what does not depend on what others append before."""
         self._assembler.pack_ahead(lots)
 
-    async def append(self, link: Link, lots: Sequence[Lot]) -> Callable[[], None] | None:
+    async def append(self, link: Link, lots: Sequence[Lot], meanwhile: Callable[[], None]) -> Callable[[], None] | None:
         """Store the lots in one transaction. None: a partition does not exist (any more), nothing was stored.
 
         Returns what is left to do, to be called before anything else is awaited: the other workers know already what
-        was stored, and whose turn it is next need not wait for it.
+        was stored, and whose turn it is next need not wait for it. `meanwhile` is called when the lots are as they are
+        going to be stored, and again should they change; if possible while PostgreSQL is at work.
         """
         await self.meet(link, lots)
         now = time.monotonic()
         if not any(lot.queue.max_size or self._shared_until.get(lot.partition.id, 0) > now for lot in lots):
             await self._assembler.assemble(link, lots)
-            times = await _store(link, lots)
+            times = await _store_while(link, lots, meanwhile)
             if times is not None:
                 return self._announce(lots, times)
         async with link.transaction():
             times = await self.append_locked(link, lots)
         # Only now is it committed: nothing may be learnt from an append that could still be rolled back.
-        return self._announce(lots, times) if times is not None else None
+        if times is None:
+            return None
+        meanwhile()
+        return self._announce(lots, times)
 
     async def meet(self, fetcher: Fetcher, lots: Sequence[Lot]) -> None:
         """Learn the ids of partitions that this worker has not pushed to before."""
@@ -135,6 +140,26 @@ class Appender:
                 rooms[queue.id] = max(0, queue.max_size - row["pending"])
             lot.room = rooms[queue.id]
             rooms[queue.id] -= min(lot.room, lot.size)
+
+
+async def _store_while(fetcher: Fetcher, lots: Sequence[Lot], meanwhile: Callable[[], None]) -> list[datetime] | None:
+    """The same as `_store`; `meanwhile` has been called when it ends, if it ended well."""
+    done = False
+
+    def do() -> None:
+        nonlocal done
+        done = True
+        meanwhile()
+
+    # The statement is on its way when the loop comes to this.
+    soon = asyncio.get_running_loop().call_soon(do)
+    try:
+        times = await _store(fetcher, lots)
+    finally:
+        soon.cancel()
+    if times is not None and not done:
+        do()
+    return times
 
 
 async def _store(fetcher: Fetcher, lots: Sequence[Lot]) -> list[datetime] | None:

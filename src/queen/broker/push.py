@@ -74,6 +74,29 @@ class _TransactionSender:
     blocks: frozenset[bytes] = frozenset()
 
 
+class _Answers:
+    """What the requests of a batch are told once it is stored."""
+
+    def __init__(self, batch: Sequence[Push], lots: Sequence[Lot]) -> None:
+        self._batch = batch
+        self._lots = lots
+        self._rendered: list[Any] = []
+
+    def render(self) -> None:
+        """To each request the results of its items, in the order it sent them, for the lots as they are now."""
+        results = render_results(self._lots)
+        self._rendered = [push.render(join_results(push.parts, results, push.count)) for push in self._batch]
+
+    def give(self, meter: Meter) -> None:
+        now = clock()
+        for push, rendered in zip(self._batch, self._rendered, strict=True):
+            meter.push_latency.observe(now - push.began)
+            if not push.answer.done():
+                push.answer.set_result(rendered)
+            # A push and its parts know each other: let go of what they hold without waiting for the collector.
+            push.parts.clear()
+
+
 class NotStored(QueenError):
     """A transaction pushes what cannot be stored: a transaction id that its partition has, or too much."""
 
@@ -221,7 +244,7 @@ class Pusher:
             ):
                 return await self._detour.take(batch)
             try:
-                lots, settle = await self._store_persistently(batch)
+                answers, settle = await self._store_persistently(batch)
             except DatabaseAway:
                 return await self._detour.take(batch, trouble=True)
         except (asyncpg.PostgresError, QueenError) as error:
@@ -237,7 +260,7 @@ class Pusher:
 
         def finish() -> None:
             settle()
-            _answer(batch, lots, self._meter)
+            answers.give(self._meter)
 
         return finish
 
@@ -250,7 +273,7 @@ class Pusher:
                 _fail(push, error)
             return None
 
-    async def _store_persistently(self, batch: list[Push]) -> tuple[list[Lot], Callable[[], None]]:
+    async def _store_persistently(self, batch: list[Push]) -> tuple[_Answers, Callable[[], None]]:
         """Try again for a while when PostgreSQL goes away: segments of a lost attempt are recognised by their ids."""
         deadline = time.monotonic() + _RETRY_SECONDS
         while True:
@@ -265,7 +288,7 @@ class Pusher:
                     raise
                 await asyncio.sleep(0.05)
 
-    async def _store(self, batch: list[Push]) -> tuple[list[Lot], Callable[[], None]]:
+    async def _store(self, batch: list[Push]) -> tuple[_Answers, Callable[[], None]]:
         self._drain_bus()
         parts = [part for push in batch for part in push.parts]
         for _ in range(6):
@@ -273,13 +296,14 @@ class Pusher:
             if lots is None:
                 await self._catalog.ensure_partitions({part.target for part in parts})
                 continue
+            answers = _Answers(batch, lots)
             try:
-                settle = await self._appender.append(self._link, lots)
+                settle = await self._appender.append(self._link, lots, answers.render)
             except DatabaseAway:
                 _note_tried(lots)
                 raise
             if settle is not None:
-                return lots, settle
+                return answers, settle
             # A partition is gone: its queue was deleted. Pushing makes it anew.
             for lot in lots:
                 self._catalog.forget_queue(lot.queue.name)
@@ -328,18 +352,6 @@ def _note_tried(lots: Sequence[Lot]) -> None:
         tried = frozenset([chunk.ids[:16] for chunk in lot.chunks])
         for part in lot.parts:
             part.sender.blocks |= tried
-
-
-def _answer(batch: list[Push], lots: list[Lot], meter: Meter) -> None:
-    """Give each request the results of its items, in the order it sent them."""
-    results = render_results(lots)
-    now = clock()
-    for push in batch:
-        meter.push_latency.observe(now - push.began)
-        if not push.answer.done():
-            push.answer.set_result(push.render(join_results(push.parts, results, push.count)))
-        # A push and its parts know each other: let go of what they hold without waiting for the collector.
-        push.parts.clear()
 
 
 def _check_none_refused(lot: Lot) -> None:
