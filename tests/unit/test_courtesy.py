@@ -29,9 +29,13 @@ def make(directory: Path, clock: Clock, worker: int = 0, longest: float = 4.0) -
     return Courtesy(directory, worker, 2, longest, clock)
 
 
-def serve(courtesy: Courtesy, clock: Clock, seconds: float, *, windows: int, tenant: str = "quiet") -> None:
-    """Ten requests of a quiet tenant in each window, each of which takes so long."""
+def serve(
+    courtesy: Courtesy, clock: Clock, seconds: float, *, windows: int, tenant: str = "quiet", beside: bool = True
+) -> None:
+    """Ten requests of a quiet tenant in each window, each of which takes so long, beside one with much to do."""
     for _ in range(10 * windows):
+        if beside:
+            courtesy.has_much()
         courtesy.served([tenant], seconds)
         clock.now += 0.011
 
@@ -81,6 +85,7 @@ def test_one_that_is_served_seldom_is_noticed(tmp_path: Path, clock: Clock) -> N
     pauses = []
     for _ in range(30):
         clock.now += 0.5
+        courtesy.has_much()
         courtesy.served(["quiet"], SLOW)
         pauses.append(courtesy.pause_of("noisy"))
     assert max(pauses) >= 1
@@ -89,6 +94,7 @@ def test_one_that_is_served_seldom_is_noticed(tmp_path: Path, clock: Clock) -> N
 def test_one_in_twenty_may_take_long(tmp_path: Path, clock: Clock) -> None:
     courtesy = make(tmp_path, clock)
     for number in range(2000):
+        courtesy.has_much()
         courtesy.served(["quiet"], SLOW if number % 40 == 0 else USUAL)
         clock.now += 0.001
     assert courtesy.pause_of("noisy") == 0
@@ -133,6 +139,47 @@ def test_what_has_become_usual_is_no_reason_to_hold_back(tmp_path: Path, clock: 
     assert courtesy.pause_of("noisy") == 0
 
 
+def test_what_is_slow_while_nobody_has_much_to_do_is_nobodys_fault(tmp_path: Path, clock: Clock) -> None:
+    courtesy = make(tmp_path, clock)
+    serve(courtesy, clock, USUAL, windows=5, beside=False)
+    serve(courtesy, clock, SLOW, windows=20, beside=False)
+    assert courtesy.pause_of("noisy") == 0
+
+
+@pytest.mark.parametrize(("times", "holds_back"), [(1.3, False), (1.7, True)])
+def test_where_it_is_known_how_tenants_are_served_in_calm_less_is_too_much(
+    tmp_path: Path, clock: Clock, times: float, holds_back: bool
+) -> None:
+    courtesy = make(tmp_path, clock)
+    serve(courtesy, clock, USUAL, windows=20, beside=False)
+    serve(courtesy, clock, times * USUAL, windows=20)
+    assert (courtesy.pause_of("noisy") > 0) is holds_back
+
+
+def test_a_worker_that_has_seen_no_calm_asks_one_that_has(tmp_path: Path, clock: Clock) -> None:
+    here, there = make(tmp_path, clock, 0), make(tmp_path, clock, 1)
+    serve(here, clock, USUAL, windows=20, beside=False)
+    serve(there, clock, 1.7 * USUAL, windows=20)
+    assert there.pause_of("noisy") > 0
+
+
+def test_calm_that_was_long_ago_is_forgotten(tmp_path: Path, clock: Clock) -> None:
+    courtesy = make(tmp_path, clock)
+    serve(courtesy, clock, USUAL, windows=20, beside=False)
+    clock.now += 3600
+    serve(courtesy, clock, 1.7 * USUAL, windows=20)
+    assert courtesy.pause_of("noisy") == 0
+
+
+def test_the_other_workers_know_that_somebody_has_much_to_do(tmp_path: Path, clock: Clock) -> None:
+    here, there = make(tmp_path, clock, 0), make(tmp_path, clock, 1)
+    for seconds in [USUAL] * 50 + [SLOW] * 200:
+        there.has_much()
+        here.served(["quiet"], seconds)
+        clock.now += 0.011
+    assert there.pause_of("noisy") > 0
+
+
 def test_where_it_is_turned_off_nobody_holds_back(tmp_path: Path, clock: Clock) -> None:
     courtesy = make(tmp_path, clock, longest=0)
     serve(courtesy, clock, USUAL, windows=5)
@@ -153,3 +200,34 @@ async def test_those_who_hold_back_take_turns(tmp_path: Path, clock: Clock) -> N
     await asyncio.sleep(0.05)
     assert asked == ["first", "second"]
     assert courtesy.enter(first)
+
+
+async def test_one_worker_of_a_host_has_the_floor(tmp_path: Path, clock: Clock) -> None:
+    """What holds back does so on all processors: a batch of another worker would keep others just the same."""
+    here, there = make(tmp_path, clock, 0), make(tmp_path, clock, 1)
+    asked: list[str] = []
+    assert here.enter(lambda: None)
+    assert not there.enter(lambda: asked.append("there"))
+    await asyncio.sleep(0.01)
+    assert asked == ["there"], "it is to ask again soon"
+    assert not there.enter(lambda: None)
+    here.leave(0.0)
+    await asyncio.sleep(0.01)
+    clock.now += 0.01
+    assert not here.enter(lambda: None), "the other has waited longer"
+    assert there.enter(lambda: None)
+    there.leave(0.0)
+    await asyncio.sleep(0.01)
+    assert here.enter(lambda: None)
+
+
+async def test_nobody_waits_for_a_worker_that_has_died_or_stopped(tmp_path: Path, clock: Clock) -> None:
+    here, there, third = make(tmp_path, clock, 0), make(tmp_path, clock, 1), make(tmp_path, clock, 1)
+    assert here.enter(lambda: None)
+    assert not there.enter(lambda: None)
+    clock.now += 0.9
+    assert not there.enter(lambda: None)
+    clock.now += 0.2
+    assert there.enter(lambda: None), "it has waited long enough"
+    here.close()
+    assert third.enter(lambda: None), "its files were closed with it"

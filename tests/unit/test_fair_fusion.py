@@ -178,6 +178,7 @@ class TestCourtesy:
             for _ in range(6):
                 courtesy.served(["quiet"], seconds)
             await asyncio.sleep(0.11)
+            courtesy.has_much()
             courtesy.served(["quiet"], seconds)
         assert courtesy.pause_of("noisy") >= 1
 

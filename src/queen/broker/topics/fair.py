@@ -10,6 +10,7 @@ from typing import Final, Generic, TypeVar
 
 from queen.broker.fusion import fail_batch, overloaded
 from queen.broker.topics.courtesy import Courtesy
+from queen.metrics.meter import clock
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ class FairFusion(Generic[T]):
         tenant = self._tenant(item)
         waiting = self._waiting.get(tenant)
         if waiting is None:
-            waiting = self._waiting[tenant] = _Waiting(asyncio.get_running_loop().time())
+            waiting = self._waiting[tenant] = _Waiting(clock())
         waiting.items.append(item)
         waiting.weight += weight
         if not self._starting and len(self._running) < 2:
@@ -90,10 +91,12 @@ class FairFusion(Generic[T]):
             pause = self._pause() if much else 0.0
             if pause and self._courtesy is not None and not self._courtesy.enter(self._start):
                 continue
-            began = asyncio.get_running_loop().time()
+            began = clock()
             tenants, batch, since = self.take(much, min(self._share, _POLITE_SHARE) if pause else self._share)
             self._busy |= tenants
             if batch:
+                if much and self._courtesy is not None:
+                    self._courtesy.has_much()
                 task = self._running[much] = asyncio.get_running_loop().create_task(self._run_safely(batch))
                 task.add_done_callback(partial(self._ended, much, tenants, began if much else since, pause))
 
@@ -108,11 +111,13 @@ class FairFusion(Generic[T]):
         del self._running[much]
         self._busy -= tenants
         if self._courtesy is not None:
-            seconds = asyncio.get_running_loop().time() - since
+            seconds = clock() - since
             if not much:
                 self._courtesy.served(tenants, seconds)
-            elif pause:
-                self._courtesy.leave(seconds * pause)
+            else:
+                self._courtesy.has_much()
+                if pause:
+                    self._courtesy.leave(seconds * pause)
         self._start()
 
     async def _run_safely(self, batch: list[T]) -> None:

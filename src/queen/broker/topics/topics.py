@@ -157,6 +157,7 @@ class Topics:
         await self._lease_daemon.stop()
         await self.desk.recall_all()
         await self.heads.stop()
+        self.courtesy.close()
         if self.redis is not None:
             await self.redis.stop()
 
