@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
 from queen.broker.fusion import Fusion
 
 
@@ -73,3 +75,27 @@ async def test_an_answer_comes_when_the_turn_has_been_passed_on() -> None:
     fusion.submit(1)
     await fusion.join()
     assert held == [False]
+
+
+@pytest.mark.parametrize("when", ["run", "afterwards"])
+async def test_one_bad_batch_does_not_end_the_lane(when: str) -> None:
+    failed: list[int] = []
+    done: list[int] = []
+
+    async def run(batch: list[int]) -> Callable[[], None]:
+        await asyncio.sleep(0)
+
+        def afterwards() -> None:
+            if 1 in batch:
+                raise ValueError("afterwards")
+            done.extend(batch)
+
+        if when == "run" and 1 in batch:
+            raise ValueError("run")
+        return afterwards
+
+    fusion: Fusion[int] = Fusion(run, lambda item, error: failed.append(item), limit=1)
+    for number in range(3):
+        fusion.submit(number)
+    await fusion.join()
+    assert (failed, done) == ([1], [0, 2])

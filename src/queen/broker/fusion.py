@@ -81,9 +81,10 @@ class Fusion(Generic[T]):
                     asyncio.get_running_loop().call_soon(self._use_the_wait, self._meanwhile)
                 async with self._turn:
                     self._has_turn = True
-                    afterwards = await self._run_safely(self._take())
+                    batch = self._take()
+                    afterwards = await self._run_safely(batch)
                 if afterwards is not None:
-                    afterwards()
+                    self._finish(batch, afterwards)
         finally:
             self._task = None
 
@@ -100,6 +101,12 @@ class Fusion(Generic[T]):
         except Exception as error:
             fail_batch(batch, self._fail, error)
             return None
+
+    def _finish(self, batch: list[T], afterwards: Callable[[], None]) -> None:
+        try:
+            afterwards()
+        except Exception as error:
+            fail_batch(batch, self._fail, error)
 
     def _take(self) -> list[T]:
         waiting, taken = self._waiting, 0
