@@ -29,6 +29,7 @@ from queen.wire.push import Hold, PushItem
 _LARGEST_BATCH_BYTES = 4 << 20
 _MOST_WAITING_BYTES = 64 << 20
 _RETRY_SECONDS = 2.0
+_FEW_ANSWERS = 128
 
 T = TypeVar("T")
 
@@ -80,21 +81,27 @@ class _Answers:
     def __init__(self, batch: Sequence[Push], lots: Sequence[Lot]) -> None:
         self._batch = batch
         self._lots = lots
-        self._rendered: list[Any] = []
+        self._rendered: list[Any] | None = None
 
-    def render(self) -> None:
-        """To each request the results of its items, in the order it sent them, for the lots as they are now."""
-        results = render_results(self._lots)
-        self._rendered = [push.render(join_results(push.parts, results, push.count)) for push in self._batch]
+    def prepare(self) -> None:
+        """While PostgreSQL works: few are rendered before it is done; many would keep the next turn waiting."""
+        few = sum([lot.size for lot in self._lots]) <= _FEW_ANSWERS
+        self._rendered = self._render() if few else None
 
     def give(self, meter: Meter) -> None:
+        rendered_for_all = self._rendered if self._rendered is not None else self._render()
         now = clock()
-        for push, rendered in zip(self._batch, self._rendered, strict=True):
+        for push, rendered in zip(self._batch, rendered_for_all, strict=True):
             meter.push_latency.observe(now - push.began)
             if not push.answer.done():
                 push.answer.set_result(rendered)
             # A push and its parts know each other: let go of what they hold without waiting for the collector.
             push.parts.clear()
+
+    def _render(self) -> list[Any]:
+        """To each request the results of its items, in the order it sent them, for the lots as they are now."""
+        results = render_results(self._lots)
+        return [push.render(join_results(push.parts, results, push.count)) for push in self._batch]
 
 
 class NotStored(QueenError):
@@ -298,7 +305,7 @@ class Pusher:
                 continue
             answers = _Answers(batch, lots)
             try:
-                settle = await self._appender.append(self._link, lots, answers.render)
+                settle = await self._appender.append(self._link, lots, answers.prepare)
             except DatabaseAway:
                 _note_tried(lots)
                 raise
