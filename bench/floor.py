@@ -22,13 +22,13 @@ import asyncpg
 import uvloop
 
 from bench.generator import Generator, OptionValue
-from bench.postgres import Database, commit_p50_ms
+from bench.postgres import commit_p50_ms
 from bench.target import Target, fresh_server
 from queen.storage.statements import load_statements
 
 QUEUE = "floor"
 IDS, BODY = bytes(24), bytes(300)
-HEAD = b"HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]"
+ANSWER = b"HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]"
 
 
 class LeastServer(asyncio.Protocol):
@@ -49,7 +49,7 @@ class LeastServer(asyncio.Protocol):
     async def _store(self) -> None:
         await self._statement.fetch(self._partition_id, self._offset[0], 1, IDS, BODY)
         self._offset[0] += 1
-        self._transport.write(HEAD)
+        self._transport.write(ANSWER)
 
 
 def serve_least(dsn: str, ports: Any) -> None:
@@ -113,7 +113,7 @@ async def push_p50_ms(port: int, seconds: float) -> float:
 
 async def measure(arguments: argparse.Namespace) -> None:
     async with fresh_server(arguments.workers) as target:
-        database: Database | None = target.database
+        database = target.database
         assert database is not None
         await make_partition(target)
         least, ours = [], []

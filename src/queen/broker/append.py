@@ -49,8 +49,8 @@ class Appender:
         """Store the lots in one transaction. None: a partition does not exist (any more), nothing was stored.
 
         Returns what is left to do, to be called before anything else is awaited: the other workers know already what
-        was stored, and whose turn it is next need not wait for it. `meanwhile` is called when the lots are as they are
-        going to be stored, and again should they change; if possible while PostgreSQL is at work.
+        was stored, and whose turn it is next need not wait for it. `meanwhile` is called, if there is time, while
+        PostgreSQL is at work on the lots as they are; and again should they have changed since.
         """
         await self.meet(link, lots)
         now = time.monotonic()
@@ -143,23 +143,12 @@ class Appender:
 
 
 async def _store_while(fetcher: Fetcher, lots: Sequence[Lot], meanwhile: Callable[[], None]) -> list[datetime] | None:
-    """The same as `_store`; `meanwhile` has been called when it ends, if it ended well."""
-    done = False
-
-    def do() -> None:
-        nonlocal done
-        done = True
-        meanwhile()
-
-    # The statement is on its way when the loop comes to this.
-    soon = asyncio.get_running_loop().call_soon(do)
+    """The same as `_store`; the statement is on its way when the loop comes to `meanwhile`."""
+    soon = asyncio.get_running_loop().call_soon(meanwhile)
     try:
-        times = await _store(fetcher, lots)
+        return await _store(fetcher, lots)
     finally:
         soon.cancel()
-    if times is not None and not done:
-        do()
-    return times
 
 
 async def _store(fetcher: Fetcher, lots: Sequence[Lot]) -> list[datetime] | None:

@@ -17,7 +17,7 @@ import struct
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -58,8 +58,7 @@ class Courtesy:
         self._longest_pause = longest_pause
         self._at = _SLOT.size * worker_id
         self._map = share(directory / "courtesy", _SLOT.size * max(workers, worker_id + 1))
-        self._much_map = share(directory / "courtesy.much", _MOMENT.size * max(workers, worker_id + 1))
-        self._much_at = _MOMENT.size * worker_id
+        self._much = _Moments(directory / "courtesy.much", worker_id, workers)
         self._floor = _Floor(directory, worker_id, workers)
         self._samples: list[float] = []
         self._looked_at = 0.0
@@ -88,7 +87,7 @@ class Courtesy:
 
     def has_much(self) -> None:
         """A batch of tenants with much to do begins or ends."""
-        _MOMENT.pack_into(self._much_map, self._much_at, self._clock())
+        self._much.note(self._clock())
 
     def pause_of(self, tenant: str) -> float:
         """For how many times as long as its batch took a tenant with much to do is to pause; 0: nobody minds it."""
@@ -148,7 +147,7 @@ class Courtesy:
 
     def _somebody_has_much(self) -> bool:
         """Whether any worker had a batch of those with much to do since this one has looked back."""
-        return any(at >= self._looked_at - _WINDOW_SECONDS for (at,) in _MOMENT.iter_unpack(self._much_map))
+        return any(at >= self._looked_at - _WINDOW_SECONDS for at in self._much)
 
     def _bearable(self, now: float) -> float:
         """How long one in twenty may be kept."""
@@ -166,13 +165,27 @@ class Courtesy:
         return statistics.median(kept for _, kept in self._calm) if len(self._calm) >= _FEW else 0.0
 
 
+class _Moments:
+    """A moment of each worker of the host, in memory that they share; 0: none."""
+
+    def __init__(self, path: Path, worker_id: int, workers: int) -> None:
+        self._map = share(path, _MOMENT.size * max(workers, worker_id + 1))
+        self._at = _MOMENT.size * worker_id
+
+    def note(self, moment: float) -> None:
+        """The moment of this worker."""
+        _MOMENT.pack_into(self._map, self._at, moment)
+
+    def __iter__(self) -> Iterator[float]:
+        return (moment for (moment,) in _MOMENT.iter_unpack(self._map))
+
+
 class _Floor:
     """What one worker of the host has at a time: who asked first is next. The kernel takes it from one that dies."""
 
     def __init__(self, directory: Path, worker_id: int, workers: int) -> None:
         self._file: int | None = os.open(directory / "courtesy.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        self._map = share(directory / "courtesy.waiting", _MOMENT.size * max(workers, worker_id + 1))
-        self._at = _MOMENT.size * worker_id
+        self._waiting = _Moments(directory / "courtesy.waiting", worker_id, workers)
         self._since = 0.0
 
     def take(self, now: float) -> bool:
@@ -194,8 +207,7 @@ class _Floor:
             self._file = None
 
     def _is_first(self, since: float, now: float) -> bool:
-        waiting = (other for (other,) in _MOMENT.iter_unpack(self._map) if other)
-        return not any(other < since and now - other < _LONGEST_WAIT for other in waiting)
+        return not any(other < since and now - other < _LONGEST_WAIT for other in self._waiting if other)
 
     def _lock(self) -> bool:
         if self._file is None:
@@ -209,7 +221,7 @@ class _Floor:
     def _want(self, since: float) -> None:
         if since != self._since:
             self._since = since
-            _MOMENT.pack_into(self._map, self._at, since)
+            self._waiting.note(since)
 
 
 def _mark(tenant: str) -> int:
