@@ -28,7 +28,8 @@ from queen.storage.statements import load_statements
 
 QUEUE = "floor"
 IDS, BODY = bytes(24), bytes(300)
-ANSWER = b"HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]"
+RESULT = b'[{"index":0,"status":"queued","queue":"floor","partition":"least"}]'
+ANSWER = b"HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(RESULT), RESULT)
 
 
 class LeastServer(asyncio.Protocol):
@@ -106,7 +107,7 @@ async def push_p50_ms(port: int, seconds: float) -> float:
         "warmup": 0.5,
     }
     result = await Generator("127.0.0.1", port).run("push", options)
-    if result.errors.http or result.errors.connection:
+    if result.errors.http or result.errors.connection or result.errors.unexpected:
         raise RuntimeError(f"pushing failed: {result.errors.first}")
     return result.push_ms.p50
 
