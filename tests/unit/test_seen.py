@@ -135,6 +135,54 @@ def test_when_the_disk_is_full_too_the_oldest_go_and_their_place_is_used_again(
     assert room.nbytes == 0
 
 
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["foresee", "add", "add many"]), st.lists(st.integers(0, 40), max_size=12)),
+        max_size=40,
+    )
+)
+def test_what_was_foreseen_and_added_since_is_no_stranger(steps: list[tuple[str, list[int]]]) -> None:
+    seen = SeenFilter(1 << 20)
+    known = random_hashes(41, 7).tolist()
+    added: set[int] = set()
+    for what, which in steps:
+        values = [known[index] for index in which]
+        if what == "foresee":
+            seen.foresee(values)
+        else:
+            seen.add(values if what == "add" else np.array(values * 60, dtype=np.uint64))
+            added.update(values)
+        expected = [index for index, value in enumerate(known) if value in added]
+        assert set(expected) <= set(seen.suspects(known))
+        assert all(seen.suspects([known[index]]) == [0] for index in expected)
+
+
+def test_what_was_foreseen_is_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = SeenFilter(1 << 20)
+    seen.add(random_hashes(1000, 1))
+    strangers, late = random_hashes(40, 2).tolist(), random_hashes(12, 3).tolist()
+    for value in strangers:
+        seen.foresee([value])
+    looked_for: list[list[int]] = []
+
+    def look_for(values: list[int]) -> list[int]:
+        looked_for.append(values)
+        return [0]
+
+    monkeypatch.setattr(seen, "_look_for", look_for)
+    assert seen.suspects(strangers) == []
+    assert seen.suspects(strangers + late) == [40]
+    assert looked_for == [late]
+
+
+def test_ids_that_are_refused_again_and_again_are_not_remembered_for_ever() -> None:
+    seen = SeenFilter(1 << 20)
+    for value in range(30_000):
+        seen.foresee([value])
+    assert len(seen._strangers) <= 10_001
+
+
 @settings(max_examples=30)
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=40), st.integers(0, 1 << 30))
 def test_batches_of_any_size_are_found_at_once_and_in_their_time(sizes: list[int], seed: int) -> None:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from queen.broker.catalog import Partition
 from queen.broker.dedup import Dedup
 from queen.broker.lots import Assembler, Lot
+from queen.broker.parts import Part
 from queen.broker.segments import SegmentCache
 from queen.storage.database import Fetcher, Link
 
@@ -30,16 +31,21 @@ class Appender:
         dedup: Dedup,
         cache: SegmentCache,
         *,
-        tell: Callable[[Spans, list[int]], None],
+        announce: Callable[[Spans, list[int]], Callable[[], None]],
         on_stored: Callable[[Spans], None],
     ) -> None:
-        """`tell` lets the other workers know what was stored, with the hashes of all ids in order; `on_stored` us."""
+        """`announce` gets what will be stored, with the hashes of all ids in order, and gives what tells the other
+        workers when it is; `on_stored` is told for this one."""
         self._assembler = assembler
         self._dedup = dedup
         self._cache = cache
-        self._tell = tell
+        self._announce = announce
         self._on_stored = on_stored
         self._shared_until: dict[int, float] = {}
+
+    def foresee(self, part: Part) -> None:
+        """A part has just been made ready: see whether its ids were stored before, if it has only a few."""
+        self._dedup.filter.foresee(part.hashes)
 
     def pack_ahead(self, lots: Sequence[Lot]) -> None:
         """Do for lots that will be appended soon what does not depend on what others append before."""
@@ -56,16 +62,22 @@ class Appender:
         now = time.monotonic()
         if not any(lot.queue.max_size or self._shared_until.get(lot.partition.id, 0) > now for lot in lots):
             await self._assembler.assemble(link, lots)
-            times = await _store_while(link, lots, meanwhile)
+            news = _News(lots, self._announce)
+
+            def use_the_time() -> None:
+                news.prepare()
+                meanwhile()
+
+            times = await _store_while(link, lots, use_the_time)
             if times is not None:
-                return self._announce(lots, times)
+                return self._tell(news, times)
         async with link.transaction():
             times = await self.append_locked(link, lots)
         # Only now is it committed: nothing may be learnt from an append that could still be rolled back.
         if times is None:
             return None
         meanwhile()
-        return self._announce(lots, times)
+        return self._tell(_News(lots, self._announce), times)
 
     async def meet(self, fetcher: Fetcher, lots: Sequence[Lot]) -> None:
         """Learn the ids of partitions that this worker has not pushed to before."""
@@ -99,25 +111,22 @@ class Appender:
 
     def settle(self, lots: Sequence[Lot], times: Sequence[datetime]) -> None:
         """What was appended inside a transaction is committed: let everybody know."""
-        self._announce(lots, times)()
+        self._tell(_News(lots, self._announce), times)()
 
-    def _announce(self, lots: Sequence[Lot], times: Sequence[datetime]) -> Callable[[], None]:
+    def _tell(self, news: _News, times: Sequence[datetime]) -> Callable[[], None]:
         """Tell the others what was stored; returns what takes note of it here."""
-        stored = [lot for lot in lots if lot.chunks]
-        hashes = [value for lot in stored for chunk in lot.chunks for value in chunk.hashes]
-        spans = [(lot.partition, lot.base, lot.count) for lot in stored]
-        if stored:
-            self._tell(spans, hashes)
-        return partial(self._note, stored, times, spans, hashes)
+        news.prepare()
+        news.tell()
+        return partial(self._note, news, times)
 
-    def _note(self, stored: Sequence[Lot], times: Sequence[datetime], spans: Spans, hashes: list[int]) -> None:
+    def _note(self, news: _News, times: Sequence[datetime]) -> None:
         """What was stored is known now, likely to be popped soon, and somebody may be waiting for it."""
-        if not stored:
+        if not news.stored:
             return
-        self._dedup.learn(hashes, spans)
-        for lot, created_at in zip(stored, times, strict=True):
+        self._dedup.learn(news.hashes, news.spans)
+        for lot, created_at in zip(news.stored, times, strict=True):
             self._cache.put(lot.partition.id, lot.segments(created_at))
-        self._on_stored(spans)
+        self._on_stored(news.spans)
 
     def _note_sharing(self, partitions: Sequence[Partition], ends: dict[int, int]) -> None:
         """Go straight to locking for a while where somebody else appends too."""
@@ -140,6 +149,26 @@ class Appender:
                 rooms[queue.id] = max(0, queue.max_size - row["pending"])
             lot.room = rooms[queue.id]
             rooms[queue.id] -= min(lot.room, lot.size)
+
+
+class _News:
+    """What is told when lots are stored."""
+
+    __slots__ = ("_announce", "_lots", "hashes", "spans", "stored", "tell")
+
+    def __init__(self, lots: Sequence[Lot], announce: Callable[[Spans, list[int]], Callable[[], None]]) -> None:
+        self._lots: Sequence[Lot] | None = lots
+        self._announce = announce
+
+    def prepare(self) -> None:
+        """Once the lots are as they are going to be stored."""
+        if self._lots is None:
+            return
+        self.stored = [lot for lot in self._lots if lot.chunks]
+        self.hashes = [value for lot in self.stored for chunk in lot.chunks for value in chunk.hashes]
+        self.spans = [(lot.partition, lot.base, lot.count) for lot in self.stored]
+        self.tell = self._announce(self.spans, self.hashes)
+        self._lots = None
 
 
 async def _store_while(fetcher: Fetcher, lots: Sequence[Lot], meanwhile: Callable[[], None]) -> list[datetime] | None:

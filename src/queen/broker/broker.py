@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -115,7 +116,7 @@ class Broker:
         self.peers = peers or Peers(settings, runtime_dir, self.bus.send, self._heard)
         preparer = Preparer(self.envelope, self.ids)
         assembler = Assembler(self.dedup, preparer, dedup_window=settings.dedup_window_seconds)
-        appender = Appender(assembler, self.dedup, self.cache, tell=self._tell_stored, on_stored=self._stored)
+        appender = Appender(assembler, self.dedup, self.cache, announce=self._announce_stored, on_stored=self._stored)
         self.turn = Turn(
             runtime_dir,
             wanted=lambda: self._send([turn(EventKind.TURN_WANTED)]),
@@ -313,22 +314,25 @@ class Broker:
         self.popper.fed(queue_id, partition_id, count)
         self.janitor.ears.pushed(queue_id, partition_id)
 
-    def _tell_stored(self, stored: Spans, hashes: list[int]) -> None:
-        if self._alone:
-            return
-        start = 0
+    def _announce_stored(self, stored: Spans, hashes: list[int]) -> Callable[[], None]:
+        """Put what is going to be stored into words; returns what sends them to the other workers."""
+        if self._alone or not stored:
+            return lambda: None
+        datagrams, start = [], 0
         for some in _portions(stored):
             end = start + sum(count for _, _, count in some)
-            self.bus.send(
-                encode_datagram(
-                    Datagram(
-                        [pushed(partition.queue_id, partition.id, count) for partition, _, count in some],
-                        [(partition.id, base, count) for partition, base, count in some],
-                        array("Q", hashes[start:end]).tobytes(),
-                    )
-                )
+            datagram = Datagram(
+                [pushed(partition.queue_id, partition.id, count) for partition, _, count in some],
+                [(partition.id, base, count) for partition, base, count in some],
+                array("Q", hashes[start:end]).tobytes(),
             )
+            datagrams.append(encode_datagram(datagram))
             start = end
+        return partial(self._send_all, datagrams)
+
+    def _send_all(self, datagrams: Sequence[bytes]) -> None:
+        for datagram in datagrams:
+            self.bus.send(datagram)
 
     def _published(self, fed: Sequence[tuple[Partition, int]]) -> None:
         """Messages were published that nobody here has seen."""

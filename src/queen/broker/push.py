@@ -230,6 +230,7 @@ class Pusher:
             return None
         if part.partition is not partition:
             self._preparer.prepare(part, partition, queue)
+            self._appender.foresee(part)
         return queue
 
     def _pack_ahead(self, waiting: Sequence[Push]) -> None:

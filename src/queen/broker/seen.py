@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ _AT_ONCE = 4096
 _SMALL_BATCH = 256
 _GATHERED = 1024
 """Small batches are gathered until they are so many: to set their bits one batch at a time costs ten times as much."""
+_MOST_FORESEEN = 10_000
 _COMPLAIN_SECONDS = 3600.0
 
 
@@ -58,6 +60,7 @@ class SeenFilter:
         self._generations: list[_Generation] = [_Generation(_SMALLEST)]
         self._gathered: set[int] = set()
         self._gathered_between = (float("inf"), 0.0)
+        self._strangers: set[int] = set()
         self._moving: tuple[_Generation, Move] | None = None
         self._complain_at = 0.0
         self.complete_since = 0.0
@@ -77,6 +80,8 @@ class SeenFilter:
         self._move_on()
         now = time.time()
         since, until = now if since is None else since, now if until is None else until
+        if self._strangers:
+            self._strangers.difference_update(hashes if isinstance(hashes, list) else hashes.tolist())
         if isinstance(hashes, list):
             if len(hashes) <= _SMALL_BATCH:
                 self._gather(hashes, since, until)
@@ -110,16 +115,41 @@ class SeenFilter:
         stretches = [(g.oldest_at, g.newest_at) for g in self._generations if g.contains_one(value)]
         return [*stretches, self._gathered_between] if value in self._gathered else stretches
 
+    def foresee(self, values: Sequence[int]) -> None:
+        """Look for a few hashes while there is time: what is not there, `suspects` need not look for again."""
+        if len(values) > _FEW:
+            return
+        if len(self._strangers) > _MOST_FORESEEN:
+            # Most are added soon, and are no strangers then; these were refused.
+            self._strangers.clear()
+        for value in values:
+            if value not in self._gathered and not self._has_entered(value):
+                self._strangers.add(value)
+
     def suspects(self, values: list[int]) -> list[int]:
         """The positions of hashes that may have been added; the others certainly were not since `complete_since`."""
+        strangers = self._strangers
+        if not strangers:
+            return self._look_for(values)
+        unforeseen = [i for i, value in enumerate(values) if value not in strangers]
+        return [unforeseen[i] for i in self._look_for([values[i] for i in unforeseen])] if unforeseen else []
+
+    def _look_for(self, values: list[int]) -> list[int]:
         gathered = self._gathered
         if len(values) > _FEW:
             found: list[int] = np.flatnonzero(self._entered(np.array(values, dtype=np.uint64))).tolist()
         else:
-            found = [i for i, value in enumerate(values) if any(g.contains_one(value) for g in self._generations)]
+            found = [i for i, value in enumerate(values) if self._has_entered(value)]
         if not gathered.isdisjoint(values):
             found = sorted({*found, *(i for i, value in enumerate(values) if value in gathered)})
         return found
+
+    def _has_entered(self, value: int) -> bool:
+        """Whether the generations may have a hash; the newest is the likeliest to have it."""
+        for generation in reversed(self._generations):  # noqa: SIM110 - twice as fast as any()
+            if generation.contains_one(value):
+                return True
+        return False
 
     def _entered(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """For each hash whether the generations may have it."""

@@ -123,7 +123,11 @@ class Stages:
         dedup = Dedup(envelope, seen)
         self._assembler = Assembler(dedup, self.preparer, dedup_window=dedup_window)
         self._appender = Appender(
-            self._assembler, dedup, SegmentCache(0), tell=lambda spans, hashes: None, on_stored=lambda spans: None
+            self._assembler,
+            dedup,
+            SegmentCache(0),
+            announce=lambda spans, hashes: lambda: None,
+            on_stored=lambda spans: None,
         )
         self._lock = asyncio.Lock()
 
