@@ -18,11 +18,13 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from queen.broker.answer import Answer as PromptAnswer
 from queen.errors import QueenError
 from queen.http import Access, HttpError, HttpProtocol, Request, Response, Router, Shell, json_response
 from queen.http.reader import RequestReader
 
 P = ParamSpec("P")
+either_kind = pytest.mark.parametrize("prompt", [False, True], ids=["heard in turn", "heard at once"])
 GET_HELLO = b"GET /hello HTTP/1.1\r\nHost: test\r\n\r\n"
 
 
@@ -85,7 +87,9 @@ class Client:
 class Site:
     """A running shell with routes that tests can steer."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, prompt: bool = False, **options: Any) -> None:
+        """`prompt`: handlers return futures that are heard at once."""
+        self.prompt = prompt
         self.router = Router()
         self.shell = Shell(self.router, **options)
         self.seen: list[Request] = []
@@ -113,15 +117,17 @@ class Site:
         return Response(204)
 
     def _park(self, request: Request) -> asyncio.Future[Response]:
-        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        future = self._future()
         self.parked.put_nowait((request, future))
         return future
 
     def _answer_soon(self, request: Request) -> asyncio.Future[Response]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Response] = loop.create_future()
-        loop.call_soon(future.set_result, json_response(200, request.params))
+        future = self._future()
+        asyncio.get_running_loop().call_soon(future.set_result, json_response(200, request.params))
         return future
+
+    def _future(self) -> asyncio.Future[Response]:
+        return PromptAnswer() if self.prompt else asyncio.get_running_loop().create_future()
 
 
 def _show(request: Request) -> Response:
@@ -235,9 +241,10 @@ async def test_a_client_that_lingers_after_a_refusal_is_cut() -> None:
 # Pipelining.
 
 
+@either_kind
 @on_uvloop
-async def test_pipelined_requests_are_answered_in_order_though_the_first_is_slow() -> None:
-    async with connected() as (site, client):
+async def test_pipelined_requests_are_answered_in_order_though_the_first_is_slow(prompt: bool) -> None:
+    async with connected(prompt=prompt) as (site, client):
         await client.send(get("/parked/first") + get("/parked/second") + get("/nothing") + GET_HELLO)
         request, future = await site.parked.get()
         assert request.params["name"] == "first"
@@ -245,6 +252,7 @@ async def test_pipelined_requests_are_answered_in_order_though_the_first_is_slow
         await other.ask(GET_HELLO)
         assert site.parked.empty(), "the second request was begun before the first was answered"
         future.set_result(Response(200, b"1"))
+        assert site.parked.empty(), "the second request was begun in the midst of whoever answered the first"
         _, future = await site.parked.get()
         future.set_result(Response(200, b"2"))
         answers = [await client.answer() for _ in range(4)]
@@ -257,9 +265,10 @@ async def test_pipelined_requests_are_answered_in_order_though_the_first_is_slow
         await other.close()
 
 
+@either_kind
 @on_uvloop
-async def test_thousands_of_pipelined_requests_wait_their_turn_and_are_all_answered() -> None:
-    async with connected() as (site, client):
+async def test_thousands_of_pipelined_requests_wait_their_turn_and_are_all_answered(prompt: bool) -> None:
+    async with connected(prompt=prompt) as (site, client):
         count, padding = 20_000, "X-Padding: " + "x" * 1000
         wanted = [get("/parked/first"), *(get(f"/items/{number}", padding) for number in range(count))]
         sending = asyncio.create_task(client.send(b"".join(wanted)))
@@ -371,9 +380,10 @@ async def test_an_expected_continue_is_sent_before_the_body_arrives() -> None:
         assert (await client.ask(GET_HELLO)).status == 200
 
 
+@either_kind
 @on_uvloop
-async def test_an_expected_continue_waits_for_the_answers_before_it() -> None:
-    async with connected() as (site, client):
+async def test_an_expected_continue_waits_for_the_answers_before_it(prompt: bool) -> None:
+    async with connected(prompt=prompt) as (site, client):
         await client.send(get("/parked/first") + post(b"body", "Expect: 100-continue")[:-4])
         _, future = await site.parked.get()
         future.set_result(Response(200, b"first"))
@@ -569,9 +579,10 @@ async def test_a_204_has_neither_body_nor_length() -> None:
 # What handlers do.
 
 
+@either_kind
 @on_uvloop
-async def test_a_handler_that_returns_a_future_costs_no_task() -> None:
-    async with connected() as (site, client):
+async def test_a_handler_that_returns_a_future_costs_no_task(prompt: bool) -> None:
+    async with connected(prompt=prompt) as (site, client):
         await client.send(get("/parked/a"))
         tasks = asyncio.all_tasks()
         _, future = await site.parked.get()
@@ -646,9 +657,10 @@ async def test_errors_of_handlers_become_answers(
         assert (await client.ask(GET_HELLO)).status == 200
 
 
+@either_kind
 @on_uvloop
-async def test_a_cancelled_future_is_answered_with_503() -> None:
-    async with connected() as (site, client):
+async def test_a_cancelled_future_is_answered_with_503(prompt: bool) -> None:
+    async with connected(prompt=prompt) as (site, client):
         await client.send(get("/parked/a"))
         _, future = await site.parked.get()
         future.cancel()
@@ -739,9 +751,10 @@ async def test_a_request_that_was_answered_hears_of_no_disconnect() -> None:
         assert not calls
 
 
+@either_kind
 @on_uvloop
-async def test_an_answer_for_a_client_that_is_gone_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
-    async with connected() as (site, client):
+async def test_an_answer_for_a_client_that_is_gone_is_dropped(prompt: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async with connected(prompt=prompt) as (site, client):
         await client.send(get("/parked/a") + get("/parked/b"))
         request, future = await site.parked.get()
         gone = asyncio.Event()
@@ -758,9 +771,10 @@ async def test_an_answer_for_a_client_that_is_gone_is_dropped(caplog: pytest.Log
         await other.close()
 
 
+@either_kind
 @on_uvloop
-async def test_a_client_that_only_stops_sending_is_still_answered() -> None:
-    async with connected() as (site, client):
+async def test_a_client_that_only_stops_sending_is_still_answered(prompt: bool) -> None:
+    async with connected(prompt=prompt) as (site, client):
         await client.send(get("/parked/a") + get("/parked/b"))
         client.writer.write_eof()
         request, future = await site.parked.get()
@@ -779,9 +793,10 @@ async def test_a_client_that_only_stops_sending_is_still_answered() -> None:
 # Shutting down.
 
 
+@either_kind
 @on_uvloop
-async def test_shutdown_lets_running_requests_finish_and_closes_idle_connections() -> None:
-    async with connected() as (site, client):
+async def test_shutdown_lets_running_requests_finish_and_closes_idle_connections(prompt: bool) -> None:
+    async with connected(prompt=prompt) as (site, client):
         idle = await site.connect()
         await idle.ask(GET_HELLO)
         arriving = await site.connect()

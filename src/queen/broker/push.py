@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 
+from queen.broker.answer import Answer
 from queen.broker.append import Appender
 from queen.broker.catalog import Catalog, Partition, Queue
 from queen.broker.detour import Detour
@@ -42,7 +43,7 @@ class Push:
     nbytes: int
     subject: str | None
     render: Callable[[bytes], Any]
-    answer: asyncio.Future[Any]
+    answer: Answer[Any]
     began: float
     parts: list[Part] = field(default_factory=list)
     blocks: frozenset[bytes] = frozenset()
@@ -87,6 +88,10 @@ class _Answers:
         """While PostgreSQL works: few are rendered before it is done; many would keep the next turn waiting."""
         few = sum([lot.size for lot in self._lots]) <= _FEW_ANSWERS
         self._rendered = self._render() if few else None
+
+    @property
+    def are_ready(self) -> bool:
+        return self._rendered is not None
 
     def give(self, meter: Meter) -> None:
         rendered_for_all = self._rendered if self._rendered is not None else self._render()
@@ -152,7 +157,7 @@ class Pusher:
         With a `hold` they go to the spool, and from there to PostgreSQL when that says.
         """
         self._name_nameless(items)
-        push = Push(len(items), nbytes, subject, render, asyncio.get_running_loop().create_future(), clock())
+        push = Push(len(items), nbytes, subject, render, Answer(), clock())
         push.parts = split_by_target(push, items)
         self._meter.push_requested([part.target[0] for part in push.parts])
         # While the batch before is being stored, this one is made ready.
@@ -267,8 +272,13 @@ class Pusher:
             return None
 
         def finish() -> None:
-            settle()
-            answers.give(self._meter)
+            # Nothing else runs before both are done. Answers that have to be rendered first keep nobody else waiting.
+            if answers.are_ready:
+                answers.give(self._meter)
+                settle()
+            else:
+                settle()
+                answers.give(self._meter)
 
         return finish
 

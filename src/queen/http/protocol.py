@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+from queen.broker.answer import Answer
 from queen.errors import QueenError
 from queen.http.errors import RETRY_SOON, status_of
 from queen.http.heads import HeadCache
@@ -310,8 +311,17 @@ class HttpProtocol(asyncio.Protocol):
     def _follow(self, future: asyncio.Future[Any]) -> None:
         if future.done():
             self._settle(future)
+        elif type(future) is Answer:
+            future.listener = self._on_told
         else:
             future.add_done_callback(self._on_done)
+
+    def _on_told(self, future: asyncio.Future[Any]) -> None:
+        """The answer goes out at once; what was waiting for it has to wait until the loop is back."""
+        self._settle(future)
+        reader = self._reader
+        if reader.turns or reader.unparsed or reader.refusal is not None or self._read_paused or reader.awaits_continue:
+            asyncio.get_running_loop().call_soon(self._advance)
 
     def _on_done(self, future: asyncio.Future[Any]) -> None:
         self._settle(future)
