@@ -375,3 +375,18 @@ async def _execute(dsn: str, *statements: str) -> None:
     for statement in statements:
         await connection.execute(statement)
     await connection.close()
+
+
+async def test_payloads_are_not_analysed_and_of_hot_tables_only_a_few_thousand_rows(hot: Connection) -> None:
+    """An automatic ANALYZE holds a snapshot; while it does, rows that are updated all the time pile up."""
+    rows = await hot.fetch(
+        """SELECT c.relname AS "table", a.attname AS "column", t.typname AS "type",
+            coalesce(a.attstattarget, -1) AS target
+        FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_type t ON t.oid = a.atttypid
+        WHERE c.relnamespace = 'queen'::regnamespace AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped"""
+    )
+    payloads = {(row["table"], row["column"]): row["target"] for row in rows if row["type"] == "bytea"}
+    assert len(payloads) >= 10
+    assert {where for where, target in payloads.items() if target != 0} == set()
+    hot_columns = [row["target"] for row in rows if row["table"] in ("segments", "topic_items")]
+    assert hot_columns and all(0 <= target <= 10 for target in hot_columns)
