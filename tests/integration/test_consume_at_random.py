@@ -50,9 +50,11 @@ class Erratic:
             assert connection is not None and connection.transport is not None
             connection.transport.abort()
         elif end == "unsubscribe":
+            # What lies unread by then goes back, and somebody else may have acked it when it is read here.
+            left_at = time.monotonic()
             await consumer.send("unsubscribe", id="s", release=True)
             while (frame := await consumer.next())["type"] != "unsubscribed":
-                self._note(frame)
+                self._note(frame, given_at=left_at)
 
     async def _take(self, consumer: Consumer) -> list[dict[str, Any]]:
         """The next batch, if one comes soon."""
@@ -62,11 +64,11 @@ class Erratic:
             return []
         return self._note(frame)
 
-    def _note(self, frame: dict[str, Any]) -> list[dict[str, Any]]:
+    def _note(self, frame: dict[str, Any], given_at: float | None = None) -> list[dict[str, Any]]:
         assert frame["type"] in ("batch", "acked"), frame
         if frame["type"] == "acked":
             return []
-        self._record.note_given(frame["messages"], asked_at=time.monotonic())
+        self._record.note_given(frame["messages"], asked_at=time.monotonic() if given_at is None else given_at)
         return [frame]
 
     async def _settle(self, consumer: Consumer, messages: list[dict[str, Any]]) -> None:
