@@ -29,7 +29,10 @@ from queen.storage.statements import load_statements
 QUEUE = "floor"
 IDS, BODY = bytes(24), bytes(300)
 RESULT = b'[{"index":0,"status":"queued","queue":"floor","partition":"least"}]'
-ANSWER = b"HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(RESULT), RESULT)
+ANSWER = b"HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+    len(RESULT),
+    RESULT,
+)
 
 
 class LeastServer(asyncio.Protocol):
