@@ -232,7 +232,8 @@ async def test_pops_that_wait_are_told_by_queue_and_worker(start_server: StartSe
     assert (point["queueName"], point["workerId"]) == ("shop", 0)
     assert answer["replicas"] == [{"hostname": point["hostname"], "workerId": 0}]
     assert (await get(api, "queue-parked-replicas", queue="other"))["series"] == []
-    await api.push("shop", 1, 2, 3)
+    for partition in "abc":
+        await api.push("shop", 1, partition=partition)
     await asyncio.gather(*waiting)
 
 

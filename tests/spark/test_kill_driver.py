@@ -18,7 +18,7 @@ from tests.database import Connection, stored_messages
 from tests.spark.conftest import needs_java
 
 KEYS = ("a", "b", "c")
-SECONDS = 4000
+SECONDS = 2000
 PER_BATCH = 400
 
 
@@ -39,7 +39,7 @@ async def test_every_window_is_written_once_though_the_driver_is_killed_twenty_t
 
 async def _every_window_is_written_once(api: Api, dsn: str, connection: Connection, tmp_path: Path, kills: int) -> None:
     needs_java()
-    seconds = SECONDS * max(1, kills // 4)
+    seconds = SECONDS * max(1, kills // 2)
     expected: Counter[tuple[int, str]] = Counter()
     for start in range(0, seconds, 1000):
         events = [(second, KEYS[second % 3]) for second in range(start, start + 1000)]
