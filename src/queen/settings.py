@@ -227,7 +227,7 @@ class Settings:
     ] = 1024
     segment_cache_mb: Annotated[
         int, Declared(whole(0, 2**20), "Memory each worker may use to keep recent messages at hand.", "MB")
-    ] = 16
+    ] = 12
 
     file_buffer_dir: Annotated[
         str,
