@@ -13,7 +13,7 @@ import asyncio
 import statistics
 
 from bench.generator import Generator, OptionValue
-from bench.processes import CpuUsed
+from bench.processes import Usage
 from bench.target import fresh_server
 
 QUEUE = "aging"
@@ -34,22 +34,17 @@ async def measure(arguments: argparse.Namespace) -> None:
             f"{'stored':>12}{'msg/s':>10}{'p50 ms':>9}{'p99 ms':>9}{'server µs':>12}{'PostgreSQL µs':>16}", flush=True
         )
         for _ in range(arguments.slices):
-            readings: list[CpuUsed] = []
-
-            def read(readings: list[CpuUsed] = readings) -> None:
-                readings.append(target.watched.cpu())
-
-            result = await Generator("127.0.0.1", target.port).run("push", options, on_start=read, on_stop=read)
-            if result.errors.total:
+            usage = Usage(target.watched)
+            result = await Generator("127.0.0.1", target.port).run("push", options, usage.start, usage.stop)
+            if result.errors.total or usage.cpu is None:
                 raise RuntimeError(f"pushing failed: {result.errors.first}")
-            used = readings[1].since(readings[0])
             stored += result.total_pushed
             speeds.append(result.messages_per_s)
-            costs.append(used.postgres / result.messages * 1e6)
+            costs.append(usage.cpu.postgres / result.messages * 1e6)
             latency = result.push_ms
             print(
                 f"{stored:>12,}{result.messages_per_s:>10,.0f}{latency.p50:>9.2f}{latency.p99:>9.2f}"
-                f"{used.server / result.messages * 1e6:>12.1f}{costs[-1]:>16.1f}",
+                f"{usage.cpu.server / result.messages * 1e6:>12.1f}{costs[-1]:>16.1f}",
                 flush=True,
             )
     few = max(1, arguments.slices // 4)

@@ -110,7 +110,7 @@ async def push_p50_ms(port: int, seconds: float) -> float:
         "warmup": 0.5,
     }
     result = await Generator("127.0.0.1", port).run("push", options)
-    if result.errors.http or result.errors.connection or result.errors.unexpected:
+    if result.errors.total:
         raise RuntimeError(f"pushing failed: {result.errors.first}")
     return result.push_ms.p50
 

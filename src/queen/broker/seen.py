@@ -146,10 +146,7 @@ class SeenFilter:
 
     def _has_entered(self, value: int) -> bool:
         """Whether the generations may have a hash; the newest is the likeliest to have it."""
-        for generation in reversed(self._generations):  # noqa: SIM110 - twice as fast as any()
-            if generation.contains_one(value):
-                return True
-        return False
+        return any(generation.contains_one(value) for generation in reversed(self._generations))
 
     def _entered(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """For each hash whether the generations may have it."""
