@@ -23,7 +23,7 @@ import asyncpg
 
 from bench.generator import SampleMessage, sample_messages
 from bench.postgres import Database, read_settings
-from queen.postgres import EmbeddedPostgres
+from queen.embedded import EmbeddedPostgres
 
 CONNECTIONS = 4
 PARTITIONS_PER_STATEMENT = 16

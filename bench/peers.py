@@ -17,7 +17,7 @@ from pathlib import Path
 import aiohttp
 
 from bench.target import free_port, make_directory, start_server, stop_server, until_healthy
-from queen.postgres import EmbeddedPostgres
+from queen.embedded import EmbeddedPostgres
 
 SECRET = "c0" * 32
 WAYS = ("udp", "http", "both", "neither")

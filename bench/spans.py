@@ -7,10 +7,10 @@ import timeit
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-from queen.http.message import Request, Response
-from queen.http.router import Access, Handler, Route, Router
+from queen.http.server.message import Request, Response
+from queen.http.server.observe import watched
+from queen.http.server.router import Access, Handler, Route, Router
 from queen.http.tracing import Tracing
-from queen.http.watching import watched
 
 _TARGET = b"/api/v1/pop/queue/orders"
 _CALLS = 50_000

@@ -32,7 +32,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructType, TimestampType
 
-from queen.postgres import EmbeddedPostgres
+from queen.embedded import EmbeddedPostgres
 from queen.spark.batch import QueenReader
 from queen.spark.options import parse_read_options
 from queen.spark.schemas import MESSAGES, schema_of

@@ -23,7 +23,7 @@ import psutil
 from pyspark.sql import SparkSession
 
 from bench.postgres import read_postmaster
-from queen.postgres import EmbeddedPostgres
+from queen.embedded import EmbeddedPostgres
 from queen.spark.datasource import QueenDataSource
 from queen.spark.publish import Shard
 from queen.storage.migrate import migrate

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from bench.postgres import Database, find_database, read_postmaster
 from bench.processes import Watched
-from queen.postgres import EmbeddedPostgres
+from queen.embedded import EmbeddedPostgres
 
 START_WITHIN_SECONDS = 90
 STOP_WITHIN_SECONDS = 30

@@ -9,7 +9,7 @@ import msgspec
 from queen.http.openapi.document import refusals, route_key
 from queen.http.openapi.operation import Error, Media
 from queen.http.operations import all_operations
-from queen.http.router import Router
+from queen.http.server.router import Router
 
 _OPERATIONS = all_operations()
 

@@ -17,7 +17,7 @@ import pytest
 import uvloop
 from hypothesis import settings
 
-from queen.postgres import EmbeddedPostgres
+from queen.embedded import EmbeddedPostgres
 from queen.server import Worker
 from queen.settings import Settings
 from queen.storage.migrate import migrate

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from queen.client.client import Admin, Queen
-    from queen.client.defaults import (
-        BUFFER_DEFAULTS,
-        CLIENT_DEFAULTS,
-        CONSUME_DEFAULTS,
-        POP_DEFAULTS,
-        QUEUE_DEFAULTS,
-    )
+    from queen.client.config import BUFFER_DEFAULTS, CLIENT_DEFAULTS, CONSUME_DEFAULTS, POP_DEFAULTS, QUEUE_DEFAULTS
     from queen.client.errors import (
         AuthError,
         BadRequestError,
@@ -34,9 +28,9 @@ if TYPE_CHECKING:
         UnsentError,
         UnsentMessage,
     )
-    from queen.client.messages import AckResponse, BufferStats, DLQResponse, Message, TransactionResponse
     from queen.client.sync import QueenSync
     from queen.client.topics.items import NackResponse, TopicCounts, TopicItem
+    from queen.client.types import AckResponse, BufferStats, DLQResponse, Message, TransactionResponse
     from queen.errors import QueenError
     from queen.streams import Stream, sliding_window_gate, token_bucket_gate
 
@@ -85,9 +79,9 @@ _HOMES = {
     "queen.client.client": ("Admin", "Queen"),
     "queen.client.sync": ("QueenSync",),
     "queen.streams": ("Stream", "sliding_window_gate", "token_bucket_gate"),
-    "queen.client.messages": ("AckResponse", "BufferStats", "DLQResponse", "Message", "TransactionResponse"),
+    "queen.client.types": ("AckResponse", "BufferStats", "DLQResponse", "Message", "TransactionResponse"),
     "queen.client.topics.items": ("NackResponse", "TopicCounts", "TopicItem"),
-    "queen.client.defaults": tuple(name for name in __all__ if name.endswith("_DEFAULTS")),
+    "queen.client.config": tuple(name for name in __all__ if name.endswith("_DEFAULTS")),
     "queen.client.errors": (*(name for name in __all__ if name.endswith("Error")), "UnsentMessage"),
 }
 

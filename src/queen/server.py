@@ -18,46 +18,42 @@ import uvloop
 
 from queen import __version__
 from queen.broker.broker import Broker
-from queen.broker.groups import Groups
-from queen.broker.lately import Lately
-from queen.broker.shards.scraping import ShardsScraper
-from queen.broker.watching.history import History
-from queen.broker.watching.recorder import Recorder, ShellView
-from queen.broker.watching.scrape import Scraper
-from queen.broker.watching.status import Status
-from queen.cluster.shard_peers import ShardPeers
-from queen.hot.interfaces import Counters
-from queen.http.host_answers import HostAnswers
-from queen.http.host_families import HostFamilies
-from queen.http.ip_limit import IpLimit
-from queen.http.pipeline_families import PipelineFamilies
+from queen.broker.inspect.groups import Groups
+from queen.bus.peers import ShardPeers
+from queen.concurrency import Lately
+from queen.http.api.analytics import AnalyticsRoutes
+from queen.http.api.cluster import ClusterRoutes
+from queen.http.api.consume import ConsumeRoutes
+from queen.http.api.dead_letters import DeadLetterRoutes
+from queen.http.api.groups import GroupRoutes
+from queen.http.api.health import HealthRoutes
+from queen.http.api.maintenance import MaintenanceRoutes
+from queen.http.api.messages import MessageRoutes
+from queen.http.api.messaging import MessagingRoutes
+from queen.http.api.metrics import MetricsRoutes
+from queen.http.api.openapi import OpenApiRoutes
+from queen.http.api.queues import QueueRoutes
+from queen.http.api.reading import ReadingRoutes
+from queen.http.api.stages import StageRoutes
+from queen.http.api.status import StatusRoutes
+from queen.http.api.streams import StreamRoutes
+from queen.http.api.topics import TopicRoutes
+from queen.http.api.traces import TraceRoutes
+from queen.http.api.view_cache import HostAnswers, SharedAnswers
+from queen.http.auth.ip_limit import IpLimit
 from queen.http.placement.front import Front, Routes
 from queen.http.placement.health import ShardsHealth
-from queen.http.protocol import Shell
-from queen.http.router import Access, Around, Handler, Route, Router
-from queen.http.routes.analytics import AnalyticsRoutes
-from queen.http.routes.cluster import ClusterRoutes
-from queen.http.routes.consume import ConsumeRoutes
-from queen.http.routes.dead_letters import DeadLetterRoutes
-from queen.http.routes.groups import GroupRoutes
-from queen.http.routes.health import HealthRoutes
-from queen.http.routes.maintenance import MaintenanceRoutes
-from queen.http.routes.messages import MessageRoutes
-from queen.http.routes.messaging import MessagingRoutes
-from queen.http.routes.metrics import MetricsRoutes
-from queen.http.routes.openapi import OpenApiRoutes
-from queen.http.routes.queues import QueueRoutes
-from queen.http.routes.reading import ReadingRoutes
-from queen.http.routes.stages import StageRoutes
-from queen.http.routes.status import StatusRoutes
-from queen.http.routes.streams import StreamRoutes
-from queen.http.routes.topics import TopicRoutes
-from queen.http.routes.traces import TraceRoutes
-from queen.http.shared import SharedAnswers
-from queen.http.slow_log import SlowLog
-from queen.http.watching import watched
-from queen.metrics.board import Board
+from queen.http.server.observe import SlowLog, watched
+from queen.http.server.protocol import Shell
+from queen.http.server.router import Access, Around, Handler, Route, Router
 from queen.metrics.meter import Meter
+from queen.metrics.report import Board
+from queen.monitoring.families import HostFamilies, PipelineFamilies
+from queen.monitoring.history import History
+from queen.monitoring.recorder import Recorder, ShellView
+from queen.monitoring.scrape import Scraper, ShardsScraper
+from queen.monitoring.status import Status
+from queen.redis.interfaces import Counters
 from queen.settings import Settings
 from queen.storage.database import Record
 from queen.storage.shard_setup import check_alone

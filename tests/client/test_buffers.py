@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from queen import BadRequestError, ClientClosedError, PushError, Queen, QueenConnectionError, UnsentError
-from queen.client.messages import BufferOptions
+from queen.client.types import BufferOptions
 from tests.api import Api
 from tests.client.conftest import MakeClient, url_of
 from tests.faults.load import until

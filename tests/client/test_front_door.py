@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 import queen
-from queen.client.ids import TransactionIds
+from queen.client.push import TransactionIds
 
 ROOT = Path(__file__).parents[2]
 
@@ -150,7 +150,7 @@ def test_transaction_ids_are_unique_and_ascend() -> None:
 def test_forked_process_makes_other_ids() -> None:
     run_python("""
         import os
-        from queen.client.ids import TransactionIds
+        from queen.client.push import TransactionIds
         ids = TransactionIds()
         ids.next()
         here, there = os.pipe()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from queen import Message, Queen, QueenConnectionError
-from queen.client.balancer import Balancer, fnv1a
 from queen.client.config import Strategy
+from queen.client.http import Balancer, fnv1a
 from tests.api import Api
 from tests.client.conftest import MakeClient, proxy_to, url_of
 from tests.conftest import StartServer

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from queen import Message, Queen
-from queen.client.config import read_config
+from queen.client.config import ClientLog, read_config
 from queen.client.http import HttpClient
-from queen.client.log import ClientLog
-from queen.client.subscription import Subscription
+from queen.client.types import Subscription
 from queen.client.websocket import WebSocketTransport
 from tests.api import Api
 from tests.client.conftest import MakeClient, url_of

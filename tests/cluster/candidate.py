@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from queen.broker.janitor.janitor import Janitor
+from queen.broker.maintenance.jobs import Janitor
 from queen.storage.database import Database
 
 

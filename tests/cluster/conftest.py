@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from queen.cluster.stats import PeerStats
+from queen.bus.members import PeerStats
 from queen.server import Worker
 from queen.settings import Settings
 from tests.api import Api

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from queen.cluster.addresses import AddressBook
-from queen.cluster.packet import Heartbeat
-from queen.cluster.seal import Sealer
-from queen.cluster.writer import PacketWriter
+from queen.bus.packets import Heartbeat, PacketWriter, Sealer
+from queen.bus.udp import AddressBook
 from tests.ageing import until
 from tests.cluster.conftest import SECRET, Host, Ports, StartHost, payloads
 from tests.cluster.lossy import Lossy, lossy
@@ -191,7 +189,7 @@ async def test_hosts_with_different_secrets_say_so(
 ) -> None:
     (tcp,) = tcp_ports.free(1)
     there = await start_host("there", port=tcp, queen_sync_secret=("ab" * 32,))
-    with caplog.at_level(logging.WARNING, "queen.cluster.http_peer"):
+    with caplog.at_level(logging.WARNING, "queen.bus.http_peer"):
         here = await start_host("here", queen_peers=(f"http://127.0.0.1:{tcp}",), queen_sync_secret=(SECRET,))
         await dropped(there, "forged", 2)
     assert "QUEEN_SYNC_SECRET must be the same on all hosts" in caplog.text

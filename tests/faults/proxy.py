@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from queen.broker.watch import APPLICATION_NAME
+from queen.broker.heartbeat import APPLICATION_NAME
 
 Chooses = Callable[[bytes], bool]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from queen.hot.redis_copies import RedisCopies
+from queen.redis.stores import RedisCopies
 from tests.ageing import until
 from tests.conftest import StartServer
 from tests.database import Connection

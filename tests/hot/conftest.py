@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from queen.hot.link import RedisLink
+from queen.redis.link import RedisLink
 from queen.settings import Settings
 from tests.ageing import until
 from tests.hot.redis_server import RedisServer

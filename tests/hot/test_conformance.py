@@ -7,17 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from queen.hot.interfaces import Copied, Copies, Counters, Keys, ReadyQueue, TurnState
-from queen.hot.link import RedisLink
-from queen.hot.memory_copies import MemoryCopies
-from queen.hot.memory_counters import MemoryCounters
-from queen.hot.memory_keys import MemoryKeys
-from queen.hot.memory_ready import MemoryReadyQueue
-from queen.hot.redis_copies import RedisCopies
-from queen.hot.redis_counters import RedisCounters
-from queen.hot.redis_keys import RedisKeys
-from queen.hot.redis_ready import RedisReadyQueue
-from queen.wire.ready_item import ReadyItem, to_micros
+from queen.redis.interfaces import Copied, Copies, Counters, Keys, ReadyQueue, TurnState
+from queen.redis.link import RedisLink
+from queen.redis.memory import MemoryCopies, MemoryCounters, MemoryKeys, MemoryReadyQueue
+from queen.redis.stores import RedisCopies, RedisCounters, RedisKeys, RedisReadyQueue
+from queen.wire.topic_items import ReadyItem, to_micros
 from tests.ageing import until
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from queen.errors import RedisAway, SettingsError
-from queen.hot.link import RedisLink, Script
+from queen.redis.link import RedisLink, Script
 from queen.settings import Settings
 from tests.faults.load import until
 from tests.hot.conftest import OpenLink, StartRedis

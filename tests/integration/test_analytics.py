@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from queen.postgres import EmbeddedPostgres
+from queen.embedded import EmbeddedPostgres
 from tests.ageing import clean, until
 from tests.api import Api
 from tests.conftest import StartServer

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from queen.broker.janitor.cleanup import Rounds
-from queen.broker.janitor.ears import Ears
-from queen.broker.janitor.election import Session
-from queen.broker.janitor.eviction import Eviction
-from queen.broker.janitor.retention import Retention
-from queen.broker.janitor.trim import Trimmer
+from queen.broker.maintenance.cleanup import Rounds
+from queen.broker.maintenance.election import Session
+from queen.broker.maintenance.retention import Eviction, Retention, Trimmer
+from queen.broker.maintenance.schedule import Ears
 from queen.storage.database import Database
 from tests.ageing import Connection, age, broker_of, until
 from tests.conftest import StartServer

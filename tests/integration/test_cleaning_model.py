@@ -12,12 +12,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from queen.broker.janitor.ears import Ears
-from queen.broker.janitor.election import Session
-from queen.broker.janitor.eviction import Eviction
-from queen.broker.janitor.retention import Retention
-from queen.broker.janitor.rule import LONGEST_PAUSE
-from queen.broker.janitor.trim import Trimmer
+from queen.broker.maintenance.election import Session
+from queen.broker.maintenance.retention import LONGEST_PAUSE, Eviction, Retention, Trimmer
+from queen.broker.maintenance.schedule import Ears
 from queen.storage.database import Database
 from tests.database import Connection
 

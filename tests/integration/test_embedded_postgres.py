@@ -16,16 +16,16 @@ import asyncpg
 import psutil
 import pytest
 
-from queen.postgres import EmbeddedPostgres, EmbeddedPostgresError
-from queen.postgres.account import Account, check_owner
-from queen.postgres.errors import failure
+from queen.embedded import EmbeddedPostgres, EmbeddedPostgresError
+from queen.embedded.account import Account, check_owner
+from queen.embedded.errors import failure
 
 # Starts a server as `queen serve` would, tells its process id, and waits to be killed.
 STARTER = """
 import sys, time
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
-from queen.postgres import EmbeddedPostgres
+from queen.embedded import EmbeddedPostgres
 postgres = EmbeddedPostgres(Path(sys.argv[1]))
 postgres.start()
 print(postgres.pid, flush=True)

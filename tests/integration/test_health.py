@@ -8,8 +8,8 @@ from pathlib import Path
 
 from queen import __version__
 from queen.broker.broker import Broker
-from queen.http.message import Request
-from queen.http.routes.health import HealthRoutes
+from queen.http.api.health import HealthRoutes
+from queen.http.server.message import Request
 from queen.metrics.meter import Meter
 from queen.settings import Settings
 from queen.storage.migrate import load_migrations

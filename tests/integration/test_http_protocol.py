@@ -18,10 +18,12 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from queen.broker.answer import Answer as PromptAnswer
+from queen.concurrency import Answer as PromptAnswer
 from queen.errors import QueenError
-from queen.http import Access, HttpError, HttpProtocol, Request, Response, Router, Shell, json_response
-from queen.http.reader import RequestReader
+from queen.http.server.message import HttpError, Request, Response, json_response
+from queen.http.server.protocol import HttpProtocol, Shell
+from queen.http.server.reader import RequestReader
+from queen.http.server.router import Access, Router
 
 P = ParamSpec("P")
 either_kind = pytest.mark.parametrize("prompt", [False, True], ids=["heard in turn", "heard at once"])

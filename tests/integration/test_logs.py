@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from queen.cli.postgres_log import PostgresLog
+from queen.cli.supervisor import PostgresLog
 from tests.api import Api
 from tests.conftest import StartServer
 from tests.faults.proxy import Proxy
@@ -82,7 +82,7 @@ async def test_supervisor_workers_and_postgres_log_objects_and_never_payloads(
     assert (slow["worker"], slow["method"], slow["path"], slow["status"]) == (0, "POST", "/api/v1/push", 201)
     assert slow["duration_ms"] >= 1
     loggers = {json.loads(line)["logger"] for line in served.lines if line}
-    assert {"queen", "queen.supervisor", "queen.http.slow_log"} <= loggers
+    assert {"queen", "queen.supervisor", "queen.http.server.observe"} <= loggers
 
 
 async def test_a_password_is_not_logged_when_the_database_cannot_be_reached(
@@ -120,7 +120,7 @@ async def test_a_slow_request_is_logged_and_a_pop_that_waits_is_not(
     await api.pop("nothing", wait=True, timeout=100)
     answer = await api.call("POST", "/api/v1/push", data=b"{")
     assert answer.status == 400
-    found = [record.getMessage() for record in caplog.records if record.name == "queen.http.slow_log"]
+    found = [record.getMessage() for record in caplog.records if record.name == "queen.http.server.observe"]
     assert len(found) == 1, found
     assert found[0].startswith("slow request: POST /api/v1/push took ")
     assert found[0].endswith("ms and was answered 201")
@@ -132,7 +132,7 @@ async def test_a_slow_failure_is_logged_with_its_status(
     api = await start_server(database_urls=(proxy.dsn,), log_slow_ms=40)
     proxy.delay = 0.05
     assert (await api.call("GET", "/api/v1/resources/queues/unknown")).status == 404
-    found = [record.getMessage() for record in caplog.records if record.name == "queen.http.slow_log"]
+    found = [record.getMessage() for record in caplog.records if record.name == "queen.http.server.observe"]
     assert found[0].endswith("answered 404")
 
 

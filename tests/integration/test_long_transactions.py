@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
-from queen.broker.janitor.election import Session
-from queen.broker.janitor.rewrite import Rewrite
+from queen.broker.maintenance.election import Session
+from queen.broker.maintenance.rewrite import Rewrite
 from queen.storage.database import Connection
 from tests.api import Api
 

@@ -10,10 +10,10 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from queen.http.message import Response
 from queen.http.openapi.document import build_document, missing_descriptions, route_key
 from queen.http.operations import TAGS, all_operations
-from queen.http.router import Access
+from queen.http.server.message import Response
+from queen.http.server.router import Access
 from tests.api import Api
 
 

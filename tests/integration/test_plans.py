@@ -13,7 +13,7 @@ import asyncpg
 import msgspec
 import pytest
 
-from queen.postgres import EmbeddedPostgres
+from queen.embedded import EmbeddedPostgres
 from queen.storage.database import Database
 from tests.conftest import TEMPLATE
 from tests.database import Connection

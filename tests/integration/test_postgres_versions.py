@@ -6,8 +6,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from queen.embedded import EmbeddedPostgres
 from queen.errors import SchemaTooNew
-from queen.postgres import EmbeddedPostgres
 from queen.server import Worker
 from queen.settings import Settings
 from queen.storage.migrate import migrate

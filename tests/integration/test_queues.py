@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from queen.http.router import Access, Router
-from queen.http.routes.groups import GroupRoutes
-from queen.http.routes.queues import QueueRoutes
-from queen.http.shared import SharedAnswers
+from queen.http.api.groups import GroupRoutes
+from queen.http.api.queues import QueueRoutes
+from queen.http.api.view_cache import SharedAnswers
+from queen.http.server.router import Access, Router
 from tests.ageing import Connection, broker_of, clean, until
 from tests.api import Answer, Api
 from tests.conftest import StartServer

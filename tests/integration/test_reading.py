@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdBlock
-from queen.wire.segment import Segment
-from queen.wire.segment_frames import decode_frames
+from queen.wire.segment import Segment, decode_frames
 from tests.ageing import Connection, age, clean
 from tests.api import Api
 from tests.conftest import StartServer

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from queen.broker.janitor.janitor import Janitor
+from queen.broker.maintenance.jobs import Janitor
 from tests.ageing import Connection, age, broker_of, clean, until
 from tests.api import Api
 from tests.conftest import StartServer

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from queen.broker.janitor.election import Session
+from queen.broker.maintenance.election import Session
+from queen.broker.topics.jobs import free_orphans
 from queen.broker.topics.topics import Topics
-from queen.broker.topics.upkeep import free_orphans
 from queen.storage.database import Database
 from tests.ageing import until
 from tests.api import Api

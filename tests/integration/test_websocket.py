@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from queen.http.bearer import bearer_token
-from queen.http.message import Request, Response, error_response
-from queen.http.router import Access
+from queen.http.auth.bearer import bearer_token
+from queen.http.server.message import Request, Response, error_response
+from queen.http.server.router import Access
 from tests.api import Api
 from tests.conftest import StartServer
 from tests.consumer import PATH, acknowledgments, consuming, payloads

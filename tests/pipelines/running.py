@@ -12,10 +12,10 @@ from typing import Any
 
 from pyspark.sql import Row, SparkSession
 
-from queen.pipelines.connection import Connection
 from queen.pipelines.declaration import ONCE, Declaration
-from queen.pipelines.files import load
+from queen.pipelines.loading import load
 from queen.pipelines.run import Run, RunOptions
+from queen.pipelines.session import Connection
 from queen.pipelines.state import StateDirectory
 from queen.wire.pipelines import PipelineStatus
 

@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from queen.pipelines.connection import Connection
 from queen.pipelines.declaration import ONCE
 from queen.pipelines.errors import AlreadyRunning, ArchiveError, PipelineError
 from queen.pipelines.jobs.archive import archive_declaration, sole_archiver
@@ -22,6 +21,7 @@ from queen.pipelines.jobs.compact import compact
 from queen.pipelines.jobs.reconcile import PartitionReport, reconcile
 from queen.pipelines.jobs.replay import Replayed, ReplayOptions, replay
 from queen.pipelines.manifest import Manifest
+from queen.pipelines.session import Connection
 from queen.wire.pipelines import PipelineStatus
 from tests.api import Api
 from tests.database import Connection as Database

@@ -13,7 +13,7 @@ from queen.pipelines.declaration import Dedup, Frame, Join, SinkKind, Sql, Windo
 from queen.pipelines.durations import milliseconds
 from queen.pipelines.errors import DeclarationError, PipelineError
 from queen.pipelines.example import leads
-from queen.pipelines.files import load
+from queen.pipelines.loading import load
 
 _YAML = """\
 pipeline: leads

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from queen.pipelines.connection import Connection
 from queen.pipelines.errors import PipelineError
 from queen.pipelines.jobs.dlq_report import dlq_report
 from queen.pipelines.jobs.rollup import rollup
 from queen.pipelines.manifest import Manifest
+from queen.pipelines.session import Connection
 from queen.wire.pipelines import PipelineState
 from tests.api import Api
 from tests.database import Connection as Database

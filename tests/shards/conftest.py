@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from queen.postgres import EmbeddedPostgres
+from queen.embedded import EmbeddedPostgres
 from tests.api import Api
 from tests.conftest import StartServer, fresh_database
 from tests.faults.proxy import Proxy, proxied

@@ -13,7 +13,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from queen.postgres import EmbeddedPostgres
+from queen.embedded import EmbeddedPostgres
 from tests.acceptance.client_environment import clean_environ, client_python
 from tests.acceptance.scenario import Implementation, Scenario, Server
 from tests.acceptance.scenarios import all_scenarios

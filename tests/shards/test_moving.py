@@ -10,9 +10,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from queen.broker.shards.moving.fleet import Fleet, connect_fleet
-from queen.broker.shards.moving.layout import change_layout
-from queen.broker.shards.moving.move import Mover
+from queen.broker.sharding.fleet import Fleet, connect_fleet
+from queen.broker.sharding.layout import change_layout
+from queen.broker.sharding.move import Mover
 from queen.errors import Conflict, NotFound
 from queen.wire.shards import Name
 from tests.api import Api

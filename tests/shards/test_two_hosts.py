@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from queen.broker.events import EventKind, named, pushed
-from queen.cluster.shard_peers import by_shard
+from queen.bus.peers import by_shard
 from tests.conftest import StartServer
 from tests.shards.names import queue_on
 

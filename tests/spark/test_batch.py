@@ -22,8 +22,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
 
+from queen.embedded import EmbeddedPostgres
 from queen.errors import QueenError
-from queen.postgres import EmbeddedPostgres
 from queen.spark.batch import FilteringReader
 from queen.spark.options import parse_read_options
 from queen.spark.schemas import schema_of

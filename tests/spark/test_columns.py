@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from queen.errors import BadRequest, SettingsError
 from queen.spark.columns import record_batches
-from queen.spark.log import Span, StoredSegment
+from queen.spark.logs import Span, StoredSegment
 from queen.spark.payloads import PayloadParser, check_payload_schema, raise_broken
+from queen.spark.planning import share_out
 from queen.spark.schemas import MESSAGES
-from queen.spark.tasks import share_out
 from queen.wire.envelope import Envelope, NoEncryptionKey
 from queen.wire.ids import IdBlock
 from queen.wire.segment import MalformedSegment, Segment, pack_segment

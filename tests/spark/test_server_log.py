@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from queen.errors import DatabaseAway, NotFound, QueenError
-from queen.spark.log import Span
+from queen.spark.logs import ServerLog, ShardLog, Span
 from queen.spark.options import Access
 from queen.spark.reading import open_log
-from queen.spark.server_log import ServerLog
-from queen.spark.shards import ShardLog
-from queen.wire.segment_frames import Frame, decode_frames, encode_frame
+from queen.wire.segment import Frame, decode_frames, encode_frame
 from tests.ageing import Connection, age
 from tests.api import Api
 from tests.conftest import StartServer

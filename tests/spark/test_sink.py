@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from queen.postgres import EmbeddedPostgres
+from queen.embedded import EmbeddedPostgres
 from tests.api import Api
 from tests.conftest import StartServer, fresh_database
 from tests.database import Connection, stored_messages

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from queen.errors import BadRequest, SettingsError
-from queen.spark.sink_options import parse_write_options
+from queen.spark.options import parse_write_options
 from queen.spark.sink_rows import RowPlan, items, messages, plan_rows
 
 URL = "postgresql://localhost/queen"

@@ -14,10 +14,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from queen.errors import Conflict
+from queen.spark.offsets import messages_between
 from queen.spark.options import parse_read_options
 from queen.spark.schemas import schema_of
 from queen.spark.stream import QueenStreamReader
-from queen.spark.stream_offsets import messages_between
 from tests.ageing import Connection, age, clean
 from tests.api import Api
 from tests.spark.conftest import TOO_SLOW, Read, collect, drain

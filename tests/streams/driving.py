@@ -7,12 +7,10 @@ from typing import Any
 
 from queen.streams import Stream
 from queen.streams.chain import compile_chain
-from queen.streams.cycles import Cycles
-from queen.streams.metrics import Metrics
-from queen.streams.open_windows import OpenWindows
+from queen.streams.cycles import Cycles, Metrics
 from queen.streams.query import Query
-from queen.streams.records import Batch
-from queen.streams.times import to_iso
+from queen.streams.records import Batch, to_iso
+from queen.streams.windows import OpenWindows
 from tests.streams.memory_broker import MemoryBroker
 
 PARTITION = "p-1"

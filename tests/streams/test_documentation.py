@@ -38,7 +38,7 @@ async def test_totals_per_minute(api: Api, monkeypatch: pytest.MonkeyPatch) -> N
     await until(lambda: runner.metrics()["messagesTotal"] == 2)
     # Two minutes later, as far as this program can tell.
     later = time.time() + 120
-    monkeypatch.setattr("queen.streams.times.time.time", lambda: later)
+    monkeypatch.setattr("queen.streams.records.time.time", lambda: later)
     (totals,) = await drain(api, "order-totals", 1)
     await runner.stop()
     assert (totals["customer"], totals["count"], totals["sum"]) == ("ann", 2, 12)

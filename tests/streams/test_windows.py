@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queen.streams import Stream
-from queen.streams.times import any_ms, parse_iso_ms, to_iso
+from queen.streams.records import any_ms, parse_iso_ms, to_iso
 from queen.streams.windows import Cron, Sliding, SpanWindow, Tumbling
 from tests.streams.driving import PARTITION, Driven
 

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from queen.broker.answer import Answer
+from queen.concurrency import Answer
 
 
 def listen(answer: Answer[int]) -> list[asyncio.Future[int]]:

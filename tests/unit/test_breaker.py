@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from queen.broker.topics.breaker import Breaker, BreakerState
+from queen.broker.topics.flusher import Breaker, BreakerState
 
 
 class Clock:

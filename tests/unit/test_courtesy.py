@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from queen.broker.topics.courtesy import Courtesy
+from queen.broker.topics.throttle import Courtesy
 
 USUAL, SLOW = 0.001, 0.010
 

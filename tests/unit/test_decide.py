@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queen.broker.decide import (
+from queen.broker.ack.rules import (
     INVALID_LEASE,
     NOT_APPLIED,
     Ack,

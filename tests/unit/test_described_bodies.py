@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queen.errors import BadRequest
-from queen.http.message import Response
 from queen.http.openapi.document import build_document
 from queen.http.operations import TAGS, all_operations
 from queen.http.operations.messaging import (
@@ -22,7 +21,8 @@ from queen.http.operations.messaging import (
     SingleAcknowledgment,
     TransactionRequest,
 )
-from queen.http.router import Access, Router
+from queen.http.server.message import Response
+from queen.http.server.router import Access, Router
 from queen.wire.ack import decode_ack, decode_ack_batch
 from queen.wire.push import LONGEST_NAME, PushItem, decode_push
 from queen.wire.transaction import decode_transaction

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from queen.broker.topics.courtesy import Courtesy
-from queen.broker.topics.fair import LIGHT, FairFusion
+from queen.broker.topics.batching import LIGHT, FairFusion
+from queen.broker.topics.throttle import Courtesy
 from queen.errors import Overloaded
 
 MUCH = LIGHT + 1

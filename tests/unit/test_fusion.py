@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from queen.broker.fusion import Fusion
+from queen.broker.batcher import Fusion
 
 
 class Stage:

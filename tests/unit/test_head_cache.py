@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from queen.http.heads import CACHED_HEADS, HeadCache, KnownHead
-from queen.http.message import Request, Response
-from queen.http.reader import RequestReader
-from queen.http.router import Access, Router
+from queen.http.server.message import Request, Response
+from queen.http.server.reader import CACHED_HEADS, HeadCache, KnownHead, RequestReader
+from queen.http.server.router import Access, Router
 
 
 def answer(request: Request) -> Response:

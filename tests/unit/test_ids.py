@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queen.wire.ids import (
-    IdBlock,
-    IdSource,
-    is_uuid,
-    parse_lease,
-    parse_partition_uuid,
-    partition_uuid,
-)
+from queen.wire.ids import IdBlock, IdSource, is_uuid, parse_lease, parse_partition_uuid, partition_uuid
 
 partition_ids = st.integers(0, (1 << 63) - 1)
 

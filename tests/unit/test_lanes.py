@@ -7,8 +7,8 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queen.broker.lanes import UNKNOWN, Holds, Lane
-from queen.broker.pop import Pop, PopOptions
+from queen.broker.pop.lanes import UNKNOWN, Holds, Lane
+from queen.broker.pop.requests import Pop, PopOptions
 from queen.metrics.meter import Meter
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from queen.broker.leases import Lease, LeaseBook
+from queen.broker.ack.leases import Lease, LeaseBook
 from queen.wire.ids import IdSource
 from queen.wire.segment import Segment, pack_segment
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from queen.cluster.local_bus import LocalBus
+from queen.bus.local_bus import LocalBus
 from tests.ageing import until
 
 MORE_THAN_A_SOCKET_TAKES = 2000

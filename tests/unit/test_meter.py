@@ -9,12 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from queen.metrics.board import Board
-from queen.metrics.gauge import Gauge
-from queen.metrics.histogram import BATCH_SIZES, Histogram
+from queen.metrics.counters import BATCH_SIZES, Gauge, Histogram, Tally, WorkerTally
 from queen.metrics.meter import Meter
-from queen.metrics.report import Report, decode_report, encode_report, new_life
-from queen.metrics.tally import Tally, WorkerTally
+from queen.metrics.report import Board, Report, decode_report, encode_report, new_life
 
 
 def report_of(meter: Meter, *, worker_id: int = 0, base: WorkerTally | None = None) -> Report:

@@ -9,14 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queen.cluster.gate import FRESH_SECONDS, Gate
-from queen.cluster.identity import boot_number
-from queen.cluster.members import Members, Tracked
-from queen.cluster.packet import Event, Heartbeat, Packet
-from queen.cluster.replay import ReplayGuard
-from queen.cluster.seal import Refusal, Refused, Sealer, plain_frame
-from queen.cluster.udp import DATAGRAM_BYTES
-from queen.cluster.writer import PacketWriter
+from queen.bus.members import Members, Tracked
+from queen.bus.packets import (
+    FRESH_SECONDS,
+    Event,
+    Gate,
+    Heartbeat,
+    Packet,
+    PacketWriter,
+    Refusal,
+    Refused,
+    ReplayGuard,
+    Sealer,
+    boot_number,
+    plain_frame,
+)
+from queen.bus.udp import DATAGRAM_BYTES
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 numbers = st.integers(0, 2**63 - 1)

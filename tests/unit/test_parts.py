@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from queen.broker.catalog import Partition, Queue
-from queen.broker.parts import Part, Preparer, split_by_target
+from queen.broker.push.slices import Part, Preparer, split_by_target
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource
 from queen.wire.push import PushItem

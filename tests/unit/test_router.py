@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from queen.http import Access, HttpError, Request, Response, Router
-from queen.http.router import CACHED_TARGETS, Match
+from queen.http.server.message import HttpError, Request, Response
+from queen.http.server.router import CACHED_TARGETS, Access, Match, Router
 
 
 def handler(request: Request) -> Response:

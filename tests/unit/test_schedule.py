@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queen.broker.janitor.agenda import AT_ONCE, Agenda, Room
-from queen.broker.janitor.ears import Ears
-from queen.broker.janitor.schedule import PAGE, Memory, Schedule
+from queen.broker.maintenance.schedule import AT_ONCE, PAGE, Agenda, Ears, Memory, Room, Schedule
 
 SECONDS = 10.0
 ROUNDING = 1e-6

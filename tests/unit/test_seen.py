@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queen.broker import overflow
-from queen.broker.overflow import Overflow
-from queen.broker.seen import Hashes, SeenFilter, transaction_hash
+from queen.broker.push import dedup_filter as overflow
+from queen.broker.push.dedup_filter import Hashes, Overflow, SeenFilter
+from queen.wire.segment import transaction_hash
 
 
 def hashes_of(*ids: str, partition: int = 1) -> Hashes:

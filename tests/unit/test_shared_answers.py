@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from queen.broker.lately import Lately, good_for
+from queen.concurrency import Lately, good_for
 from queen.errors import BadRequest
-from queen.http.host_answers import Claim, Found, HostAnswers
-from queen.http.message import Request, Response
-from queen.http.shared import SharedAnswers
+from queen.http.api.view_cache import Claim, Found, HostAnswers, SharedAnswers
+from queen.http.server.message import Request, Response
 
 
 class View:

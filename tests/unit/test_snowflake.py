@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queen.wire.snowflake import EPOCH_MS, SnowflakeSource, time_of_id
+from queen.wire.ids import EPOCH_MS, SnowflakeSource, time_of_id
 
 START = EPOCH_MS + 1_000_000
 

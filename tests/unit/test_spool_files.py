@@ -15,11 +15,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queen.spool.board import Board
-from queen.spool.disk import FAILED, directories, file_records, left_records, spool_files, write_durably
-from queen.spool.frames import file_header, frame
+from queen.spool.files import (
+    FAILED,
+    directories,
+    file_header,
+    file_records,
+    frame,
+    left_records,
+    spool_files,
+    write_durably,
+)
 from queen.spool.reader import SpoolReader, Taken
 from queen.spool.record import UNNUMBERED, Record, bucket_of, decode_record, encode_record
+from queen.spool.shared_state import Board
 from queen.spool.spool import Spool
 from queen.spool.writer import SpoolRefused, SpoolWriter
 from tests.faults.load import until

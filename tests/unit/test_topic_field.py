@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from queen.broker.topics.field import Field
+from queen.broker.topics.multi_dequeue import Field
 
 A, B = ("ns", "a"), ("ns", "b")
 

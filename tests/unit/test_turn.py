@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from queen.broker import turn as module
-from queen.broker.turn import Turn
+from queen.broker.push import append_lock as module
+from queen.broker.push.append_lock import Turn
 
 
 @pytest.fixture

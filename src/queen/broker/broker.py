@@ -9,15 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from queen.broker.ack import Acker
-from queen.broker.append import Appender, Spans
+from queen.broker.ack.acker import Acker
+from queen.broker.ack.dead_letters import DeadLetters
+from queen.broker.ack.leases import LeaseBook, Releaser, Renewer
+from queen.broker.ack.redrive import Redriver
 from queen.broker.catalog import Catalog, Partition
-from queen.broker.changes import ChangeReader
-from queen.broker.claims import Claimer
-from queen.broker.database_probe import DatabaseProbe
-from queen.broker.dead_letters import DeadLetters
-from queen.broker.dedup import Dedup
-from queen.broker.detour import Detour
+from queen.broker.change_log import ChangeReader
 from queen.broker.events import (
     HOST_ONLY,
     Datagram,
@@ -33,38 +30,35 @@ from queen.broker.events import (
     taken,
     turn,
 )
-from queen.broker.janitor.janitor import Janitor, cleaning_jobs
-from queen.broker.leases import LeaseBook
-from queen.broker.lots import Assembler
-from queen.broker.message_browser import MessageBrowser
-from queen.broker.message_finder import MessageFinder
-from queen.broker.messages import Messages
-from queen.broker.modes import Mode, Modes
-from queen.broker.overflow import Overflow
-from queen.broker.parts import Preparer
-from queen.broker.popper import Popper
-from queen.broker.push import Pusher
-from queen.broker.redrive import Redriver
-from queen.broker.release import Releaser
-from queen.broker.renew import Renewer
-from queen.broker.replay import Replayer
-from queen.broker.scans import Share
-from queen.broker.seen import SeenFilter, unpack_hashes
+from queen.broker.heartbeat import DatabaseProbe, Mode, Modes, Watch
+from queen.broker.inspect.browse import MessageBrowser
+from queen.broker.inspect.find import MessageFinder
+from queen.broker.inspect.messages import Messages
+from queen.broker.inspect.traces import Traces
+from queen.broker.maintenance.cleanup import shard_jobs
+from queen.broker.maintenance.jobs import Janitor, cleaning_jobs
+from queen.broker.pop.claims import Claimer
+from queen.broker.pop.namespace_pop import Selections
+from queen.broker.pop.popper import Popper
+from queen.broker.pop.scanner import Share
+from queen.broker.push.append_batch import Assembler
+from queen.broker.push.append_lock import Turn
+from queen.broker.push.appender import Appender, Spans
+from queen.broker.push.dedup import Dedup
+from queen.broker.push.dedup_filter import Overflow, SeenFilter, unpack_hashes
+from queen.broker.push.pusher import Pusher
+from queen.broker.push.replay import Replayer
+from queen.broker.push.slices import Preparer
+from queen.broker.push.spool_router import Detour
 from queen.broker.segments import SegmentCache
-from queen.broker.selections import Selections
-from queen.broker.shards.upkeep import shard_jobs
-from queen.broker.stages import Stages
-from queen.broker.stream_cycles import StreamCycles
-from queen.broker.streams import StreamQueries
+from queen.broker.topics.jobs import topic_jobs
 from queen.broker.topics.topics import TOPIC_EVENTS, Topics
-from queen.broker.topics.upkeep import topic_jobs
-from queen.broker.traces import Traces
-from queen.broker.transaction import Transactions
-from queen.broker.turn import Turn
-from queen.broker.watch import Watch
-from queen.cluster.local_bus import LocalBus
-from queen.cluster.peers import Peers, is_relayed
-from queen.cluster.shard_peers import by_shard
+from queen.broker.transactions.stages import Stages
+from queen.broker.transactions.stream_cycles import StreamCycles
+from queen.broker.transactions.stream_queries import StreamQueries
+from queen.broker.transactions.transactions import Transactions
+from queen.bus.local_bus import LocalBus
+from queen.bus.peers import Peers, by_shard, is_relayed
 from queen.metrics.meter import Meter
 from queen.settings import Settings
 from queen.spool.spool import Spool

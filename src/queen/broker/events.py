@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-from queen.cluster.packet import Event as Event
+from queen.bus.packets import Event as Event
 
 
 class EventKind(StrEnum):

@@ -12,19 +12,8 @@ import typer
 
 from queen.cli.pipeline_example import examples
 from queen.cli.pipeline_jobs import jobs
-from queen.cli.pipeline_options import (
-    LOCAL,
-    Conf,
-    DatabaseUrl,
-    DataDir,
-    Master,
-    Server,
-    Token,
-    connect,
-    data_dir,
-    session,
-)
-from queen.pipelines.java import require_spark
+from queen.cli.pipeline_run import LOCAL, Conf, DatabaseUrl, DataDir, Master, Server, Token, connect, data_dir, session
+from queen.pipelines.session import require_spark
 from queen.pipelines.state import StateDirectory
 from queen.wire.pipelines import PipelineState
 
@@ -64,7 +53,7 @@ def run(
     or done twice by that, nor by kill -9.
     """
     from queen.pipelines.declaration import ONCE
-    from queen.pipelines.files import load
+    from queen.pipelines.loading import load
 
     require_spark()
     declaration = load(file)
@@ -89,7 +78,7 @@ def validate(
 ) -> None:
     """Check a pipeline without running it; every problem is told with its line."""
     from queen.pipelines.checks import warnings
-    from queen.pipelines.files import load
+    from queen.pipelines.loading import load
 
     declaration = load(file)
     for warning in warnings(declaration):
@@ -135,7 +124,7 @@ def status(
     data_directory: DataDir = None,
 ) -> None:
     """Show how a pipeline gets on: rows, rates, lag, late rows, dead letters. Exits with 1 when it failed."""
-    from queen.cli.pipeline_display import status_table
+    from queen.cli.pipeline_run import status_table
 
     found = StateDirectory(data_dir(data_directory)).status(name)
     if json:
@@ -153,7 +142,7 @@ def stop(
     data_directory: DataDir = None,
 ) -> None:
     """Stop a pipeline, and wait until it has."""
-    from queen.cli.pipeline_display import sums
+    from queen.cli.pipeline_run import sums
 
     found = StateDirectory(data_dir(data_directory)).stop(name, timeout)
     print(f"pipeline '{name}' is {found.state.value}: {sums(found)}")

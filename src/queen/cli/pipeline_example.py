@@ -17,10 +17,9 @@ from urllib.request import urlopen
 
 import typer
 
-from queen.cli.pipeline_options import LOCAL, Conf, DatabaseUrl, Master, Server, Token, connect
+from queen.cli.pipeline_run import LOCAL, Conf, DatabaseUrl, Master, Server, Token, connect
 from queen.errors import QueenError
-from queen.pipelines.connection import Connection
-from queen.pipelines.java import require_spark
+from queen.pipelines.session import Connection, require_spark
 from queen.pipelines.state import StateDirectory
 
 examples = typer.Typer()
@@ -112,7 +111,7 @@ def _push(connection: Connection, count: int) -> None:
 def _run(connection: Connection, file: Path, directory: Path, master: str, conf: list[str] | None) -> None:
     from queen.cli.pipeline_run import run_shown
     from queen.pipelines.declaration import ONCE
-    from queen.pipelines.files import load
+    from queen.pipelines.loading import load
     from queen.pipelines.run import RunOptions
 
     print(f"3. running {file}", flush=True)

@@ -13,21 +13,10 @@ import rich.progress
 import rich.table
 import typer
 
-from queen.cli.pipeline_options import (
-    LOCAL,
-    Conf,
-    DatabaseUrl,
-    DataDir,
-    Master,
-    Server,
-    Token,
-    connect,
-    data_dir,
-    session,
-)
+from queen.cli.pipeline_run import LOCAL, Conf, DatabaseUrl, DataDir, Master, Server, Token, connect, data_dir, session
 from queen.errors import QueenError
 from queen.pipelines import durations
-from queen.pipelines.java import require_spark
+from queen.pipelines.session import require_spark
 from queen.pipelines.state import StateDirectory
 from queen.wire.times import parse_time
 

@@ -10,10 +10,9 @@ import rich.progress
 import rich.table
 import typer
 
-from queen.broker.shards.moving.fleet import Fleet, connect_fleet
-from queen.broker.shards.moving.layout import change_layout, move_namespace, namespace_homes
-from queen.broker.shards.moving.move import Mover
-from queen.broker.shards.moving.overview import names_on, view_shards
+from queen.broker.sharding.fleet import Fleet, connect_fleet, names_on, view_shards
+from queen.broker.sharding.layout import change_layout, move_namespace, namespace_homes
+from queen.broker.sharding.move import Mover
 from queen.cli.database import describe_dsn
 from queen.errors import BadRequest, Conflict, QueenError
 from queen.settings import Settings

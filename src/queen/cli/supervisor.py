@@ -2,9 +2,12 @@
 
 import asyncio
 import dataclasses
+import errno
 import logging
 import os
+import re
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,15 +15,91 @@ from pathlib import Path
 
 from queen import __version__
 from queen.cli.database import Migrate, SchemaMark, describe_dsn, prepare_database, prepare_shards
-from queen.cli.port_check import check_port
-from queen.cli.postgres_log import PostgresLog
-from queen.cli.stop import Stop, first_of
-from queen.cli.workers import RestartPolicy, WorkerPool
+from queen.cli.workers import RestartPolicy, Stop, WorkerPool, first_of
+from queen.embedded import EmbeddedPostgres
 from queen.errors import QueenError
-from queen.postgres import EmbeddedPostgres
 from queen.settings import Settings
 
-_log = logging.getLogger("queen.supervisor")
+
+def check_port(host: str, port: int) -> None:
+    """Raise a QueenError that says why workers could not listen on `host` and `port`, if they could not."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise QueenError(f"HOST={host} is not an address ({error.strerror}): set another") from None
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        # Without SO_REUSEPORT, which workers use: with it, a second Queen could share the first one's port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise QueenError(_explain(error, host, port)) from None
+
+
+def _explain(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} is already in use; choose another with --port or PORT"
+    if error.errno == errno.EACCES:
+        return f"port {port} is for privileged users only; choose one above 1023 with --port or PORT"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{host} is not an address of this machine; choose another with --host or HOST"
+    return f"cannot listen on {host}, port {port}: {error.strerror}"
+
+
+_log = logging.getLogger("queen.postgres.server")
+
+# Errors of statements are left out: whoever sent the statement is told, and the text may quote what was sent.
+_LEVELS = {
+    "PANIC": logging.ERROR,
+    "FATAL": logging.WARNING,
+    "WARNING": logging.WARNING,
+    "LOG": logging.DEBUG,
+}
+_LINE = re.compile(r"\S+ \S+ \S+ \[\d+\] ([A-Z]+):  (.*)")
+_MOST_BYTES = 256 * 1024
+
+
+class PostgresLog:
+    """The lines added to a log file since this was made or last asked."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = self._size()
+        self._begun = b""
+
+    def relay(self) -> None:
+        """Log what is new; of very much of it, the end."""
+        size = self._size()
+        if size < self._position:
+            # A new start moved the old file away.
+            self._position, self._begun = 0, b""
+        if size == self._position:
+            return
+        if size - self._position > _MOST_BYTES:
+            self._position, self._begun = size - _MOST_BYTES, b""
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            added = file.read(size - self._position)
+        self._position += len(added)
+        *lines, self._begun = (self._begun + added).split(b"\n")
+        for line in lines:
+            _relay(line.decode(errors="replace"))
+
+    def _size(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+
+def _relay(line: str) -> None:
+    found = _LINE.fullmatch(line)
+    if found is not None and found[1] in _LEVELS:
+        _log.log(_LEVELS[found[1]], "PostgreSQL: %s", found[2])
+
+
+_supervisor_log = logging.getLogger("queen.supervisor")
 
 # A plain process, neither a fork nor a multiprocessing child: it inherits nothing of ours but a socket, needs
 # no helper process beside it, and the process list says what it is. -P keeps the current directory out of its
@@ -68,7 +147,7 @@ class Supervisor:
             await self._serve_from(self._settings, self._settings.database_dsns[0])
             return
         postgres = self._embedded_postgres()
-        _log.info("starting the embedded PostgreSQL in %s", postgres.data_dir)
+        _supervisor_log.info("starting the embedded PostgreSQL in %s", postgres.data_dir)
         try:
             await asyncio.to_thread(postgres.start)
             await self._serve_from(self._settings, postgres.dsn(), postgres)
@@ -115,11 +194,11 @@ class Supervisor:
             written.relay()
             if postgres.running or self._stop.asked.is_set():
                 continue
-            _log.error("the embedded PostgreSQL has died; starting it again")
+            _supervisor_log.error("the embedded PostgreSQL has died; starting it again")
             try:
                 await asyncio.to_thread(postgres.start)
             except QueenError as error:
-                _log.error("%s", error)
+                _supervisor_log.error("%s", error)
                 await self._stop.pause(_POSTGRES_RETRY_SECONDS)
 
 

@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 import msgspec
 
+from queen.client.config import ClientLog
 from queen.client.errors import LeaseLostError, NotFoundError, QueenError
 from queen.client.http import HttpClient, decode_as, decode_json, encode_json
-from queen.client.log import ClientLog
-from queen.client.messages import AckResponse, Given, GivenMany, RenewResponse
+from queen.client.types import AckResponse, Given, GivenMany, RenewResponse
 
 LEASE_LOST = "Invalid or expired lease"
 COMPLETED = "completed"

@@ -10,11 +10,11 @@ from queen.client.admin import AdminCalls
 from queen.client.config import read_config
 from queen.client.engine import Engine
 from queen.client.errors import UnsentError
-from queen.client.messages import AckResponse, BufferStats, Given, GivenMany, RenewResponse
 from queen.client.queue import QueueBuilder
 from queen.client.topics.calls import TopicCalls
 from queen.client.topics.topic import TopicBuilder
 from queen.client.transaction import Transaction
+from queen.client.types import AckResponse, BufferStats, Given, GivenMany, RenewResponse
 
 
 class Admin(AdminCalls[Awaitable[Any]]):

@@ -2,13 +2,103 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
-from queen.client.defaults import CLIENT_DEFAULTS
+import msgspec
+
+from queen.wire.times import iso_millis
+
+CLIENT_DEFAULTS: Final[dict[str, Any]] = {
+    "timeout_millis": 30_000,
+    "retry_attempts": 3,
+    "retry_delay_millis": 1_000,
+    "load_balancing_strategy": "affinity",
+    "affinity_hash_ring": 128,
+    "enable_failover": True,
+    "health_retry_after_millis": 5_000,
+    "bearer_token": None,
+    "headers": {},
+    "strict": False,
+    "handle_signals": True,
+}
+
+QUEUE_DEFAULTS: Final[dict[str, Any]] = {
+    "lease_time": 300,
+    "retry_limit": 3,
+    "priority": 0,
+    "delayed_processing": 0,
+    "window_buffer": 0,
+    "max_size": 0,
+    "retention_seconds": 0,
+    "completed_retention_seconds": 0,
+    "encryption_enabled": False,
+}
+
+CONSUME_DEFAULTS: Final[dict[str, Any]] = {
+    "concurrency": 1,
+    "batch": 1,
+    "auto_ack": True,
+    "wait": True,
+    "timeout_millis": 30_000,
+    "limit": None,
+    "idle_millis": None,
+    "renew_lease": False,
+    "renew_lease_interval_millis": None,
+    "subscription_mode": None,
+    "subscription_from": None,
+}
+
+POP_DEFAULTS: Final[dict[str, Any]] = {
+    "batch": 1,
+    "wait": True,
+    "timeout_millis": 30_000,
+    "auto_ack": False,
+}
+
+BUFFER_DEFAULTS: Final[dict[str, Any]] = {
+    "message_count": 100,
+    "time_millis": 1_000,
+    "max_messages": 10_000,
+    "max_bytes": 64 * 1024 * 1024,
+}
+
+
+VARIABLE = "QUEEN_CLIENT_LOG"
+
+_logger = logging.getLogger("queen.client")
+
+
+class ClientLog:
+    """Reads the variable once, when the client is made. On hot paths look at `enabled` before calling."""
+
+    __slots__ = ("enabled",)
+
+    def __init__(self) -> None:
+        self.enabled = os.environ.get(VARIABLE, "").lower() == "true"
+
+    def info(self, where: str, **details: Any) -> None:
+        if self.enabled:
+            print(_line("INFO", where, details), file=sys.stdout)
+
+    def warning(self, where: str, text: str, **details: Any) -> None:
+        """Something that a person should know and the program goes on from."""
+        if self.enabled:
+            print(_line("WARN", where, {"message": text, **details}), file=sys.stderr)
+        else:
+            _logger.warning("%s: %s%s", where, text, f" {details}" if details else "")
+
+
+def _line(level: str, where: str, details: dict[str, Any]) -> str:
+    text = msgspec.json.encode(details, enc_hook=str).decode()
+    return f"[{iso_millis(datetime.now(UTC))}] [{level}] [{where}] {text}"
 
 
 class Strategy(Enum):

@@ -5,16 +5,128 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from queen.client.deliveries import Deliveries
-from queen.client.errors import PASSING, RequestError
+from queen.client.acks import COMPLETED, FAILED, RENEWAL_SECONDS, RETRY, Ack, AckResult, lease_ids
+from queen.client.config import ClientLog
+from queen.client.errors import PASSING, LeaseLostError, QueenError, RequestError
 from queen.client.http import HttpClient
-from queen.client.log import ClientLog
+from queen.client.trace import Tracer
+from queen.client.transport import Transport
+from queen.client.types import Message
+
+# The shortest lease is a second. Once renewed, it lives for a minute.
+_FIRST_SECONDS = 0.5
+_UNTOLD_SECONDS = 20.0
+
+
+class Renewal:
+    """Renews every `interval_millis`; where none is given, soon and then every 20 seconds."""
+
+    def __init__(self, transport: Transport, interval_millis: int | None, log: ClientLog) -> None:
+        self._transport = transport
+        self._log = log
+        self._first = interval_millis / 1000 if interval_millis else _FIRST_SECONDS
+        self._interval = interval_millis / 1000 if interval_millis else _UNTOLD_SECONDS
+        # Long enough that one renewal may fail and the next still comes in time.
+        self._seconds = max(RENEWAL_SECONDS, 3 * self._interval)
+
+    @asynccontextmanager
+    async def keeping(self, messages: Sequence[Message]) -> AsyncIterator[None]:
+        """Renew the leases of these messages while the block runs."""
+        leases = lease_ids(messages)
+        task = asyncio.create_task(self._renew(leases))
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _renew(self, leases: list[str]) -> None:
+        pause = self._first
+        while leases:
+            await asyncio.sleep(pause)
+            pause = self._interval
+            for lease in list(leases):
+                try:
+                    await self._transport.renew(lease, self._seconds)
+                except LeaseLostError as error:
+                    leases.remove(lease)
+                    self._log.warning("Consumer.renew", f"lease {lease} is lost, its messages come again: {error}")
+                except QueenError as error:
+                    self._log.warning("Consumer.renew", f"lease {lease} was not renewed: {error}")
+
 
 M = TypeVar("M")
+
+
+class Deliveries(Protocol[M]):
+    """What a consumer needs of its source. Raises `RequestError`; the consumer decides what is tried again.
+
+    All workers of a consumer share it and call it at the same time.
+    """
+
+    async def fetch(self, batch: int, timeout_millis: int) -> list[M]:
+        """Up to `batch` of them, leased and ready to be handed over; empty when there were none in time."""
+        ...
+
+    async def settle(self, delivered: Sequence[M], error: str | None) -> list[AckResult]:
+        """They are done, or failed with an error; the results are in the same order."""
+        ...
+
+    async def give_back(self, delivered: Sequence[M]) -> None:
+        """End the leases of those that will not be handled, so that others need not wait for their end."""
+        ...
+
+    def keeping(self, delivered: Sequence[M]) -> AbstractAsyncContextManager[None]:
+        """Keep the leases while a block runs, if that is wanted."""
+        ...
+
+    def lane(self, delivered: M) -> str | None:
+        """What has to stay in order: one that fails holds back those after it in its lane. None: nothing."""
+        ...
+
+    async def close(self) -> None:
+        """The consumer has ended."""
+        ...
+
+
+class QueueDeliveries:
+    """Messages of queues."""
+
+    def __init__(self, transport: Transport, tracer: Tracer, renewal: Renewal | None) -> None:
+        self._transport = transport
+        self._tracer = tracer
+        self._renewal = renewal
+
+    async def fetch(self, batch: int, timeout_millis: int) -> list[Message]:
+        messages = await self._transport.fetch(batch, timeout_millis)
+        self._tracer.attach(messages)
+        return messages
+
+    async def settle(self, delivered: Sequence[Message], error: str | None) -> list[AckResult]:
+        status = COMPLETED if error is None else FAILED
+        acks = [Ack(one["transactionId"], one["partitionId"], one["leaseId"], status, error) for one in delivered]
+        return await self._transport.ack(acks)
+
+    async def give_back(self, delivered: Sequence[Message]) -> None:
+        # One for each partition does it, and the last one of it has not been acknowledged yet.
+        last = {message["partitionId"]: message for message in delivered}
+        acks = [Ack(one["transactionId"], one["partitionId"], one["leaseId"], RETRY) for one in last.values()]
+        await self._transport.ack(acks)
+
+    def keeping(self, delivered: Sequence[Message]) -> AbstractAsyncContextManager[None]:
+        return nullcontext() if self._renewal is None else self._renewal.keeping(delivered)
+
+    def lane(self, delivered: Message) -> str | None:
+        return delivered["partitionId"]
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.1

@@ -7,23 +7,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from queen.client.acks import Acker
-from queen.client.buffers import Buffers
-from queen.client.config import ClientConfig
-from queen.client.consumer import ConsumeOptions, Consumer
-from queen.client.deliveries import QueueDeliveries
-from queen.client.dlq import DlqQuery
+from queen.client.admin import DlqQuery
+from queen.client.buffer import Buffers
+from queen.client.config import ClientConfig, ClientLog
+from queen.client.consumer import ConsumeOptions, Consumer, QueueDeliveries, Renewal
 from queen.client.errors import QueenError, UnsentMessage
 from queen.client.http import HttpClient
-from queen.client.ids import TransactionIds
-from queen.client.log import ClientLog
-from queen.client.messages import Message
-from queen.client.popping import Popper
-from queen.client.push import Pusher
-from queen.client.renewal import Renewal
-from queen.client.signals import StopSignals
-from queen.client.subscription import Subscription
+from queen.client.push import Pusher, TransactionIds
+from queen.client.threads import StopSignals
 from queen.client.trace import Tracer
-from queen.client.transport import HttpTransport, TransportMaker
+from queen.client.transport import HttpTransport, Popper, TransportMaker
+from queen.client.types import Message, Subscription
 from queen.client.websocket import WebSocketTransport
 
 

@@ -2,18 +2,91 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import Any
 
 import msgspec
 
-from queen.client.buffers import Buffers
+from queen.client.buffer import Buffers
+from queen.client.config import ClientLog
 from queen.client.errors import PushError, QueenError
 from queen.client.http import HttpClient, decode_as, encode_json
-from queen.client.ids import TransactionIds
-from queen.client.items import listed, wire_item
-from queen.client.log import ClientLog
-from queen.client.messages import BufferOptions, ErrorCallback, Items
+from queen.client.types import BufferOptions, ErrorCallback, Items
+from queen.wire.ids import IdSource
+
+# A fresh block now and then keeps the time in the ids close to the time of the push.
+_IDS_OF_A_BLOCK = 1024
+
+
+class TransactionIds:
+    """Makes ids nobody else makes, in ascending order: a block of UUIDs at a time, counted through."""
+
+    __slots__ = ("_left", "_low", "_pid", "_prefix", "_source")
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._left = 0
+        self._low = 0
+        self._prefix = ""
+        self._source = IdSource()
+
+    def next(self) -> str:
+        # A process that was forked must not go on where its parent went on, too.
+        if not self._left or self._pid != os.getpid():
+            self._renew()
+        self._left -= 1
+        self._low += 1
+        return f"{self._prefix}{self._low:012x}"
+
+    def _renew(self) -> None:
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._source = IdSource()
+        block = self._source.block(_IDS_OF_A_BLOCK)
+        self._prefix, self._low, self._left = block.prefix.decode(), block.low - 1, _IDS_OF_A_BLOCK
+
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
+
+
+def listed(items: Items) -> list[Mapping[str, Any]]:
+    """One item or many, as a list; what cannot be an item is refused here, where its place is known."""
+    # A list of dicts is what nearly everyone pushes, and asking an abstract class costs more than all the rest here.
+    if type(items) is list and all(type(item) is dict for item in items):
+        return items
+    if isinstance(items, Mapping):
+        return [items]
+    if isinstance(items, str | bytes) or not hasattr(items, "__iter__"):
+        raise TypeError(f"push takes a dict or a list of dicts like {{'data': ...}}, not {type(items).__name__}")
+    items = list(items)
+    for index, item in enumerate(items):
+        if not isinstance(item, Mapping):
+            raise TypeError(f"item {index} to push is no dict like {{'data': ...}} but {type(item).__name__}")
+    return items
+
+
+def wire_item(item: Mapping[str, Any], queue: str, partition: str | None, ids: TransactionIds) -> dict[str, Any]:
+    """The item as the server takes it; its payload is `data`, else `payload`, else the item as a whole."""
+    if "data" in item:
+        payload = item["data"]
+    elif "payload" in item:
+        payload = item["payload"]
+    else:
+        payload = item
+    formatted: dict[str, Any] = {
+        "queue": queue,
+        "payload": payload,
+        "transactionId": item.get("transactionId") or ids.next(),
+    }
+    if partition is not None:
+        formatted["partition"] = partition
+    trace_id = item.get("traceId")
+    if trace_id and isinstance(trace_id, str) and _UUID.fullmatch(trace_id):
+        formatted["traceId"] = trace_id
+    return formatted
+
 
 PATH = "/api/v1/push"
 

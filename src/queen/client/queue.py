@@ -3,15 +3,299 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from dataclasses import replace
+from typing import Any, Self
 from urllib.parse import quote
 
-from queen.client.consume import Consume
-from queen.client.dlq import DlqQuery
+from queen.client.admin import DlqQuery
+from queen.client.config import QUEUE_DEFAULTS
+from queen.client.consumer import ConsumeOptions
 from queen.client.engine import Engine
-from queen.client.messages import Handler, Items, Message
-from queen.client.operation import Operation
+from queen.client.errors import BadRequestError, QueenError
+from queen.client.http import HttpClient
 from queen.client.push import Push
-from queen.client.queue_options import QueueOptions
+from queen.client.types import (
+    DEFAULT_PARTITION,
+    BufferOptions,
+    ErrorCallback,
+    Handler,
+    Items,
+    Message,
+    Subscription,
+    SuccessCallback,
+)
+
+
+class ConsumeWords:
+    """What has been said about taking messages of queues, or items of topics."""
+
+    # Defaults live on the class: a builder is made for every push, and sets only what is said.
+    _concurrency = 1
+    _batch = 1
+    _limit: int | None = None
+    _idle_millis: int | None = None
+    _wait = True
+    _timeout_millis = 30_000
+    _each = False
+
+    def concurrency(self, count: int) -> Self:
+        """How many workers fetch and handle at the same time."""
+        self._concurrency = max(1, count)
+        return self
+
+    def batch(self, size: int) -> Self:
+        """How many to take at a time; above 1, the handler gets a list."""
+        self._batch = max(1, size)
+        return self
+
+    def limit(self, count: int | None) -> Self:
+        """End after so many (of each worker)."""
+        self._limit = count
+        return self
+
+    def idle_millis(self, millis: int | None) -> Self:
+        """End when nothing has come for so long."""
+        self._idle_millis = millis
+        return self
+
+    def timeout_millis(self, millis: int) -> Self:
+        """How long one fetch waits for something."""
+        self._timeout_millis = millis
+        return self
+
+    def wait(self, enabled: bool = True) -> Self:
+        """Whether a fetch waits for something."""
+        self._wait = enabled
+        return self
+
+    def each(self) -> Self:
+        """Hand over one by one, however many are taken at a time."""
+        self._each = True
+        return self
+
+
+class QueueOptions(ConsumeWords):
+    """What has been said about a queue so far."""
+
+    # Defaults live on the class: a builder is made for every push, and sets only what is said.
+    _name: str | None = None
+    _partition = DEFAULT_PARTITION
+    _namespace: str | None = None
+    _task: str | None = None
+    _group: str | None = None
+    _config: Mapping[str, Any] = QUEUE_DEFAULTS
+    _buffer: BufferOptions | None = None
+    _partitions = 1
+    _auto_ack: bool | None = None
+    _renew_lease = False
+    _renew_interval_millis: int | None = None
+    _mode: str | None = None
+    _start: str | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The name of the queue; None when a namespace or a task stands for several."""
+        return self._name
+
+    def namespace(self, name: str) -> Self:
+        """The namespace to create the queue in; or, without a queue, to pop from."""
+        self._namespace = name
+        return self
+
+    def task(self, name: str) -> Self:
+        """The task to create the queue for; or, without a queue, to pop from."""
+        self._task = name
+        return self
+
+    def config(self, options: Mapping[str, Any]) -> Self:
+        """Options for `create()`, in snake_case or camelCase; the rest is as in `QUEUE_DEFAULTS`."""
+        self._config = {**QUEUE_DEFAULTS, **{_snake(name): value for name, value in options.items()}}
+        return self
+
+    def partition(self, name: str) -> Self:
+        """The ordered lane to push to or to take from."""
+        self._partition = name
+        return self
+
+    def buffer(self, options: BufferOptions | None = None) -> Self:
+        """Gather pushes and send them together; see `BUFFER_DEFAULTS`."""
+        self._buffer = options or {}
+        return self
+
+    def group(self, name: str) -> Self:
+        """The consumer group: its members share the messages, every group gets all of them."""
+        self._group = name
+        return self
+
+    def partitions(self, count: int) -> Self:
+        """How many partitions one pop may take from; they share the batch and one lease."""
+        self._partitions = max(1, count)
+        return self
+
+    def auto_ack(self, enabled: bool = True) -> Self:
+        """For `consume`, whether messages are acknowledged as the handler turns out (they are, by default).
+
+        For `pop`, whether the server takes delivery for done (it does not, by default).
+        """
+        self._auto_ack = enabled
+        return self
+
+    def renew_lease(self, enabled: bool = True, interval_millis: int | None = None) -> Self:
+        """Renew leases while the handler works."""
+        self._renew_lease = enabled
+        self._renew_interval_millis = interval_millis or self._renew_interval_millis
+        return self
+
+    def subscription_mode(self, mode: str) -> Self:
+        """Where a new group begins: `new` for messages from now on, `all` for everything there is."""
+        self._mode = mode
+        return self
+
+    def subscription_from(self, start: str) -> Self:
+        """Where a new group begins: a time (ISO 8601), or `now`."""
+        self._start = start
+        return self
+
+    def _subscription(self) -> Subscription:
+        return Subscription(
+            queue=self._name,
+            partition=None if self._partition == DEFAULT_PARTITION else self._partition,
+            namespace=self._namespace,
+            task=self._task,
+            group=self._group,
+            batch=self._batch,
+            partitions=self._partitions,
+            wait=self._wait,
+            timeout_millis=self._timeout_millis,
+            mode=self._mode,
+            start=self._start,
+        )
+
+    def _consume_options(self) -> ConsumeOptions:
+        return ConsumeOptions(
+            batch=self._batch,
+            wait=self._wait,
+            timeout_millis=self._timeout_millis,
+            concurrency=self._concurrency,
+            limit=self._limit,
+            idle_millis=self._idle_millis,
+            auto_ack=self._auto_ack is not False,
+            each=self._each,
+            renew_lease=self._renew_lease,
+            renew_interval_millis=self._renew_interval_millis,
+        )
+
+    def _configuration(self) -> dict[str, Any]:
+        """The body that creates the queue."""
+        options = {_camel(name): value for name, value in self._config.items()}
+        return {"queue": self._name, "namespace": self._namespace, "task": self._task, "options": options}
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(other.capitalize() for other in others)
+
+
+class Operation:
+    """Callbacks may be hung on before it is awaited; with `on_error` it does not raise."""
+
+    def __init__(self, http: HttpClient, method: str, path: str, body: Any = None) -> None:
+        self._http = http
+        self._method = method
+        self._path = path
+        self._body = body
+        self._on_success: Callable[[Any], Awaitable[object]] | None = None
+        self._on_error: Callable[[Exception], Awaitable[object]] | None = None
+
+    def on_success(self, callback: Callable[[Any], Awaitable[object]]) -> Operation:
+        """Await `callback(answer)` when it worked."""
+        self._on_success = callback
+        return self
+
+    def on_error(self, callback: Callable[[Exception], Awaitable[object]]) -> Operation:
+        """Await `callback(error)` when it did not, instead of raising."""
+        self._on_error = callback
+        return self
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """The answer of the server."""
+        return self._run().__await__()
+
+    async def _run(self) -> Any:
+        try:
+            answer = await self._http.request(self._method, self._path, self._body)
+            if isinstance(answer, dict) and answer.get("error"):
+                raise BadRequestError(str(answer["error"]), self._method, self._path)
+        except QueenError as error:
+            if self._on_error is None:
+                raise
+            await self._on_error(error)
+            return {"success": False, "error": str(error)}
+        if self._on_success is not None:
+            await self._on_success(answer)
+        return answer
+
+
+class Consume:
+    """Callbacks may be hung on before it is awaited; with any of them, acknowledging is theirs to do."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        handler: Handler,
+        subscription: Subscription,
+        options: ConsumeOptions,
+        signal: asyncio.Event | None,
+        transport: str,
+    ) -> None:
+        if not callable(handler):
+            raise TypeError(f"consume takes a function of a message, not {type(handler).__name__}")
+        self._engine = engine
+        self._handler: Callable[[Any], Awaitable[object] | object] = handler
+        self._subscription = subscription
+        self._options = options
+        self._signal = signal
+        self._transport = transport
+        self._on_success: SuccessCallback | None = None
+        self._on_error: ErrorCallback | None = None
+
+    def on_success(self, callback: SuccessCallback) -> Consume:
+        """Await `callback(message, result)` after the handler; it acknowledges."""
+        self._on_success = callback
+        return self
+
+    def on_error(self, callback: ErrorCallback) -> Consume:
+        """Await `callback(message, error)` when the handler raises; it acknowledges."""
+        self._on_error = callback
+        return self
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Consume until the limit, the idle time, the signal, SIGTERM, or `close()` of the client."""
+        return self._run().__await__()
+
+    async def _run(self) -> None:
+        handler, options = self._handler, self._options
+        if self._on_success is not None or self._on_error is not None:
+            handler, options = self._with_callbacks, replace(options, auto_ack=False)
+        await self._engine.consume(handler, self._subscription, options, self._signal, self._transport)
+
+    async def _with_callbacks(self, given: Any) -> None:
+        try:
+            result = self._handler(given)
+            if inspect.isawaitable(result):
+                result = await result
+            if self._on_success is not None:
+                await self._on_success(given, result)
+        except Exception as error:
+            if self._on_error is None:
+                raise
+            await self._on_error(given, error)
 
 
 class QueueBuilder(QueueOptions):

@@ -8,11 +8,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from queen.client.admin import AdminCalls
-from queen.client.background import BackgroundLoop
+from queen.client.admin import AdminCalls, DlqOptions
 from queen.client.client import Queen
-from queen.client.dlq import DlqOptions
-from queen.client.messages import (
+from queen.client.queue import QueueBuilder, QueueOptions
+from queen.client.threads import BackgroundLoop, consume_in_threads
+from queen.client.topics.sync import TopicSync
+from queen.client.transaction import TransactionOperations
+from queen.client.types import (
     AckResponse,
     BufferStats,
     DLQResponse,
@@ -22,11 +24,6 @@ from queen.client.messages import (
     Message,
     TransactionResponse,
 )
-from queen.client.queue import QueueBuilder
-from queen.client.queue_options import QueueOptions
-from queen.client.threads import consume_in_threads
-from queen.client.topics.sync import TopicSync
-from queen.client.transaction import TransactionOperations
 
 T = TypeVar("T")
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from queen.client.config import ClientLog
 from queen.client.errors import QueenError
 from queen.client.http import HttpClient
-from queen.client.log import ClientLog
-from queen.client.messages import QUEUE_MODE, Message, TraceConfig
+from queen.client.types import QUEUE_MODE, Message, TraceConfig
 
 _NEEDS_DATA = "Invalid trace config: requires { data: {...} }"
 

@@ -8,12 +8,11 @@ from typing import Any, Generic, Self, TypeVar
 from queen.client.acks import LEASE_LOST, as_list, message_key, status_text
 from queen.client.errors import LeaseLostError, QueenConnectionError, TransactionError
 from queen.client.http import HttpClient, decode_json, encode_json
-from queen.client.ids import TransactionIds
-from queen.client.items import listed, wire_item
-from queen.client.messages import Given, GivenMany, Items, TransactionResponse
+from queen.client.push import TransactionIds, listed, wire_item
 from queen.client.topics.calls import NOT_LEASED, TopicSource, refs_of
 from queen.client.topics.items import Enqueued, GivenItems, wire_items
-from queen.client.topics.options import ItemOptions
+from queen.client.topics.topic import ItemOptions
+from queen.client.types import Given, GivenMany, Items, TransactionResponse
 
 T = TypeVar("T", bound="TransactionOperations")
 

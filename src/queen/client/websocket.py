@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 
 from queen.client.acks import Ack, AckResult
+from queen.client.config import ClientLog
 from queen.client.errors import (
     LeaseLostError,
     NotFoundError,
@@ -18,9 +19,7 @@ from queen.client.errors import (
     error_of_status,
 )
 from queen.client.http import HttpClient, encode_json
-from queen.client.log import ClientLog
-from queen.client.messages import DEFAULT_PARTITION, Message
-from queen.client.subscription import Subscription
+from queen.client.types import DEFAULT_PARTITION, Message, Subscription
 
 _PATH = "/ws/v1/consume"
 _SUBSCRIPTION = "s"

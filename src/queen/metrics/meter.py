@@ -7,10 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
-from queen.metrics.durations import Durations
-from queen.metrics.histogram import BATCH_SIZES, LATENCY_SECONDS, Histogram
+from queen.metrics.counters import BATCH_SIZES, LATENCY_SECONDS, Durations, Histogram, Tally, WorkerTally
 from queen.metrics.report import Report
-from queen.metrics.tally import Tally, WorkerTally
 
 clock: Final = time.perf_counter
 """The clock that latencies are measured with."""

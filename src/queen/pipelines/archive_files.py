@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from queen.pipelines.errors import ArchiveError
 from queen.pipelines.manifest import DataFile, Manifest
-from queen.pipelines.paths import local
+from queen.pipelines.sinks import local
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

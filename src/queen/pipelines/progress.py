@@ -12,17 +12,43 @@ import msgspec
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from queen.errors import SettingsError
-from queen.pipelines.declaration import Sink
+from queen.errors import QueenError, SettingsError
+from queen.pipelines.declaration import Declaration, Sink, SourceKind
+from queen.pipelines.session import Connection
 from queen.pipelines.sinks import OBSERVED
-from queen.spark.log import Position
-from queen.spark.stream_offsets import Place, from_json
+from queen.spark.logs import Position, ShardLog
+from queen.spark.offsets import Place, from_json
 from queen.wire.pipelines import QueryStatus
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger(__name__)
+
+_SECONDS: Final = 5.0
+
+
+class QueueEnds:
+    """Looked up every few seconds at most, from PostgreSQL; nothing where it is not known."""
+
+    def __init__(self, declaration: Declaration, connection: Connection) -> None:
+        named = [source.target.split(",") for source in declaration.sources if source.kind is SourceKind.QUEUE]
+        self._queues = sorted({name.strip() for names in named for name in names})
+        self._log = ShardLog(connection.databases) if connection.databases and self._queues else None
+        self._next = 0.0
+
+    def look(self) -> list[Position] | None:
+        """None when it is not time yet, or when they cannot be had."""
+        if self._log is None or time.monotonic() < self._next:
+            return None
+        self._next = time.monotonic() + _SECONDS
+        try:
+            return self._log.positions(self._queues)
+        except QueenError as error:
+            # The queries that read them say what is wrong, if anything is.
+            log.debug("lags are not known: %s", error)
+            return None
+
 
 _MOST_FAILURES: Final = 6
 # PostgreSQL or the server is away, or the machine is too busy to start a process within Spark's ten seconds.

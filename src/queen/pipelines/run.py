@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Final
 from pyspark.errors import PySparkException
 
 from queen.errors import QueenError
-from queen.pipelines.connection import Connection
 from queen.pipelines.declaration import Declaration, Sink, SinkKind, SourceKind
 from queen.pipelines.errors import DeclarationError, PipelineError, Problem
 from queen.pipelines.frames import Frames, said
-from queen.pipelines.lags import QueueEnds
-from queen.pipelines.progress import QueryWatch
+from queen.pipelines.progress import QueryWatch, QueueEnds
+from queen.pipelines.session import Connection
 from queen.pipelines.sinks import Sinks
 from queen.pipelines.state import StateDirectory
 from queen.wire.pipelines import PipelineState, PipelineStatus, write_status

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from queen.spark.log import Span, StoredSegment
+from queen.spark.logs import Span, StoredSegment
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.segment import DELETED, HEADER, VERSION, MalformedSegment
 

@@ -11,19 +11,17 @@ import uuid
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
-from queen.broker.seen import SeenFilter
-from queen.broker.stages import Attempt as Attempt
-from queen.broker.stages import Published, Stages
-from queen.broker.staging import Stager
+from queen.broker.push.dedup_filter import SeenFilter
 from queen.broker.topics.catalog import TopicCatalog
-from queen.broker.topics.enqueue import Enqueuer
-from queen.broker.topics.ids import ItemIds
+from queen.broker.topics.enqueue import Enqueuer, ItemIds, SeenKeys
 from queen.broker.topics.quotas import Quotas
-from queen.broker.topics.seen_keys import SeenKeys
-from queen.broker.topics.steps import TopicSteps
+from queen.broker.topics.transaction_ops import TopicSteps
+from queen.broker.transactions.stager import Stager
+from queen.broker.transactions.stages import Attempt as Attempt
+from queen.broker.transactions.stages import Published, Stages
 from queen.errors import DatabaseAway
-from queen.hot.memory_keys import MemoryKeys
 from queen.metrics.meter import Meter
+from queen.redis.memory import MemoryKeys
 from queen.storage.database import Database
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource

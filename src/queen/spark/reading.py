@@ -14,12 +14,10 @@ from pyspark.sql.types import StructType
 
 from queen.errors import Conflict, SettingsError
 from queen.spark.columns import record_batches
-from queen.spark.log import Log, Span, StoredSegment
+from queen.spark.logs import Log, ServerLog, ShardLog, Span, StoredSegment
 from queen.spark.options import Access, ParseMode, ReadOptions
 from queen.spark.payloads import PayloadParser, check_payload_schema, raise_broken
 from queen.spark.schemas import CORRUPT_RECORD, MESSAGES
-from queen.spark.server_log import ServerLog
-from queen.spark.shards import ShardLog
 from queen.wire.envelope import Envelope
 
 log = logging.getLogger(__name__)

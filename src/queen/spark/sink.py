@@ -19,11 +19,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from queen.errors import QueenError, SettingsError
-from queen.spark.options import Access
-from queen.spark.outlets import Outlet, StagedPart
-from queen.spark.server_outlet import ServerOutlet
-from queen.spark.shard_outlet import ShardOutlet
-from queen.spark.sink_options import WriteOptions, parse_write_options
+from queen.spark.options import Access, WriteOptions, parse_write_options
+from queen.spark.outlets import Outlet, ServerOutlet, ShardOutlet, StagedPart
 from queen.spark.sink_rows import RowPlan, items, messages, plan_rows
 
 _QUERY: Final = "sql.streaming.queryId"

@@ -10,8 +10,8 @@ import msgspec
 import pyarrow as pa
 
 from queen.errors import BadRequest, SettingsError
+from queen.spark.options import WriteOptions
 from queen.spark.outlets import TopicKey
-from queen.spark.sink_options import WriteOptions
 from queen.wire.push import DEFAULT_PARTITION, LONGEST_NAME, NULL, PushItem, check_items
 from queen.wire.topics import decode_enqueue_items
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -16,13 +17,40 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from queen.errors import SettingsError
-from queen.spark.log import Position
-from queen.spark.mirror import Mirror
+from queen.spark.logs import Position, ShardLog
+from queen.spark.offsets import Place, from_json, to_json
 from queen.spark.options import LATEST, EdgeKind, ReadOptions, Table
-from queen.spark.ranges import edge_offsets, spans_between
+from queen.spark.planning import SpanTask, edge_offsets, share_out, spans_between
 from queen.spark.reading import MessageReading, open_log, report_loss
-from queen.spark.stream_offsets import Place, from_json, to_json
-from queen.spark.tasks import SpanTask, share_out
+
+
+@dataclass
+class Mirror:
+    """Moves the cursors of a group to the position of a stream. Without a group it does nothing."""
+
+    group: str | None
+    log: ShardLog | None
+    shown: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, options: ReadOptions) -> Mirror:
+        group = options.mirror_group or options.group
+        if group is None:
+            return cls(None, None)
+        if options.access.server is not None:
+            raise SettingsError("mirrorGroup needs databaseUrls: a server moves groups to times, not to offsets")
+        return cls(group, ShardLog(options.access.database_urls))
+
+    def show(self, places: Sequence[Place]) -> None:
+        """The stream is done with everything before these places."""
+        if self.group is None or self.log is None:
+            return
+        moved = [place for place in places if self.shown.get((place.queue, place.id)) != place.offset]
+        if not moved:
+            return
+        self.log.move_group(self.group, moved)
+        self.shown |= {(place.queue, place.id): place.offset for place in moved}
+
 
 log = logging.getLogger(__name__)
 

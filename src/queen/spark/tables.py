@@ -11,10 +11,9 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from queen.errors import NotFound, SettingsError
-from queen.spark.connections import ShardConnection
+from queen.spark.logs import ShardConnection, ShardLog
 from queen.spark.options import ReadOptions, Table
 from queen.spark.schemas import columns_of
-from queen.spark.shards import ShardLog
 from queen.wire.envelope import Envelope
 
 Row = tuple[Any, ...]

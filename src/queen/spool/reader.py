@@ -10,23 +10,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from queen.spool.board import Board
-from queen.spool.disk import (
+from queen.spool.files import (
     DAMAGED,
     FINISHED,
+    FRAME_BYTES,
+    HEADER_BYTES,
     REPLAYED,
     UNFINISHED,
     directories,
+    find_frame,
     is_written_to,
     make_directory,
+    parse_header,
+    read_frame,
     readable,
     remove_directory,
     spool_files,
     sync_directory,
     write_durably,
 )
-from queen.spool.frames import FRAME_BYTES, HEADER_BYTES, find_frame, parse_header, read_frame
 from queen.spool.record import Record
+from queen.spool.shared_state import Board
 
 log = logging.getLogger(__name__)
 

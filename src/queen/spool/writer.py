@@ -13,10 +13,19 @@ from pathlib import Path
 import msgspec
 
 from queen.errors import Overloaded
-from queen.spool.board import Board
-from queen.spool.disk import FINISHED, UNFINISHED, claim_directory, sync_directory, write_all
-from queen.spool.frames import FRAME_BYTES, HEADER_BYTES, file_header, frame
+from queen.spool.files import (
+    FINISHED,
+    FRAME_BYTES,
+    HEADER_BYTES,
+    UNFINISHED,
+    claim_directory,
+    file_header,
+    frame,
+    sync_directory,
+    write_all,
+)
 from queen.spool.record import Record, encode_record
+from queen.spool.shared_state import Board
 from queen.wire.ids import IdSource
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from enum import IntEnum
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import asyncpg
 from asyncpg import prepared_stmt
@@ -316,3 +317,45 @@ def _translate(error: BaseException) -> QueenError:
     if isinstance(error, BUSY_ERRORS):
         return Overloaded(f"PostgreSQL could not do it in time, so nothing was done; try again soon ({error})")
     return DatabaseAway(f"PostgreSQL is not reachable: {error or type(error).__name__}")
+
+
+class AdvisoryLock(IntEnum):
+    """What somebody does alone, on one database."""
+
+    MIGRATION = 0x5175_6565_6E00
+    BACKGROUND_JOBS = 0x5175_6565_6E01
+    MOVE = 0x5175_6565_6E02
+    BECOMING_A_SHARD = 0x5175_6565_6E03
+
+
+def can_be_stored(text: str) -> bool:
+    """Whether anything in the database can be called like this."""
+    return "\x00" not in text
+
+
+def storable(text: str) -> str:
+    """The text as it is stored: a NUL becomes the mark for what cannot be shown."""
+    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
+
+
+_MOST_ATTEMPTS = 5
+
+T = TypeVar("T")
+
+
+class TransactionRefused(Exception):
+    """The transaction cannot be carried out; nothing of it was stored."""
+
+
+class TransactionConflict(Exception):
+    """Another session changed what the transaction had read; the next attempt sees the change."""
+
+
+async def retry_transaction(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Run a transaction, and again after a conflict with another one: a failed attempt leaves nothing behind."""
+    for _ in range(_MOST_ATTEMPTS - 1):
+        try:
+            return await attempt()
+        except (TransactionConflict, asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
+            continue
+    return await attempt()

@@ -15,8 +15,7 @@ from importlib.resources import files
 import asyncpg
 
 from queen.errors import DatabaseAway, SchemaTooNew, UnsupportedPostgres
-from queen.storage.database import AWAY_ERRORS, Connection
-from queen.storage.locks import AdvisoryLock
+from queen.storage.database import AWAY_ERRORS, AdvisoryLock, Connection
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from contextlib import AsyncExitStack
 import asyncpg
 
 from queen.errors import DatabaseAway, QueenError
-from queen.storage.database import AWAY_ERRORS, Connection, Database, Record
-from queen.storage.locks import AdvisoryLock
+from queen.storage.database import AWAY_ERRORS, AdvisoryLock, Connection, Database, Record
 from queen.wire.shards import MOST_SHARDS, PARTITION_BITS, SMALL_ID_BITS
 
 log = logging.getLogger(__name__)

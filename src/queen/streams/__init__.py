@@ -4,7 +4,7 @@ State, what is pushed, and the acknowledgment of what was read are committed in 
 stream that dies at any moment goes on as if nothing had happened.
 """
 
-from queen.streams.broker import Broker, PopRequest
+from queen.streams.broker import Broker, HttpBroker, PopRequest
 from queen.streams.errors import (
     StateChanged,
     StreamsConfigHashMismatch,
@@ -15,8 +15,7 @@ from queen.streams.errors import (
     StreamsStateGetFailed,
 )
 from queen.streams.gates import GateContext
-from queen.streams.helpers.rate_limiter import sliding_window_gate, token_bucket_gate
-from queen.streams.http_broker import HttpBroker
+from queen.streams.helpers import sliding_window_gate, token_bucket_gate
 from queen.streams.runner import Runner
 from queen.streams.stream import Stream
 

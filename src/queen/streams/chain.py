@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, auto
 
 from queen.streams.gates import Gate
-from queen.streams.operators import Foreach, KeyBy, Operator, Sink, Stateless
-from queen.streams.reducers import Reduce
+from queen.streams.operators import Foreach, KeyBy, Operator, Reduce, Sink, Stateless
 from queen.streams.windows import Session, Window
 
 

@@ -4,22 +4,51 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from queen.streams.chain import Chain
-from queen.streams.emitting import deliver
 from queen.streams.errors import StateChanged
 from queen.streams.folding import fold_sessions, fold_windows
 from queen.streams.gates import Gate, pass_gate
-from queen.streams.metrics import Metrics
-from queen.streams.open_windows import OpenPartition, OpenWindows
+from queen.streams.operators import Foreach, Reduce, Sink
 from queen.streams.query import Query
-from queen.streams.records import Batch, Emit, Message, Record
-from queen.streams.reducers import Reduce
-from queen.streams.state import WATERMARK_KEY, Outcome, Rows, watermark_of
-from queen.streams.times import now_ms, parse_iso_ms
-from queen.streams.windows import Session, SpanWindow, Window
+from queen.streams.records import (
+    WATERMARK_KEY,
+    Batch,
+    Emit,
+    Message,
+    Outcome,
+    Record,
+    Rows,
+    now_ms,
+    parse_iso_ms,
+    watermark_of,
+)
+from queen.streams.windows import OpenPartition, OpenWindows, Session, SpanWindow, Window
+
+
+async def deliver(chain: Chain, emits: Sequence[Emit], partition: str, partition_id: str) -> list[dict[str, Any]]:
+    """Run the effects of a `foreach`; the items that a sink is to be pushed."""
+    made = await _apply(chain, emits, partition, partition_id)
+    if isinstance(chain.end, Sink):
+        return chain.end.push_items(made, partition)
+    if isinstance(chain.end, Foreach):
+        await chain.end.run(made, partition, partition_id)
+    return []
+
+
+async def _apply(chain: Chain, emits: Sequence[Emit], partition: str, partition_id: str) -> list[Emit]:
+    made = list(emits)
+    for operator in chain.after:
+        before, made = made, []
+        for emit in before:
+            values = await operator.values(emit.value, emit.value, emit.context(partition, partition_id))
+            # A function that returns nothing leaves the value as it was.
+            made += [emit if value is None else replace(emit, value=value) for value in values]
+    return made
+
 
 Report: TypeAlias = Callable[[Exception, dict[str, Any]], Awaitable[None]]
 """Told of an error, and where it was met."""
@@ -220,3 +249,39 @@ def _processing_clock(window: Window, batch: Batch) -> int | None:
         return now_ms()
     times = [parse_iso_ms(str(message.get("createdAt"))) for message in batch.messages]
     return max((ms for ms in times if ms is not None), default=None)
+
+
+class Metrics:
+    """Counters by the names that every Queen SDK gives them."""
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys(
+            (
+                "cyclesTotal",
+                "flushCyclesTotal",
+                "messagesTotal",
+                "pushItemsTotal",
+                "stateOpsTotal",
+                "lateEventsTotal",
+                "errorsTotal",
+                "gateAllowsTotal",
+                "gateDenialsTotal",
+            ),
+            0,
+        )
+        self._last: dict[str, str | None] = dict.fromkeys(("lastCycleAt", "lastFlushAt", "lastError"))
+
+    def add(self, **counts: int) -> None:
+        for name, count in counts.items():
+            self._counts[name] += count
+
+    def happened(self, name: str) -> None:
+        """Note that it happened now."""
+        self._last[name] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+    def failed(self, error: BaseException) -> None:
+        self._counts["errorsTotal"] += 1
+        self._last["lastError"] = str(error) or type(error).__name__
+
+    def snapshot(self) -> dict[str, Any]:
+        return {**self._counts, **self._last}

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from queen.streams.records import Emit, Record, Span
-from queen.streams.reducers import Reduce
-from queen.streams.state import Outcome, Row, Rows
-from queen.streams.times import parse_iso_ms
+from queen.streams.operators import Reduce
+from queen.streams.records import Emit, Outcome, Record, Row, Rows, Span, parse_iso_ms
 from queen.streams.windows import SEPARATOR, Session, SpanWindow
 
 

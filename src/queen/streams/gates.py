@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from queen.streams.calling import UserFunction, call
-from queen.streams.operators import Operator
-from queen.streams.records import Emit, Record
-from queen.streams.state import Outcome, Rows
+from queen.streams.operators import Operator, UserFunction, call
+from queen.streams.records import Emit, Outcome, Record, Rows
 
 _ALIASES = {"streamTimeMs": "stream_time_ms", "partitionId": "partition_id"}
 

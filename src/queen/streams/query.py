@@ -15,7 +15,7 @@ from queen.streams.errors import (
     StreamsRegisterFailed,
     StreamsStateGetFailed,
 )
-from queen.streams.state import Row, Rows
+from queen.streams.records import Row, Rows
 
 _STATE_CHANGED = "State changed"
 _PAGE = 2000

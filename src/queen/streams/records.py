@@ -2,9 +2,48 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def to_iso(ms: int) -> str:
+    """`2026-04-26T10:59:28.267Z`."""
+    moment = _EPOCH + timedelta(milliseconds=ms)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_iso_ms(text: str) -> int | None:
+    """The milliseconds of an ISO-8601 time; one without a zone is UTC. None when it cannot be read."""
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return None
+    return datetime_ms(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+
+
+def datetime_ms(moment: datetime) -> int:
+    """The milliseconds of a datetime; one without a zone is local time, as everywhere in Python."""
+    return (moment.astimezone(UTC) - _EPOCH) // _MILLISECOND
+
+
+def any_ms(value: Any) -> int | None:
+    """The milliseconds of what an `event_time` function returned: a datetime, a number of them, or ISO-8601 text."""
+    if isinstance(value, datetime):
+        return datetime_ms(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return int(value)
+    return parse_iso_ms(value) if isinstance(value, str) else None
+
 
 Message: TypeAlias = Mapping[str, Any]
 """A message as it was popped: `data`, `partition`, `partitionId`, `createdAt`, `transactionId`, `leaseId`, …"""
@@ -65,3 +104,65 @@ class Emit:
             "windowStart": self.span.start if self.span else None,
             "windowEnd": self.span.end if self.span else None,
         }
+
+
+_ATTRIBUTES = ("_queue_name", "queue_name", "name")
+_KEYS = ("queueName", "queue_name", "name")
+
+
+def queue_name_of(queue: Any) -> str:
+    """The name of `"orders"`, of a client's `queen.queue("orders")`, or of `{"queueName": "orders"}`."""
+    if isinstance(queue, str):
+        candidates: list[Any] = [queue]
+    elif isinstance(queue, Mapping):
+        candidates = [queue.get(key) for key in _KEYS]
+    else:
+        candidates = [getattr(queue, attribute, None) for attribute in _ATTRIBUTES]
+    for candidate in candidates:
+        if isinstance(candidate, str) and candidate:
+            return candidate
+    raise ValueError(
+        f"{queue!r} does not name a queue: give its name, queen.queue('name') of a client, or {{'queueName': 'name'}}"
+    )
+
+
+WATERMARK_KEY = "__wm__"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A value and its version, which a change to it names so that nobody else's is overwritten."""
+
+    value: Any
+    version: int | None = None
+
+    def number(self, name: str) -> int | None:
+        """A number in the value, when it is an object that has it."""
+        found = self.value.get(name) if isinstance(self.value, Mapping) else None
+        return int(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+
+
+Rows: TypeAlias = dict[str, Row]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a cycle comes to: changes of state, and what is emitted."""
+
+    changes: list[dict[str, Any]] = field(default_factory=list)
+    emits: list[Emit] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    """When the windows end that it leaves open."""
+    late: int = 0
+
+    def upsert(self, key: str, value: Any, version: int | None) -> None:
+        self.changes.append({"type": "upsert", "key": key, "value": value, "if_version": version})
+
+    def delete(self, key: str, version: int | None) -> None:
+        self.changes.append({"type": "delete", "key": key, "if_version": version})
+
+
+def watermark_of(rows: Rows) -> int | None:
+    """The watermark that was stored, if one was."""
+    row = rows.get(WATERMARK_KEY)
+    return row.number("eventTimeMs") if row is not None else None

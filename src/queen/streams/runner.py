@@ -11,13 +11,11 @@ from typing import Any
 
 from queen.streams.broker import Broker, PopRequest, Source
 from queen.streams.chain import Chain
-from queen.streams.cycles import Cycles
+from queen.streams.cycles import Cycles, Metrics
 from queen.streams.errors import StateChanged, StreamsError
-from queen.streams.metrics import Metrics
-from queen.streams.open_windows import OpenPartition, OpenWindows
 from queen.streams.query import Query, register
-from queen.streams.records import Batch, Message
-from queen.streams.times import now_ms
+from queen.streams.records import Batch, Message, now_ms
+from queen.streams.windows import OpenPartition, OpenWindows
 
 _AFTER_NOTHING_SECONDS = 0.1
 _AFTER_ERROR_SECONDS = 0.5

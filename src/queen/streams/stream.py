@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from queen.streams.broker import Broker, source_of
-from queen.streams.calling import UserFunction
+from queen.streams.broker import Broker, HttpBroker, source_of
 from queen.streams.chain import compile_chain, config_hash_of
 from queen.streams.gates import Gate
-from queen.streams.http_broker import HttpBroker
-from queen.streams.operators import Filter, FlatMap, Foreach, KeyBy, Map, Operator, Sink
-from queen.streams.queue_names import queue_name_of
-from queen.streams.reducers import Aggregate, Reduce
+from queen.streams.operators import (
+    Aggregate,
+    Filter,
+    FlatMap,
+    Foreach,
+    KeyBy,
+    Map,
+    Operator,
+    Reduce,
+    Sink,
+    UserFunction,
+)
+from queen.streams.records import queue_name_of
 from queen.streams.runner import Runner, RunOptions
 from queen.streams.windows import Cron, Session, Sliding, Tumbling
 

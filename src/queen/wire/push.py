@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,3 +144,30 @@ def _explain(body: bytes, error: Exception) -> BadRequest:
             if (needed or key in item) and not isinstance(item.get(key), str):
                 return BadRequest(f"{what} must be a string (at items[{index}].{key})")
     return BadRequest(f"Invalid request: {error}")
+
+
+class LooseItem(msgspec.Struct):
+    """An item whose fields have not been looked at."""
+
+    queue: Any = None
+    partition: Any = DEFAULT_PARTITION
+    payload: msgspec.Raw = NULL
+    transaction_id: Any = msgspec.field(default="", name="transactionId")
+    trace_id: Any = msgspec.field(default="", name="traceId")
+
+
+def read_items(items: Sequence[LooseItem], where: str) -> list[PushItem]:
+    """The items, each one valid. Raises `BadRequest` that says which is wrong, and how."""
+    pushes = []
+    for index, item in enumerate(items):
+        for value, what, key in (
+            (item.queue, "Queue", "queue"),
+            (item.partition, "Partition", "partition"),
+            (item.transaction_id, "TransactionId", "transactionId"),
+            (item.trace_id, "TraceId", "traceId"),
+        ):
+            if not isinstance(value, str):
+                raise BadRequest(f"{what} must be a string (at {where}[{index}].{key})")
+        pushes.append(PushItem(item.queue, item.partition, item.payload, item.transaction_id, item.trace_id))
+    check_items(pushes, where)
+    return pushes

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import accumulate
+from typing import Final, NamedTuple
 
 import msgspec
+import xxhash
 
 from queen.wire.ids import IdBlock
 from queen.wire.times import iso_micros
@@ -206,3 +208,41 @@ class Segment:
                 )
             )
         return len(out) - before
+
+
+MEDIA_TYPE: Final = "application/vnd.queen.segments"
+_HEAD: Final = struct.Struct("<qIq16sI")
+
+
+class Frame(NamedTuple):
+    """One segment."""
+
+    base_offset: int
+    messages: int
+    created_micros: int
+    first_id: bytes
+    body: bytes
+
+
+def encode_frame(frame: Frame) -> bytes:
+    base, messages, micros, first_id, body = frame
+    return _HEAD.pack(base, messages, micros, first_id, len(body)) + body
+
+
+def decode_frames(data: bytes) -> Iterator[Frame]:
+    """Raises ValueError when the last frame is cut short."""
+    at = 0
+    while at < len(data):
+        if at + _HEAD.size > len(data):
+            raise ValueError("the last segment is cut short")
+        base, messages, micros, first_id, size = _HEAD.unpack_from(data, at)
+        at += _HEAD.size
+        if at + size > len(data):
+            raise ValueError("the last segment is cut short")
+        yield Frame(base, messages, micros, first_id, data[at : at + size])
+        at += size
+
+
+def transaction_hash(transaction_id: str, partition_id: int) -> int:
+    """64 bits that stand for a transaction id within its partition, the same in every process."""
+    return xxhash.xxh3_64_intdigest(transaction_id.encode(), partition_id)

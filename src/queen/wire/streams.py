@@ -9,8 +9,7 @@ import msgspec
 
 from queen.errors import BadRequest
 from queen.wire.ack import decode_object, optional_str
-from queen.wire.loose_items import LooseItem, read_items
-from queen.wire.push import PushItem, check_name, check_utf8
+from queen.wire.push import LooseItem, PushItem, check_name, check_utf8, read_items
 
 LONGEST_KEY = 2000
 """In bytes; a row of an index holds little more."""

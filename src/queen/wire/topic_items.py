@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
-
-from queen.wire.ready_item import ReadyItem
 
 _NULL = msgspec.Raw(b"null")
 _BEFORE = b'{"id":0'
@@ -137,3 +135,41 @@ def _item(row: Row, namespace: str, topic: str, status: Status, ids_as_text: boo
         row["first_failed_at"],
         row["last_error"],
     )
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+class ReadyItem(msgspec.Struct, array_like=True):
+    """`due` and `expires` are microseconds since 1970; `rendered` is the item as JSON between its id and its lease.
+
+    A payload that is too large to be kept twice is not part of it (`whole` is false then): PostgreSQL has it.
+    """
+
+    id: int
+    topic_id: int
+    priority: int
+    due: int
+    expires: int | None
+    whole: bool
+    rendered: bytes
+    lease_owner: str | None = None
+    leased_until: datetime | None = None
+    updated_at: datetime | None = None
+
+    def __getitem__(self, column: str) -> Any:
+        return getattr(self, column)
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Its place in the order of service."""
+        return self.priority, self.due, self.id
+
+
+def to_micros(moment: datetime) -> int:
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def from_micros(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 
 from queen.errors import BadRequest
+from queen.wire.ids import LARGEST_ID
 from queen.wire.push import check_name, check_utf8
-from queen.wire.snowflake import LARGEST_ID
 
 MOST_ITEMS: Final = 10_000
 MOST_NAMES: Final = 1000

@@ -9,8 +9,7 @@ import msgspec
 
 from queen.errors import BadRequest
 from queen.wire.ack import decode_object
-from queen.wire.loose_items import LooseItem, read_items
-from queen.wire.push import NULL, PushItem, check_name, check_utf8
+from queen.wire.push import NULL, LooseItem, PushItem, check_name, check_utf8, read_items
 from queen.wire.topics import EnqueueItem, ItemRef, decode_enqueue_items, decode_item_ref
 
 _EMPTY = msgspec.Raw(b"{}")

@@ -13,22 +13,91 @@ from typing import Final
 
 import asyncpg
 
-from queen.background import Errands
-from queen.broker.topics.catalog import Topic, TopicCatalog, TopicKey, lock_keys
-from queen.broker.topics.courtesy import Courtesy
-from queen.broker.topics.fused import Lane
-from queen.broker.topics.heads import Heads
-from queen.broker.topics.links import Links
-from queen.broker.topics.patience import Patience
-from queen.broker.topics.prefetch import Prefetcher
-from queen.broker.topics.ready import Asked, NotReady, ReadyDesk
-from queen.errors import QueenError
+from queen.broker.topics.batching import Lane, Links
+from queen.broker.topics.catalog import LOCKS, Topic, TopicCatalog, TopicKey, lock_keys
+from queen.broker.topics.prefetch import Asked, NotReady, Prefetcher, ReadyDesk
+from queen.broker.topics.throttle import Courtesy
+from queen.concurrency import Errands
+from queen.errors import DatabaseAway, QueenError
 from queen.metrics.meter import Meter
-from queen.storage.database import Database, Fetcher, Record
+from queen.storage.database import Database, Fetcher, Presence, Record
 from queen.wire.ids import IdSource
 from queen.wire.topic_items import Row
 
 log = logging.getLogger(__name__)
+
+_EVERY: Final = 1000
+"""Items that are leased between two moves of a topic's heads."""
+_MOST_PRIORITIES: Final = 1000
+
+
+class Heads:
+    """Moves the heads of topics that are being consumed."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._leased: Counter[int] = Counter()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def note(self, topic_id: int, count: int) -> None:
+        """So many items of a topic were leased."""
+        self._leased[topic_id] += count
+        if self._leased[topic_id] >= _EVERY and topic_id not in self._tasks:
+            del self._leased[topic_id]
+            task = self._tasks[topic_id] = asyncio.get_running_loop().create_task(self._advance(topic_id))
+            task.add_done_callback(lambda _: self._tasks.pop(topic_id, None))
+
+    async def stop(self) -> None:
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _advance(self, topic_id: int) -> None:
+        try:
+            await self.advance(topic_id)
+        except (QueenError, asyncpg.PostgresError) as error:
+            # It is tried again after as many items; until then dequeues have a longer way.
+            log.debug("the heads of topic %d could not be moved: %s", topic_id, error)
+
+    async def advance(self, topic_id: int) -> None:
+        """Move the heads of a topic to its first ready items."""
+        async with self._database.transaction() as transaction:
+            await transaction.fetch("topic_lock_alone", topic_id % LOCKS)
+            await transaction.fetch("topic_advance_heads", topic_id, _MOST_PRIORITIES)
+
+
+_PARKED_SECONDS: Final = 0.5
+"""A dequeue that has waited for longer outlives an outage; a younger one is answered 503."""
+_LOOK_SECONDS: Final = 0.1
+
+
+class Patience:
+    """Tells who is spared an error, and calls `on_return` when PostgreSQL may be back."""
+
+    def __init__(self, presence: Presence, on_return: Callable[[], None]) -> None:
+        self._presence = presence
+        self._on_return = on_return
+        self._timer: asyncio.TimerHandle | None = None
+
+    def spares(self, wait: bool, since: float, error: Exception) -> bool:
+        """Whether a request that began to wait at a time goes on waiting in spite of an error."""
+        loop = asyncio.get_running_loop()
+        if not wait or not isinstance(error, DatabaseAway) or loop.time() - since < _PARKED_SECONDS:
+            return False
+        if self._timer is None:
+            self._timer = loop.call_later(_LOOK_SECONDS, self._look)
+        return True
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        if self._presence.away:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+            return
+        self._timer = None
+        self._on_return()
+
 
 _MOST_AT_ONCE: Final = 5000
 _MOST_WAITING: Final = 1_000_000

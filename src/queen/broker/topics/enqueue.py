@@ -4,22 +4,102 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, TypeAlias
 
+from queen.broker.topics.batching import Lane, Links
 from queen.broker.topics.catalog import Topic, TopicCatalog, TopicKey, lock_keys
-from queen.broker.topics.courtesy import Courtesy
-from queen.broker.topics.fused import Lane
-from queen.broker.topics.ids import ItemIds
-from queen.broker.topics.links import Links
 from queen.broker.topics.quotas import Quotas
-from queen.broker.topics.seen_keys import SeenKeys
-from queen.errors import Overloaded
+from queen.broker.topics.throttle import Courtesy
+from queen.concurrency import Errands
+from queen.errors import DatabaseAway, Overloaded, RedisAway
 from queen.metrics.meter import Meter
+from queen.redis.interfaces import Keys
 from queen.storage.database import Database, Fetcher
+from queen.wire.ids import NODES, SnowflakeSource
 from queen.wire.topics import EnqueueItem
+
+_SECONDS: Final = 600.0
+
+
+class SeenKeys:
+    """What was stored under a key, here or elsewhere, in the last minutes."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._errands = Errands()
+
+    async def stop(self) -> None:
+        await self._errands.finish()
+
+    async def repeated(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Those of the entries, all with keys, that were probably stored before."""
+        found: list[Entry] = []
+        for namespace, own in _by_namespace(entries).items():
+            try:
+                known = await self._keys.known(namespace, [entry.item.idempotency_key or "" for entry in own])
+            except RedisAway:
+                return []
+            found += [entry for entry in own if entry.item.idempotency_key in known]
+        return found
+
+    def note(self, entries: Iterable[Entry]) -> None:
+        """These were stored, or found to be; nobody waits until that is known everywhere."""
+        self._errands.spawn(self._learn(_by_namespace(entries)))
+
+    async def _learn(self, entries: dict[str, list[Entry]]) -> None:
+        for namespace, own in entries.items():
+            try:
+                await self._keys.learn(namespace, [entry.item.idempotency_key or "" for entry in own], _SECONDS)
+            except RedisAway:
+                return
+
+
+def _by_namespace(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry.item.namespace, []).append(entry)
+    return found
+
+
+_STRETCH_MS: Final = 60_000
+# Eight million ids, for when no stretch can be reserved because PostgreSQL is away.
+_KEPT_MS: Final = 2000
+
+
+class ItemIds:
+    """Gives out ids; about once a minute that takes a statement."""
+
+    def __init__(self, database: Database, preferred_node: int | None, source: SnowflakeSource | None = None) -> None:
+        self._database = database
+        self._preferred = -1 if preferred_node is None else preferred_node % NODES
+        self._source = source if source is not None else SnowflakeSource()
+
+    async def take(self, count: int, *, offline: bool = False) -> list[int]:
+        """New ids; with `offline`, also while PostgreSQL is away, out of what is kept back for then."""
+        ids = self._source.take(count, keep_ms=_KEPT_MS)
+        if ids is not None:
+            return ids
+        try:
+            return await self._reserve(count)
+        except DatabaseAway:
+            ids = self._source.take_kept(count, keep_ms=_KEPT_MS) if offline else None
+            if ids is None:
+                raise
+            return ids
+
+    async def _reserve(self, count: int) -> list[int]:
+        ids = None
+        while ids is None:
+            rows = await self._database.fetch("topic_reserve_ids", self._source.now_ms(), _STRETCH_MS, self._preferred)
+            if not rows:
+                raise Overloaded("every node number for ids is being reserved by somebody else; try again soon")
+            self._source.grant(rows[0]["node"], rows[0]["from_ms"], rows[0]["upto_ms"])
+            ids = self._source.take(count, keep_ms=_KEPT_MS)
+        return ids
+
 
 OnFed: TypeAlias = Callable[[Sequence[tuple[TopicKey, float]]], None]
 """Told of topics that have new items, and in how many seconds the first of them is due."""

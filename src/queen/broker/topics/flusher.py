@@ -10,25 +10,159 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Final
 
 import asyncpg
 
-from queen.broker.spool_ledger import SpoolLedger
-from queen.broker.topics.breaker import Breaker, BreakerState
+from queen.broker.push.replay import SpoolLedger
 from queen.broker.topics.catalog import TopicCatalog
 from queen.broker.topics.enqueue import OnFed
-from queen.broker.topics.rescue import Rescuer
 from queen.broker.topics.wal_store import Moved, SendOn, Stretch, WalStore, is_readable
+from queen.concurrency import Background
 from queen.errors import QueenError, RedisAway
-from queen.hot.interfaces import Copies
+from queen.redis.interfaces import Copied, Copies
+from queen.spool.files import HEADER_BYTES
 from queen.spool.reader import Taken
-from queen.spool.record import Record
+from queen.spool.record import Record, decode_record
 from queen.spool.spool import Spool
-from queen.storage.database import Database
+from queen.storage.database import Database, Presence
+
+_FAILURES: Final = 3
+_OPEN_SECONDS: Final = 10.0
+
+
+class BreakerState(IntEnum):
+    """What a breaker lets through: everything, one attempt, nothing."""
+
+    CLOSED = 0
+    HALF_OPEN = 1
+    OPEN = 2
+
+
+class Breaker:
+    """Opens after three failures in a row; ten seconds later one attempt decides whether it closes."""
+
+    def __init__(self, on_change: Callable[[BreakerState], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._on_change = on_change
+        self._clock = clock
+        self._failures = 0
+        self._opened_at = 0.0
+        self.state = BreakerState.CLOSED
+
+    def allows(self) -> bool:
+        """Whether something may be tried now."""
+        if self.state is BreakerState.OPEN and self._clock() - self._opened_at >= _OPEN_SECONDS:
+            self._become(BreakerState.HALF_OPEN)
+        return self.state is not BreakerState.OPEN
+
+    def invite(self) -> None:
+        """There is reason to believe that it works again: the next attempt need not wait."""
+        if self.state is BreakerState.OPEN:
+            self._become(BreakerState.HALF_OPEN)
+
+    def succeeded(self) -> None:
+        self._failures = 0
+        self._become(BreakerState.CLOSED)
+
+    def failed(self) -> None:
+        self._failures += 1
+        if self._failures >= _FAILURES or self.state is BreakerState.HALF_OPEN:
+            self._opened_at = self._clock()
+            self._become(BreakerState.OPEN)
+
+    def _become(self, state: BreakerState) -> None:
+        if state is not self.state:
+            self.state = state
+            self._on_change(state)
+
 
 log = logging.getLogger(__name__)
+
+_LOOK_SECONDS: Final = 1.0
+_PATIENCE_SECONDS: Final = 5.0
+_AT_ONCE: Final = 50
+
+
+class Rescuer:
+    """In the worker that flushes the log of this host: looks for what other hosts do not get done."""
+
+    def __init__(self, wal: Spool, copies: Copies, ledger: SpoolLedger, store: WalStore, presence: Presence) -> None:
+        self._wal = wal
+        self._copies = copies
+        self._ledger = ledger
+        self._store = store
+        self._presence = presence
+        self._stuck: dict[str, tuple[int, float]] = {}
+        """Files of others: how far they are stored, and since when no further."""
+        self._background = Background()
+
+    def start(self) -> None:
+        self._background.start(self._run())
+
+    async def stop(self) -> None:
+        await self._background.stop()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if not self._wal.replays or self._presence.away:
+                continue
+            try:
+                await self._look()
+            except (QueenError, asyncpg.PostgresError, OSError) as error:
+                log.debug("the logs of other hosts could not be looked after: %s", error)
+            except Exception:
+                # Nobody else on this host would look.
+                log.exception("looking after the logs of other hosts failed; it is tried again")
+
+    async def _look(self) -> None:
+        files = await self._copies.files()
+        stored = await self._ledger.progress({uuid.UUID(file_id) for file_id in files})
+        own = await asyncio.to_thread(self._wal.file_names)
+        now = asyncio.get_running_loop().time()
+        stuck: dict[str, tuple[int, float]] = {}
+        for file_id in files:
+            position = stored.get(uuid.UUID(file_id), HEADER_BYTES)
+            # What came after its file was flushed, or while nobody could be told.
+            await self._copies.trim(file_id, position)
+            known, since = self._stuck.get(file_id, (position, now))
+            if file_id in own or known != position:
+                since = now
+            elif now - since >= _PATIENCE_SECONDS:
+                position = await self._rescue(file_id, position)
+            stuck[file_id] = (position, since)
+        self._stuck = stuck
+
+    async def _rescue(self, file_id: str, position: int) -> int:
+        """Store what there is of a file; returns how far that is."""
+        begun = position
+        while records := _in_a_row(await self._copies.read(file_id, position, _AT_ONCE), position):
+            stretch = Stretch(uuid.UUID(file_id), position, records[-1].end)
+            try:
+                await self._store.store([stretch], [decode_record(copied.body) for copied in records])
+            except Moved:
+                break
+            position = stretch.upto
+            await self._copies.trim(file_id, position)
+        if position > begun:
+            log.warning(
+                "bytes %d to %d of %s, a log of another host, were stored in its stead", begun, position, file_id
+            )
+        return position
+
+
+def _in_a_row(records: Sequence[Copied], position: int) -> list[Copied]:
+    """Those that follow each other from a byte on: what is missing in between is for their own host to store."""
+    following: list[Copied] = []
+    for record in records:
+        if record.start != position:
+            break
+        following.append(record)
+        position = record.end
+    return following
+
 
 _POLL_SECONDS: Final = 0.1
 _PAUSE_SECONDS: Final = 0.5

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from queen.errors import BadRequest, QuotaExceeded, RedisAway
-from queen.hot.interfaces import Counters
 from queen.metrics.meter import Meter
+from queen.redis.interfaces import Counters
 from queen.storage.database import Database
 from queen.wire.topics import EnqueueItem
 

@@ -10,40 +10,27 @@ from typing import Final
 
 import asyncpg
 
-from queen.background import Background
 from queen.broker.events import Event, EventKind, named, topic_fed, turn
-from queen.broker.topics.admin import TopicAdmin
+from queen.broker.topics.admin import TopicAdmin, TopicDeadLetters
 from queen.broker.topics.buffer import Buffer
 from queen.broker.topics.catalog import TopicCatalog, TopicKey
-from queen.broker.topics.courtesy import Courtesy
-from queen.broker.topics.dead_letters import TopicDeadLetters
-from queen.broker.topics.dequeue import Dequeuer
-from queen.broker.topics.enqueue import Enqueuer
+from queen.broker.topics.dequeue import Dequeuer, Heads
+from queen.broker.topics.enqueue import Enqueuer, ItemIds, SeenKeys
 from queen.broker.topics.flusher import Flusher
-from queen.broker.topics.heads import Heads
-from queen.broker.topics.ids import ItemIds
-from queen.broker.topics.lapse import Lapses
-from queen.broker.topics.lease_daemon import LeaseDaemon
-from queen.broker.topics.many import ManyDequeuer
-from queen.broker.topics.prefetch import Prefetcher
+from queen.broker.topics.multi_dequeue import ManyDequeuer
+from queen.broker.topics.prefetch import LeaseDaemon, Prefetcher, ReadyDesk
 from queen.broker.topics.quotas import Quotas
-from queen.broker.topics.ready import ReadyDesk
-from queen.broker.topics.seen_keys import SeenKeys
-from queen.broker.topics.settle import Settler
-from queen.broker.topics.steps import TopicSteps
-from queen.broker.topics.write_modes import SYNC, WriteModes
-from queen.broker.topics.writer import TopicWriter
+from queen.broker.topics.settle import Lapses, Settler
+from queen.broker.topics.throttle import Courtesy
+from queen.broker.topics.transaction_ops import TopicSteps
+from queen.broker.topics.write_modes import SYNC, TopicWriter, WriteModes
+from queen.concurrency import Background
 from queen.errors import QueenError
-from queen.hot.interfaces import Counters, ReadyQueue
-from queen.hot.link import RedisLink
-from queen.hot.memory_counters import MemoryCounters
-from queen.hot.memory_keys import MemoryKeys
-from queen.hot.memory_ready import MemoryReadyQueue
-from queen.hot.redis_copies import RedisCopies
-from queen.hot.redis_counters import RedisCounters
-from queen.hot.redis_keys import RedisKeys
-from queen.hot.redis_ready import RedisReadyQueue
 from queen.metrics.meter import Meter
+from queen.redis.interfaces import Counters, ReadyQueue
+from queen.redis.link import RedisLink
+from queen.redis.memory import MemoryCounters, MemoryKeys, MemoryReadyQueue
+from queen.redis.stores import RedisCopies, RedisCounters, RedisKeys, RedisReadyQueue
 from queen.settings import Settings
 from queen.spool.spool import Spool
 from queen.storage.database import Database

@@ -13,11 +13,11 @@ from typing import Any, Final, TypeAlias
 import asyncpg
 import msgspec
 
+from queen.broker.topics.buffer import ServerTime, ticks
 from queen.broker.topics.catalog import TopicCatalog, TopicKey, lock_keys
 from queen.broker.topics.enqueue import OnFed
-from queen.broker.topics.machine_clock import ServerTime, ticks
 from queen.errors import QueenError
-from queen.spool.aside import FailedRecords
+from queen.spool.quarantine import FailedRecords
 from queen.spool.record import Record
 from queen.storage.database import Database
 from queen.storage.shard_setup import ELSEWHERE

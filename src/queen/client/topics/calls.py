@@ -12,8 +12,8 @@ import msgspec
 from queen.client.acks import AckResult
 from queen.client.errors import LeaseLostError, NotFoundError, QueenConnectionError, RequestError
 from queen.client.http import Answer, HttpClient, decode_as, decode_json, encode_json
-from queen.client.popping import GRACE_SECONDS
 from queen.client.topics.items import GivenItem, GivenItems, TopicItem, decode_items
+from queen.client.transport import GRACE_SECONDS
 
 PATH: Final = "/api/v1/topics"
 NOT_LEASED: Final = "Item not found or not leased"

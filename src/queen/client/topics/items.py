@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias, TypedDict
 import msgspec
 
 from queen.client.http import decode_as
-from queen.client.ids import TransactionIds
+from queen.client.push import TransactionIds
 
 
 class TopicItem(TypedDict, total=False):

@@ -11,8 +11,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
+from queen.client.config import ClientLog
 from queen.client.errors import PASSING
-from queen.client.log import ClientLog
 from queen.client.topics.calls import TopicCalls
 
 LONGEST_CATCH_UP: Final = 3000.0

@@ -7,12 +7,9 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from queen.client.background import BackgroundLoop
-from queen.client.threads import consume_in_threads, watched
-from queen.client.topics.dlq import TopicDlqOptions
+from queen.client.threads import BackgroundLoop, consume_in_threads, watched
 from queen.client.topics.items import Enqueued, GivenItems, TopicCounts, TopicItem
-from queen.client.topics.options import TopicOptions
-from queen.client.topics.topic import TopicBuilder
+from queen.client.topics.topic import TopicBuilder, TopicDlqOptions, TopicOptions
 
 if TYPE_CHECKING:
     from queen.client.client import Queen

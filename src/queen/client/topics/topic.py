@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from datetime import datetime
+from typing import Any, Self, TypeVar, overload
 
 import msgspec
 
+from queen.client.acks import AckResult
+from queen.client.config import ClientLog
 from queen.client.consumer import ConsumeOptions, Consumer
 from queen.client.engine import Engine
+from queen.client.errors import QueenError
 from queen.client.http import decode_as
+from queen.client.queue import ConsumeWords
 from queen.client.topics.calls import PATH, TopicCalls, TopicSource, refs_of
-from queen.client.topics.deliveries import TopicDeliveries
-from queen.client.topics.dlq import TopicDlq
 from queen.client.topics.items import (
     Enqueued,
     GivenItem,
@@ -22,11 +26,224 @@ from queen.client.topics.items import (
     TopicCounts,
     TopicHandler,
     TopicItem,
+    checked_time,
     decode_items,
     wire_items,
 )
-from queen.client.topics.options import TopicOptions
 from queen.client.topics.schedule import Schedule
+
+
+class ItemOptions:
+    """What has been said about items to enqueue."""
+
+    # Defaults live on the class: a builder is made for every enqueue, and sets only what is said.
+    _item: Mapping[str, Any] = {}
+    _make_keys = True
+
+    def priority(self, number: int) -> Self:
+        """The urgency of items: lower is served first, 0 by default."""
+        return self._say(priority=number)
+
+    def deliver_after(self, moment: datetime | str | None) -> Self:
+        """Nobody gets the items before this time; a datetime needs its time zone. The last word on time counts."""
+        return self._say(deliver_after=checked_time(moment), delay=None)
+
+    def delay(self, seconds: float) -> Self:
+        """Nobody gets the items for so many seconds."""
+        return self._say(delay=seconds, deliver_after=None)
+
+    def ttl(self, seconds: float) -> Self:
+        """Items that nobody took so many seconds after they were due are removed."""
+        return self._say(ttl=seconds)
+
+    def metadata(self, values: Mapping[str, Any]) -> Self:
+        """A JSON object that goes along with items."""
+        return self._say(metadata=dict(values))
+
+    def idempotency_key(self, key: str | None) -> Self:
+        """However often an item with this key is enqueued to the namespace, it is one item.
+
+        Where nothing is said, the client makes a key, and an enqueue whose answer was lost is repeated without harm.
+        None: there is to be no key, which costs the server less, and such an enqueue is not repeated.
+        """
+        self._make_keys = key is not None
+        return self._say(idempotency_key=key)
+
+    def _say(self, **words: Any) -> Self:
+        said = {**self._item, **words}
+        self._item = {name: value for name, value in said.items() if value is not None}
+        return self
+
+
+class TopicOptions(ConsumeWords, ItemOptions):
+    """What has been said about a topic, or about several."""
+
+    _lease: float | None = None
+    _auto_ack = True
+    _renew_lease = True
+
+    def lease(self, seconds: float) -> Self:
+        """How long dequeued items are leased; where nothing is said, the topic's `lease_seconds` (30)."""
+        self._lease = seconds
+        return self
+
+    def auto_ack(self, enabled: bool = True) -> Self:
+        """Whether `consume` settles items as the handler turns out; topics that deliver at most once need it off."""
+        self._auto_ack = enabled
+        return self
+
+    def renew_lease(self, enabled: bool = True) -> Self:
+        """Whether leases are extended while the handler works; they are."""
+        self._renew_lease = enabled
+        return self
+
+    def _consume_options(self) -> ConsumeOptions:
+        return ConsumeOptions(
+            batch=self._batch,
+            wait=self._wait,
+            timeout_millis=self._timeout_millis,
+            concurrency=self._concurrency,
+            limit=self._limit,
+            idle_millis=self._idle_millis,
+            auto_ack=self._auto_ack,
+            each=self._each,
+            renew_lease=self._renew_lease,
+        )
+
+
+_SHORTEST_PAUSE = 0.05
+
+
+class TopicDeliveries:
+    """What a consumer of topics fetches and settles."""
+
+    def __init__(
+        self, calls: TopicCalls, source: TopicSource, lease: float | None, wait: bool, renew: bool, log: ClientLog
+    ) -> None:
+        self._calls = calls
+        self._source = source
+        self._lease = lease
+        self._wait = wait
+        self._renew = renew
+        self._log = log
+
+    async def fetch(self, batch: int, timeout_millis: int) -> list[TopicItem]:
+        return await self._calls.dequeue(
+            self._source, batch, timeout_millis if self._wait else None, self._lease, attempts=1
+        )
+
+    async def settle(self, delivered: Sequence[TopicItem], error: str | None) -> list[AckResult]:
+        refs = refs_of(delivered, self._source)
+        if error is None:
+            return [*await self._calls.settle("ack", refs, attempts=1)]
+        return [*await self._calls.settle("nack", [{**ref, "error": error} for ref in refs], attempts=1)]
+
+    async def give_back(self, delivered: Sequence[TopicItem]) -> None:
+        await self._calls.settle("release", refs_of(delivered, self._source), attempts=1)
+
+    def keeping(self, delivered: Sequence[TopicItem]) -> AbstractAsyncContextManager[None]:
+        return self._keeping(delivered) if self._renew else nullcontext()
+
+    def lane(self, delivered: TopicItem) -> str | None:
+        return None
+
+    async def close(self) -> None:
+        return None
+
+    @asynccontextmanager
+    async def _keeping(self, delivered: Sequence[TopicItem]) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._extend(delivered))
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _extend(self, delivered: Sequence[TopicItem]) -> None:
+        """Three times in a lease, so that one extension may fail and the next still comes in time."""
+        refs = refs_of(delivered, self._source)
+        pause = max(_SHORTEST_PAUSE, min(map(lease_seconds, delivered)) / 3)
+        while refs:
+            await asyncio.sleep(pause)
+            try:
+                results = await self._calls.settle("extend", [self._extension(ref) for ref in refs])
+            except QueenError as error:
+                self._log.warning("Consumer.renew", f"the leases of {len(refs)} items were not extended: {error}")
+                continue
+            kept = [ref for ref, result in zip(refs, results, strict=True) if result.success]
+            if len(kept) < len(refs):
+                # Some may be settled by now; for a lease that is lost, the ack that will be refused is what counts.
+                self._log.info("Consumer.renew", settled_or_lost=len(refs) - len(kept))
+            refs = kept
+
+    def _extension(self, ref: dict[str, Any]) -> dict[str, Any]:
+        return ref if self._lease is None else {**ref, "seconds": self._lease}
+
+
+def lease_seconds(item: TopicItem) -> float:
+    """How long an item was leased for, by the clock of the server."""
+    until, since = item["lease_expires_at"], item["updated_at"]
+    assert until is not None
+    return (datetime.fromisoformat(until) - datetime.fromisoformat(since)).total_seconds()
+
+
+class TopicDlqOptions:
+    """Which dead letters of a topic, the oldest first."""
+
+    def __init__(self, calls: TopicCalls, source: TopicSource) -> None:
+        self._calls = calls
+        self._source = source
+        self._limit = 100
+        self._offset = 0
+
+    def limit(self, count: int) -> Self:
+        """At most so many."""
+        self._limit = max(1, count)
+        return self
+
+    def offset(self, count: int) -> Self:
+        """Leave out the first."""
+        self._offset = max(0, count)
+        return self
+
+    async def _get(self) -> list[TopicItem]:
+        answer = await self._calls.get_raw(
+            "/dlq",
+            namespace=self._source.namespace,
+            topic=self._source.names[0],
+            limit=self._limit,
+            offset=self._offset,
+        )
+        return decode_items(answer.body)
+
+    async def _retry(self, letters: GivenItems | None) -> int:
+        return await self._each("dlq/retry", letters)
+
+    async def _delete(self, letters: GivenItems | None) -> int:
+        return await self._each("dlq/delete", letters)
+
+    async def _each(self, verb: str, letters: GivenItems | None) -> int:
+        chosen = await self._get() if letters is None else letters
+        return len(await self._calls.settle_all(verb, refs_of(chosen, self._source)))
+
+
+class TopicDlq(TopicDlqOptions):
+    """`topic(...).dlq()`: look at dead letters, send them round again, or throw them away."""
+
+    async def get(self) -> list[TopicItem]:
+        """The dead letters."""
+        return await self._get()
+
+    async def retry(self, letters: GivenItems | None = None) -> int:
+        """Make these, or those that `get()` would give, ready items again, as if they had never failed; how many.
+
+        Raises `NotFoundError` when one of them is no dead letter; the others are ready then.
+        """
+        return await self._retry(letters)
+
+    async def delete(self, letters: GivenItems | None = None) -> int:
+        """Throw these, or those that `get()` would give, away; how many. Raises as `retry` does."""
+        return await self._delete(letters)
+
 
 R = TypeVar("R")
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
+from queen.broker.ack.leases import HeldLease
 from queen.broker.catalog import Queue
-from queen.broker.pop import PopOptions
-from queen.broker.release import HeldLease
+from queen.broker.pop.requests import PopOptions
 from queen.settings import Settings
 from queen.wire.ack import AckItem
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from queen.broker.release import HeldLease
+from queen.broker.ack.leases import HeldLease
 from queen.wire.ack import AckItem
 from queen.wire.ids import parse_lease, parse_partition_uuid
 

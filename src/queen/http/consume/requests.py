@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from queen.errors import BadRequest
-from queen.http.popping import MOST_BATCH
+from queen.http.api.params import MOST_BATCH
 from queen.wire.ack import AckItem
 
 RequestId: TypeAlias = str | int | None

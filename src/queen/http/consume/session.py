@@ -10,10 +10,11 @@ from typing import Any, Final, TypeVar
 
 import asyncpg
 
+from queen.broker.ack.leases import HeldLease
 from queen.broker.catalog import QUEUE_MODE
-from queen.broker.pop import PopOptions
-from queen.broker.release import HeldLease
+from queen.broker.pop.requests import PopOptions
 from queen.errors import BadRequest, Conflict, NotFound, QueenError
+from queen.http.api.params import checked_group, starting_point
 from queen.http.consume import answers
 from queen.http.consume.backend import Backend
 from queen.http.consume.held import HeldLeases, lease_of
@@ -31,9 +32,8 @@ from queen.http.consume.requests import (
     decode_request,
 )
 from queen.http.consume.subscription import Subscription
-from queen.http.errors import status_of
-from queen.http.popping import checked_group, starting_point
-from queen.http.websocket import WebSocket
+from queen.http.server.errors import status_of
+from queen.http.server.websocket import WebSocket
 from queen.wire.ack import AckItem
 from queen.wire.push import check_name
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
-from queen.broker.pop import PopOptions
+from queen.broker.pop.requests import PopOptions
 from queen.errors import DatabaseAway
 from queen.http.consume.backend import PendingPop, Popping
 

@@ -9,7 +9,7 @@ import msgspec
 
 from queen import __version__
 from queen.http.openapi.operation import Error, Media, Name, Operation, Uuid
-from queen.http.router import Access, Route
+from queen.http.server.router import Access, Route
 
 _REF: Final = "#/components/schemas/{name}"
 _JSON: Final = "application/json"

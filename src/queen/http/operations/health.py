@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from queen.http.api.health import Alive, Health, Readiness
 from queen.http.openapi.operation import Operation
-from queen.http.routes.health import Alive, Health, Readiness
 
 OPERATIONS: Final[Mapping[str, Operation]] = {
     "GET /health": Operation(

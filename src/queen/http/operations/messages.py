@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import UNSET, UnsetType
 
-from queen.broker.message_status import MessageStatus
+from queen.broker.inspect.browse import MessageStatus
 from queen.http.openapi.operation import (
     DATABASE,
     SEALED,

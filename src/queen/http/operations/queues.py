@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from queen.broker.queue_options import OPTIONS, Option
+from queen.broker.queues import OPTIONS, Option
 from queen.http.openapi.operation import (
     DATABASE,
     FOUND,

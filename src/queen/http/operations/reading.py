@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from queen.http.openapi.operation import FOUND, Answer, Count, Media, Operation, Parameter, Time, Uuid
-from queen.wire.segment_frames import MEDIA_TYPE
+from queen.wire.segment import MEDIA_TYPE
 
 _TAG: Final = "Messages"
 _Offset = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]

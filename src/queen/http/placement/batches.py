@@ -8,10 +8,10 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from queen.broker.shards.keys import NamespaceRules
+from queen.broker.sharding.namespace_rules import NamespaceRules
 from queen.errors import QueenError
-from queen.http.message import Request, Response
 from queen.http.placement.calls import Apart, Calls, Handlers, call, with_body
+from queen.http.server.message import Request, Response
 from queen.wire.ack import decode_ack, decode_ack_batch
 from queen.wire.ids import parse_partition_uuid
 from queen.wire.push import decode_push

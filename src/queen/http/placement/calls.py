@@ -9,11 +9,11 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import asyncpg
 
-from queen.broker.shards.directory import Directory
+from queen.broker.sharding.directory import Directory
 from queen.errors import Overloaded, QueenError
-from queen.http.errors import status_for
-from queen.http.message import HttpError, Request, Response
-from queen.http.router import Handler
+from queen.http.server.errors import status_for
+from queen.http.server.message import HttpError, Request, Response
+from queen.http.server.router import Handler
 from queen.storage.shard_setup import BEING_LAID_OUT, ELSEWHERE
 from queen.wire.shards import Name
 

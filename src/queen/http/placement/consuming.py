@@ -9,11 +9,11 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from queen.broker.ack.leases import HeldLease
 from queen.broker.broker import Broker
 from queen.broker.catalog import Queue
-from queen.broker.pop import PopOptions
-from queen.broker.release import HeldLease
-from queen.broker.shards.directory import Directory
+from queen.broker.pop.requests import PopOptions
+from queen.broker.sharding.directory import Directory
 from queen.errors import NotFound
 from queen.http.consume.backend import PendingPop
 from queen.http.placement.batches import partition_number

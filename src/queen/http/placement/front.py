@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from queen.broker.broker import Broker
-from queen.broker.shards.directory import Directory
-from queen.broker.shards.forwarding import Forwarding
-from queen.broker.shards.joining import Joining
-from queen.broker.shards.keys import NamespaceRules
+from queen.broker.sharding.directory import Directory
+from queen.broker.sharding.namespace_rules import NamespaceRules
+from queen.broker.sharding.upkeep import Forwarding, Joining
 from queen.http.placement.calls import Calls
 from queen.http.placement.consuming import ManyShards
 from queen.http.placement.table import Placement
-from queen.http.router import Router
+from queen.http.server.router import Router
 from queen.settings import Settings
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from queen import __version__
 from queen.broker.broker import Broker
-from queen.http.message import Request, Response, json_response
-from queen.http.routes.health import Health, HealthRoutes, QueenState, Readiness
+from queen.http.api.health import Health, HealthRoutes, QueenState, Readiness
+from queen.http.server.message import Request, Response, json_response
 
 
 class ShardsHealth(HealthRoutes):

@@ -14,8 +14,8 @@ import msgspec
 
 from queen.broker.broker import Broker
 from queen.errors import BadRequest, QueenError
-from queen.http.message import Request, Response
 from queen.http.placement.calls import Calls, Handlers, call, with_query
+from queen.http.server.message import Request, Response
 from queen.wire.shards import Name
 from queen.wire.topics import ItemRef, decode_names
 

@@ -9,10 +9,10 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from queen.http.message import Request, Response, json_response
-from queen.http.paging import MOST_ON_A_PAGE, read_page
+from queen.http.api.params import MOST_ON_A_PAGE, read_page
 from queen.http.placement.calls import Calls, Handlers, call, with_query
-from queen.http.router import Handler
+from queen.http.server.message import Request, Response, json_response
+from queen.http.server.router import Handler
 
 Json: TypeAlias = Any
 Merge: TypeAlias = Callable[[Sequence[Json]], Json]

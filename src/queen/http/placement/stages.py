@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from queen.http.message import Request, Response, json_response
 from queen.http.placement.calls import Calls, Handlers, call, with_body
+from queen.http.server.message import Request, Response, json_response
 from queen.wire.push import PushItem
 from queen.wire.shards import Name
 from queen.wire.stages import AttemptRef, decode_publish, decode_stage

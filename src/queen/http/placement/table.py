@@ -9,10 +9,9 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from queen.broker.broker import Broker
-from queen.broker.shards.keys import NamespaceRules
+from queen.broker.sharding.namespace_rules import NamespaceRules
 from queen.errors import BadRequest
-from queen.http.message import Request, Response, json_response
-from queen.http.paging import MOST_ON_A_PAGE
+from queen.http.api.params import MOST_ON_A_PAGE
 from queen.http.placement import views
 from queen.http.placement.batches import Batches, partition_number
 from queen.http.placement.calls import Calls, Handlers, call
@@ -21,6 +20,7 @@ from queen.http.placement.merging import Json, Merging, in_order, labelled, summ
 from queen.http.placement.stages import StagePlacement
 from queen.http.placement.waiting import Waiting
 from queen.http.placement.wholes import Wholes
+from queen.http.server.message import Request, Response, json_response
 from queen.wire.ack import decode_object, optional_str
 from queen.wire.ids import is_uuid, parse_lease
 from queen.wire.shards import Name

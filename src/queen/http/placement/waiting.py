@@ -14,11 +14,11 @@ import asyncpg
 
 from queen.broker.broker import Broker
 from queen.errors import BadRequest, QueenError
-from queen.http.message import Request, Response
+from queen.http.api.messaging import MessagingRoutes
+from queen.http.api.params import checked_group
 from queen.http.placement.calls import Calls, Handlers, call, with_query
-from queen.http.popping import checked_group
-from queen.http.router import Handler
-from queen.http.routes.messaging import MessagingRoutes
+from queen.http.server.message import Request, Response
+from queen.http.server.router import Handler
 from queen.wire.shards import Name
 
 log = logging.getLogger(__name__)

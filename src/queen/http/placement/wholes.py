@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from queen.broker.shards.keys import NamespaceRules
+from queen.broker.sharding.namespace_rules import NamespaceRules
 from queen.errors import BadRequest
-from queen.http.message import Request, Response, json_response
 from queen.http.placement.batches import partition_number
 from queen.http.placement.calls import Calls, Handlers, call
+from queen.http.server.message import Request, Response, json_response
 from queen.wire.shards import Name
 from queen.wire.streams import decode_cycle, decode_registration, decode_state_query
 from queen.wire.transaction import (

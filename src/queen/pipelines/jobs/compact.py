@@ -10,7 +10,7 @@ from typing import Final
 
 from queen.pipelines.archive_files import open_archive, place_of
 from queen.pipelines.manifest import DataFile, Manifest, Snapshot, staged_files
-from queen.pipelines.parquet_sink import count_rows
+from queen.pipelines.sinks import count_rows
 
 WRITER: Final = "compaction"
 TARGET_BYTES: Final = 128 * 2**20

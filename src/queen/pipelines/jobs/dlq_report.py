@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from pyspark.sql import Column, functions
 
-from queen.pipelines.connection import Connection
-from queen.pipelines.tables import read_table
+from queen.pipelines.frames import read_table
+from queen.pipelines.session import Connection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,7 @@ import msgspec
 from pyspark.sql import Column, DataFrame, functions
 
 from queen.pipelines.archive_files import files_of, open_archive, place_of, read_files
-from queen.pipelines.connection import Connection
+from queen.pipelines.session import Connection
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession

@@ -15,9 +15,9 @@ from pyspark.sql import functions
 
 from queen.client.sync import QueenSync
 from queen.pipelines.archive_files import files_of, open_archive, read_files
-from queen.pipelines.connection import Connection
 from queen.pipelines.errors import PipelineError
 from queen.pipelines.frames import said
+from queen.pipelines.session import Connection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from pyspark.sql import Column, functions
 
-from queen.pipelines.connection import Connection
 from queen.pipelines.errors import PipelineError
-from queen.pipelines.tables import read_table
-from queen.spark.connections import shard_connection
+from queen.pipelines.frames import read_table
+from queen.pipelines.session import Connection
+from queen.spark.logs import shard_connection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

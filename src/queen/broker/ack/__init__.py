@@ -1,0 +1,1 @@
+"""Acknowledgment: the rules, the fast path, leases, dead letters."""

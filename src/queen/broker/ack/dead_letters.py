@@ -1,0 +1,165 @@
+"""The dead letter queue: what was given up on, looked at, sent round again, or thrown away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeAlias
+
+import msgspec
+
+from queen.broker.ack.redrive import Redriver
+from queen.broker.catalog import Catalog, Queue
+from queen.broker.segments import Place
+from queen.errors import Conflict, NotFound
+from queen.storage.database import Database, Record, can_be_stored, storable
+from queen.wire.envelope import Envelope, EnvelopeError
+from queen.wire.ids import partition_uuid
+from queen.wire.times import iso_millis
+
+_REDRIVE_MESSAGES = 100
+_REDRIVE_BYTES = 8 << 20
+_PURGE_ROWS = 5000
+
+FilterArguments: TypeAlias = tuple[
+    int | None, int | None, str | None, datetime | None, datetime | None, list[str] | None
+]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFilter:
+    """Which dead letters are meant; what is None does not matter. Times are those of the failure."""
+
+    queue: str | None = None
+    group: str | None = None
+    partition: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    transaction_ids: Sequence[str] | None = None
+
+
+class DeadLetters:
+    """The dead letters of one shard."""
+
+    def __init__(self, database: Database, catalog: Catalog, envelope: Envelope, redriver: Redriver) -> None:
+        self._database = database
+        self._catalog = catalog
+        self._envelope = envelope
+        self._redriver = redriver
+
+    async def page(self, wanted: DeadLetterFilter, limit: int, offset: int) -> dict[str, Any]:
+        """A page of dead letters, newest failure first."""
+        rows: list[Record] = []
+        total = 0
+        arguments = await self._arguments(wanted)
+        if arguments is not None:
+            (count,) = await self._database.fetch("count_dead_letters", *arguments)
+            total = count["total"]
+            if offset < total:
+                rows = await self._database.fetch("dead_letters_page", *arguments, limit, offset)
+        return {
+            "messages": [self._render(row) for row in rows],
+            "total": total,
+            "limit": limit,
+            "offset": offset,
+            "pagination": {"limit": limit, "offset": offset, "total": total},
+        }
+
+    async def retry(self, wanted: DeadLetterFilter, limit: int) -> dict[str, Any]:
+        """Store the messages again at the tails of their partitions, those that failed first before the others.
+
+        A message is sent round exactly once for its dead letters, however many ask for it at a time. What fails again
+        meanwhile is left for the next time.
+        """
+        queue = await self._queue(wanted)
+        if queue is None:
+            raise NotFound("Queue not found")
+        answer = {"success": True, "queue": queue.name, "retried": 0, "deadLettersRemoved": 0, "remaining": 0}
+        arguments = await self._arguments(wanted)
+        if arguments is None:
+            return answer
+        (count,) = await self._database.fetch("count_dead_letters", *arguments)
+        retried = removed = 0
+        while retried < limit:
+            most = min(_REDRIVE_MESSAGES, limit - retried)
+            rows = await self._database.fetch("next_dead_letters", *arguments, count["newest_id"], most)
+            if not rows:
+                break
+            try:
+                messages, letters = await self._redriver.letters(queue, _portion(rows), arguments[1])
+            except Conflict as error:
+                raise type(error)(f"{error} ({retried} messages were sent round before that)") from error
+            retried += len(messages)
+            removed += letters
+        (left,) = await self._database.fetch("count_dead_letters", *arguments)
+        return answer | {"retried": retried, "deadLettersRemoved": removed, "remaining": left["total"]}
+
+    async def purge(self, wanted: DeadLetterFilter) -> dict[str, Any]:
+        """Throw away the dead letters that were there when this was asked; their messages stay in their partitions."""
+        if await self._queue(wanted) is None:
+            raise NotFound("Queue not found")
+        deleted = 0
+        arguments = await self._arguments(wanted)
+        if arguments is not None:
+            (count,) = await self._database.fetch("count_dead_letters", *arguments)
+            while True:
+                (gone,) = await self._database.fetch("purge_dead_letters", *arguments, count["newest_id"], _PURGE_ROWS)
+                deleted += gone["deleted"]
+                if gone["deleted"] == 0:
+                    break
+        return {"success": True, "queue": wanted.queue, "deleted": deleted}
+
+    async def _arguments(self, wanted: DeadLetterFilter) -> FilterArguments | None:
+        """The filter as statements take it; None when it names what does not exist, so that nothing passes."""
+        if not all(can_be_stored(name) for name in (wanted.group, wanted.partition) if name):
+            return None
+        queue = await self._queue(wanted)
+        if wanted.queue is not None and queue is None:
+            return None
+        group_id: int | None = None
+        if wanted.group is not None:
+            group_id = await self._catalog.group(wanted.group, create=False)
+            if group_id is None:
+                return None
+        ids = None if wanted.transaction_ids is None else [storable(id) for id in wanted.transaction_ids]
+        return queue.id if queue else None, group_id, wanted.partition, wanted.since, wanted.until, ids
+
+    async def _queue(self, wanted: DeadLetterFilter) -> Queue | None:
+        if not wanted.queue or not can_be_stored(wanted.queue):
+            return None
+        return await self._catalog.queue(wanted.queue)
+
+    def _render(self, row: Record) -> dict[str, Any]:
+        letter: dict[str, Any] = {
+            "id": str(row["message_id"]),
+            "transactionId": row["transaction_id"],
+            "partitionId": partition_uuid(self._catalog.shard, row["partition_id"]),
+            "queue": row["queue_name"],
+            "partition": row["partition_name"],
+            "consumerGroup": row["group_name"],
+            "errorMessage": row["error_message"],
+            "retryCount": row["retry_count"],
+            "data": None,
+            "traceId": row["trace_id"],
+            "producerSub": row["producer_sub"],
+            "createdAt": iso_millis(row["original_created_at"]),
+            "failedAt": iso_millis(row["failed_at"]),
+        }
+        try:
+            letter["data"] = msgspec.Raw(self._envelope.open(row["body"]))
+        except EnvelopeError as error:
+            letter["unreadable"] = str(error)
+        return letter
+
+
+def _portion(rows: Sequence[Record]) -> list[Place]:
+    """As many of the first dead letters as go in one transaction: of one producer, and not too big together."""
+    places: dict[Place, None] = {}
+    nbytes = 0
+    for row in rows:
+        nbytes += row["nbytes"]
+        if places and (row["producer_sub"] != rows[0]["producer_sub"] or nbytes > _REDRIVE_BYTES):
+            break
+        places[row["partition_id"], row["message_offset"]] = None
+    return list(places)

@@ -1,0 +1,150 @@
+"""The common acknowledgment: everything in the request completes messages of one lease that this worker gave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from queen.broker.ack.cursors import CursorKey
+from queen.broker.ack.leases import LeaseBook, OnFreed
+from queen.broker.catalog import Catalog, Partition
+from queen.metrics.meter import Meter, clock
+from queen.storage.database import Fetcher
+from queen.wire.ack import AckItem
+from queen.wire.ids import parse_partition_uuid
+
+_COMPLETED = frozenset({None, "", "completed", "success"})
+
+_encode = msgspec.json.encode
+
+
+@dataclass(slots=True, eq=False)
+class AckRequest:
+    items: list[AckItem]
+    group: str
+    batch: bool
+    render: Callable[[bytes], Any]
+    answer: asyncio.Future[Any]
+    began: float
+
+    def resolve(self, body: bytes) -> None:
+        if not self.answer.done():
+            self.answer.set_result(self.render(body))
+
+
+@dataclass(slots=True, eq=False)
+class _Whole:
+    """Requests that ack the same lease, and how far."""
+
+    partition: Partition
+    lease_id: str
+    upto: int
+    requests: list[AckRequest]
+
+
+async def complete_leases(fetcher: Fetcher, acks: Sequence[tuple[CursorKey, str, int]]) -> dict[int, tuple[bool, int]]:
+    """Ack (cursor, lease id, up to which offset), in order of the cursors.
+
+    Returns for those whose lease is live, by position: whether it has ended by it, and how many messages wait.
+    """
+    rows = await fetcher.fetch(
+        "ack",
+        [key[0] for key, _, _ in acks],
+        [key[1] for key, _, _ in acks],
+        [lease_id for _, lease_id, _ in acks],
+        [upto for _, _, upto in acks],
+    )
+    return {row["slot"] - 1: (row["released"], row["available"]) for row in rows}
+
+
+class WholeAcks:
+    """Serves the common requests without looking at every item more than it must."""
+
+    def __init__(self, catalog: Catalog, leases: LeaseBook, on_freed: OnFreed, meter: Meter) -> None:
+        self._catalog = catalog
+        self._leases = leases
+        self._on_freed = on_freed
+        self._meter = meter
+
+    async def serve(self, fetcher: Fetcher, batch: Sequence[AckRequest]) -> list[AckRequest]:
+        """Apply and answer what it can; returns the requests that need a closer look."""
+        found, rest = self._sort(batch)
+        if not found:
+            return rest
+        keys = sorted(found)
+        done = await complete_leases(fetcher, [(key, found[key].lease_id, found[key].upto) for key in keys])
+        freed = []
+        meter, now = self._meter, clock()
+        for position, key in enumerate(keys):
+            whole = found[key]
+            outcome = done.get(position)
+            if outcome is None:
+                rest += whole.requests
+                continue
+            released, available = outcome
+            if released:
+                self._leases.finish(whole.lease_id, key[0])
+                freed.append((whole.partition.queue_id, *key, available))
+            for request in whole.requests:
+                meter.acked(whole.partition.queue_name, len(request.items))
+                meter.ack_latency.observe(now - request.began)
+                request.resolve(_render(request.items, whole.partition, released))
+        self._on_freed(freed)
+        return rest
+
+    def _sort(self, batch: Sequence[AckRequest]) -> tuple[dict[CursorKey, _Whole], list[AckRequest]]:
+        found: dict[CursorKey, _Whole] = {}
+        rest: list[AckRequest] = []
+        for request in batch:
+            own = self._recognise(request)
+            if own is None:
+                rest.append(request)
+                continue
+            key, whole = own
+            other = found.setdefault(key, whole)
+            if other is not whole:
+                if other.lease_id != whole.lease_id:
+                    rest.append(request)
+                    continue
+                other.upto = max(other.upto, whole.upto)
+                other.requests.append(request)
+        return found, rest
+
+    def _recognise(self, request: AckRequest) -> tuple[CursorKey, _Whole] | None:
+        """What the request acks, if all of it completes messages of one lease in the book."""
+        items = request.items
+        first = items[0]
+        partition_uuid, lease_id = first.partition_id, first.lease_id
+        place = parse_partition_uuid(partition_uuid)
+        group_id = self._catalog.cached_group(request.group)
+        if place is None or not lease_id or group_id is None or place[0] != self._catalog.shard:
+            return None
+        lease = self._leases.get(lease_id, place[1])
+        partition = self._catalog.cached_partition_by_id(place[1])
+        if lease is None or partition is None or lease.group_id != group_id:
+            return None
+        for item in items:
+            if item.lease_id != lease_id or item.partition_id != partition_uuid or item.status not in _COMPLETED:
+                return None
+        offsets = lease.offsets()
+        try:
+            upto = max([offsets[item.transaction_id] for item in items]) + 1
+        except KeyError:
+            return None
+        return (place[1], group_id), _Whole(partition, lease_id, upto, [request])
+
+
+def _render(items: Sequence[AckItem], partition: Partition, released: bool) -> bytes:
+    tail = b',"success":true,"error":null,"queueName":%b,"partitionName":%b,"leaseReleased":%b,"dlq":false}' % (
+        _encode(partition.queue_name),
+        _encode(partition.name),
+        b"true" if released else b"false",
+    )
+    lines = [
+        b'{"index":%d,"transactionId":%b%b' % (i, _encode(item.transaction_id), tail) for i, item in enumerate(items)
+    ]
+    return b"[" + b",".join(lines) + b"]"

@@ -1,0 +1,246 @@
+"""Leases this worker gave out: which offset each transaction id of a delivery has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeAlias
+
+import asyncpg
+
+from queen.broker.batcher import Fusion
+from queen.broker.segments import find_message, leased_offsets
+from queen.errors import NotFound, QueenError
+from queen.storage.database import Database, Fetcher, Link
+from queen.wire.envelope import Envelope
+from queen.wire.ids import is_uuid, parse_lease
+from queen.wire.segment import Segment, transaction_hash
+
+_MOST_MESSAGES = 300_000
+
+OnFreed: TypeAlias = Callable[[Sequence[tuple[int, int, int, int]]], None]
+"""Told (queue, partition, group, available) of every lease that ended."""
+
+
+class Lease:
+    """One partition's span of one delivery."""
+
+    __slots__ = ("_offsets", "_slices", "count", "group_id", "partition_id")
+
+    def __init__(self, partition_id: int, group_id: int, start: int, end: int, segments: Sequence[Segment]) -> None:
+        self.partition_id = partition_id
+        self.group_id = group_id
+        self.count = end - start
+        # The id columns are kept as stored and read only when an ack comes.
+        self._slices = [
+            (
+                segment.transactions_json,
+                max(start, segment.base_offset) - segment.base_offset,
+                segment.base_offset,
+                min(end, segment.end_offset) - segment.base_offset,
+            )
+            for segment in segments
+        ]
+        self._offsets: dict[str, int] | None = None
+
+    def offsets(self) -> dict[str, int]:
+        """Offset of each transaction id in the span."""
+        if self._offsets is None:
+            self._offsets = {}
+            for column, first, base, last in self._slices:
+                ids = Segment.decode_transactions(column)
+                self._offsets.update(zip(ids[first:last], range(base + first, base + last), strict=True))
+        return self._offsets
+
+
+class LeaseBook:
+    """The leases of this worker by (lease id, partition); forgets the oldest beyond a number of messages.
+
+    Only a help: what it does not know is read from PostgreSQL.
+    """
+
+    def __init__(self) -> None:
+        self._leases: OrderedDict[tuple[str, int], Lease] = OrderedDict()
+        self._by_cursor: dict[tuple[int, int], Lease] = {}
+        self._messages = 0
+
+    def add(self, lease_id: str, lease: Lease) -> None:
+        self._leases[lease_id, lease.partition_id] = lease
+        self._by_cursor[lease.partition_id, lease.group_id] = lease
+        self._messages += lease.count
+        while self._messages > _MOST_MESSAGES and len(self._leases) > 1:
+            self._drop(next(iter(self._leases)))
+
+    def get(self, lease_id: str, partition_id: int) -> Lease | None:
+        return self._leases.get((lease_id, partition_id))
+
+    def of_cursor(self, partition_id: int, group_id: int) -> Lease | None:
+        """The newest delivery of a partition to a group, for acks that name no lease."""
+        return self._by_cursor.get((partition_id, group_id))
+
+    def partitions(self, lease_id: str, first_partition_id: int) -> list[int]:
+        """The partitions of a lease that are known here."""
+        return [first_partition_id] if (lease_id, first_partition_id) in self._leases else []
+
+    def finish(self, lease_id: str, partition_id: int) -> None:
+        if (lease_id, partition_id) in self._leases:
+            self._drop((lease_id, partition_id))
+
+    def _drop(self, key: tuple[str, int]) -> None:
+        lease = self._leases.pop(key)
+        self._messages -= lease.count
+        cursor = (lease.partition_id, lease.group_id)
+        if self._by_cursor.get(cursor) is lease:
+            del self._by_cursor[cursor]
+
+
+@dataclass(slots=True, eq=False)
+class Renewal:
+    lease_id: str
+    seconds: float
+    answer: asyncio.Future[datetime]
+
+
+class Renewer:
+    """Makes leases last longer, each with all the partitions it holds."""
+
+    def __init__(self, database: Database) -> None:
+        self._link: Link = database.link()
+        self.fusion: Fusion[Renewal] = Fusion(self._run, _fail, limit=500)
+
+    def renew(self, lease_id: str, seconds: float) -> asyncio.Future[datetime]:
+        """The future gives the earliest time at which the lease now ends; `NotFound` when it is not live."""
+        renewal = Renewal(lease_id, seconds, asyncio.get_running_loop().create_future())
+        self.fusion.submit(renewal)
+        return renewal.answer
+
+    async def _run(self, batch: list[Renewal]) -> None:
+        try:
+            await self._renew(batch)
+        except (asyncpg.PostgresError, QueenError) as error:
+            for renewal in batch:
+                _fail(renewal, error)
+
+    async def _renew(self, batch: list[Renewal]) -> None:
+        rows: list[tuple[int, Renewal]] = []
+        for renewal in batch:
+            place = parse_lease(renewal.lease_id) if is_uuid(renewal.lease_id) else None
+            if place is None:
+                continue
+            partition_id, several = place
+            held = [partition_id]
+            if several:
+                found = await self._link.fetch("lease_partitions", partition_id, renewal.lease_id)
+                held = [row["partition_id"] for row in found]
+            rows += [(id, renewal) for id in held]
+        rows.sort(key=lambda row: row[0])
+        ends: dict[int, datetime] = {}
+        if rows:
+            renewed = await self._link.fetch(
+                "renew",
+                [id for id, _ in rows],
+                [renewal.lease_id for _, renewal in rows],
+                [renewal.seconds for _, renewal in rows],
+            )
+            for row in renewed:
+                key = id(rows[row["slot"] - 1][1])
+                ends[key] = min(ends.get(key, row["lease_until"]), row["lease_until"])
+        for renewal in batch:
+            end = ends.get(id(renewal))
+            if end is None:
+                _fail(renewal, NotFound("Lease not found"))
+            elif not renewal.answer.done():
+                renewal.answer.set_result(end)
+
+
+def _fail(renewal: Renewal, error: Exception) -> None:
+    if not renewal.answer.done():
+        renewal.answer.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLease:
+    """A lease and every partition it was given out for."""
+
+    lease_id: str
+    partition_ids: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Release:
+    leases: Sequence[HeldLease]
+    answer: asyncio.Future[int]
+
+
+class Releaser:
+    """Ends leases early. What they hold goes to the next consumer as it would have when they ran out, only sooner."""
+
+    def __init__(self, database: Database, leases: LeaseBook, on_freed: OnFreed) -> None:
+        self._link: Link = database.link()
+        self._leases = leases
+        self._on_freed = on_freed
+        self.fusion: Fusion[_Release] = Fusion(
+            self._run, _fail_release, weigh=lambda release: len(release.leases), limit=1000
+        )
+
+    def release(self, leases: Sequence[HeldLease]) -> asyncio.Future[int]:
+        """The future gives how many partitions came free; those whose lease had ended before are none of them."""
+        release = _Release(leases, asyncio.get_running_loop().create_future())
+        self.fusion.submit(release)
+        return release.answer
+
+    async def _run(self, batch: list[_Release]) -> None:
+        # Cursors are always locked in this order, so two workers cannot wait for each other.
+        rows = sorted(
+            (partition_id, lease.lease_id)
+            for release in batch
+            for lease in release.leases
+            for partition_id in lease.partition_ids
+        )
+        try:
+            released = await self._link.fetch(
+                "release_leases", [partition_id for partition_id, _ in rows], [lease_id for _, lease_id in rows]
+            )
+        except (asyncpg.PostgresError, QueenError) as error:
+            for release in batch:
+                _fail_release(release, error)
+            return
+        for row in released:
+            self._leases.finish(row["lease_id"], row["partition_id"])
+        self._on_freed([(row["queue_id"], row["partition_id"], row["group_id"], row["available"]) for row in released])
+        freed = {(row["partition_id"], row["lease_id"]) for row in released}
+        for release in batch:
+            if not release.answer.done():
+                release.answer.set_result(
+                    sum((id, lease.lease_id) in freed for lease in release.leases for id in lease.partition_ids)
+                )
+
+
+def _fail_release(release: _Release, error: Exception) -> None:
+    if not release.answer.done():
+        release.answer.set_exception(error)
+
+
+async def find_offset(
+    fetcher: Fetcher,
+    envelope: Envelope,
+    leases: LeaseBook,
+    partition_id: int,
+    group_id: int | None,
+    transaction_id: str,
+) -> int | None:
+    """The offset of a message that a group works on, or has: as leased by this worker, by any worker, then anywhere."""
+    if group_id is not None:
+        lease = leases.of_cursor(partition_id, group_id)
+        offset = lease.offsets().get(transaction_id) if lease is not None else None
+        if offset is not None:
+            return offset
+        spans = await leased_offsets(fetcher, [(partition_id, group_id)])
+        offset = spans.get((partition_id, group_id), {}).get(transaction_hash(transaction_id, partition_id))
+        if offset is not None:
+            return offset
+    found = await find_message(fetcher, envelope, partition_id, transaction_id)
+    return found.offset if found is not None else None

@@ -1,0 +1,1 @@
+"""Reading without consuming: messages, groups, queues, traces, logs by offset."""

@@ -1,0 +1,238 @@
+"""Administration of consumer groups: where they are, moving them, forgetting them.
+
+A group knows a partition when it has a cursor there, or when a subscription of its covers it; in the second case it is
+where the first message after its subscription time is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, TypeAlias
+
+from queen.broker.catalog import Catalog
+from queen.broker.change_log import note_group_change
+from queen.broker.events import Event
+from queen.broker.segments import Moment, offsets_after
+from queen.concurrency import gently
+from queen.errors import NotFound
+from queen.storage.database import Database, Record, Transaction
+from queen.wire.ids import partition_uuid
+from queen.wire.times import iso_millis
+
+Starts: TypeAlias = tuple[list[int], list[int], list[int]]
+"""(group, partition, offset), column by column: where groups are to start on partitions they have not met."""
+
+Pair: TypeAlias = tuple[int, int]
+"""A group and a queue."""
+
+
+class Oldest:
+    """Finds them by a look at the segments of every partition, and remembers them for those who stay where they are.
+
+    `places` of a pair is a hash of the partitions where the group is behind, and of where it is on each: as long as it
+    is the same, so is the oldest message, for the time of a stored message never changes.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._known: dict[Pair, tuple[int, datetime]] = {}
+
+    async def of(self, rows: Sequence[Record], starts: Starts) -> dict[Pair, datetime]:
+        """For those of the rows (`group_id`, `queue_id`, `places`) that are behind."""
+        behind = {(row["group_id"], row["queue_id"]): row["places"] for row in rows if row["places"] is not None}
+        known = {pair: kept for pair in behind if (kept := self._known.get(pair)) and kept[0] == behind[pair]}
+        moved = [pair for pair in behind if pair not in known]
+        if moved:
+            groups, queues = zip(*moved, strict=True)
+            for row in await self._database.fetch("oldest_unconsumed", groups, queues, *starts):
+                # With the places of this very look: the group may have gone on since the rows were read.
+                known[row["group_id"], row["queue_id"]] = (row["places"], row["oldest"])
+        self._known = known
+        return {pair: oldest for pair, (_, oldest) in known.items()}
+
+
+_LAGGING_SECONDS: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSeek:
+    """What a seek of one partition did: whether the group was known there, and the time of its last message."""
+
+    updated: bool
+    moved_to: datetime | None
+
+
+class Groups:
+    """Shows and changes where consumer groups are, and has every worker know of it."""
+
+    def __init__(self, database: Database, catalog: Catalog, tell: Callable[[Sequence[Event]], None]) -> None:
+        self._database = database
+        self._catalog = catalog
+        self._tell = tell
+        self._oldest = Oldest(database)
+
+    async def summaries(self) -> list[dict[str, Any]]:
+        """Every group with every queue it knows a partition of, by name. Lags are exact."""
+        groups = [row["id"] for row in await self._database.fetch("all_groups")]
+        starts = await self._starts(groups)
+        rows = await self._database.fetch("group_list", groups, *starts)
+        oldest = await self._oldest.of(rows, starts)
+        return [_summary(row, oldest.get((row["group_id"], row["queue_id"]))) for row in rows]
+
+    async def lags(self) -> Sequence[Record]:
+        """How many messages (`behind`) each group has before it on each queue, exactly."""
+        groups = [row["id"] for row in await self._database.fetch("all_groups")]
+        return await self._database.fetch("group_lags", *await self._starts(groups))
+
+    async def lagging(self, min_seconds: int, limit: int, offset: int) -> list[dict[str, Any]]:
+        """The partitions on which a group is more than so many seconds behind, the furthest first."""
+        groups = [row["id"] for row in await self._database.fetch("all_groups")]
+        rows = await self._positions(groups, float(min_seconds), limit, offset)
+        return [
+            {
+                "consumer_group": row["group_name"],
+                "queue_name": row["queue_name"],
+                "partition_name": row["partition_name"],
+                "partition_id": partition_uuid(self._catalog.shard, row["partition_id"]),
+                "worker_id": row["lease_id"],
+                "offset_lag": row["behind"],
+                "time_lag_seconds": int(row["seconds"]),
+                "lag_hours": round(row["seconds"] / 3600, 2),
+                "oldest_unconsumed_at": iso_millis(row["oldest"]),
+                "last_consumed_at": iso_millis(row["last_consumed_at"]),
+            }
+            for row in rows
+        ]
+
+    async def detail(self, group: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
+        """Where a group is on every partition it knows, by queue; empty when nobody knows the group."""
+        group_id = await self._group(group)
+        rows = [] if group_id is None else await self._positions([group_id], None, None, 0)
+        queues: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        for row, place in zip(rows, await gently(_place, rows), strict=True):
+            queues.setdefault(row["queue_name"], {"partitions": []})["partitions"].append(place)
+        return queues
+
+    async def delete(self, group: str, queue: str | None, *, with_subscriptions: bool) -> int:
+        """Forget where a group is, on one queue or on all; returns on how many partitions.
+
+        With its subscriptions gone it begins anew at its next pop, else again where they say. Dead letters stay.
+        """
+        group_id = await self._group(group)
+        if group_id is None:
+            return 0
+        async with self._database.transaction() as transaction:
+            forgotten = await transaction.fetch("forget_subscriptions", group_id, queue) if with_subscriptions else []
+            (row,) = await transaction.fetch("forget_cursors", group_id, queue)
+            changed = forgotten or row["partitions"]
+            changes = [await note_group_change(transaction, group)] if changed else []
+        self._tell(changes)
+        return int(row["partitions"])
+
+    async def move_subscriptions(self, group: str, since: datetime) -> int:
+        """Have a group start after `since` on partitions it has not met; returns how many subscriptions it has."""
+        group_id = await self._group(group)
+        if group_id is None:
+            return 0
+        async with self._database.transaction() as transaction:
+            rows = await transaction.fetch("move_subscriptions", group_id, since)
+            changes = [await note_group_change(transaction, group)] if rows else []
+        self._tell(changes)
+        return len(rows)
+
+    async def seek(self, group: str, queue: str, moment: datetime | None) -> int:
+        """Have a group go on after the last message stored at or before a moment (None: after the last there is).
+
+        Its leases end, its failed attempts stay counted. Returns how many partitions it knows and was moved on.
+        """
+        return len(await self._seek(group, queue, None, moment))
+
+    async def seek_partition(self, group: str, queue: str, partition: str) -> PartitionSeek:
+        """Have a group skip all there is on one partition."""
+        records = await self._database.fetch("queue_by_name", queue)
+        if not records or not await self._database.fetch("partitions_by_names", [records[0]["id"]], [partition]):
+            raise NotFound("Partition not found")
+        moved = await self._seek(group, queue, partition, None)
+        return PartitionSeek(bool(moved), moved[0]["last_at"] if moved else None)
+
+    async def _seek(self, group: str, queue: str, partition: str | None, moment: datetime | None) -> Sequence[Record]:
+        """Returns what the partitions hold on which the group was moved."""
+        group_id = await self._group(group)
+        records = await self._database.fetch("queue_by_name", queue)
+        if group_id is None or not records:
+            return []
+        queue_id = records[0]["id"]
+        await self._meet(group_id, queue_id, partition)
+        async with self._database.transaction() as transaction:
+            held = await transaction.fetch("hold_group_cursors", group_id, queue_id, partition)
+            # Read only now: what was consumed while the locks were waited for must not be delivered again.
+            spans = await transaction.fetch("partition_spans", [row["partition_id"] for row in held])
+            targets = await _targets(transaction, spans, moment)
+            await transaction.fetch("move_cursors", group_id, [span["id"] for span in spans], targets)
+            changes = [await note_group_change(transaction, group)] if spans else []
+        self._tell(changes)
+        return spans
+
+    async def _meet(self, group_id: int, queue_id: int, partition: str | None) -> None:
+        """Make the cursors that a subscription promises; before the transaction, whose locks are taken in order."""
+        unmet = await self._database.fetch("unmet_partitions", group_id, queue_id, partition)
+        if unmet:
+            await self._database.fetch("ensure_cursors", [row["id"] for row in unmet], [group_id] * len(unmet))
+
+    async def _group(self, name: str) -> int | None:
+        return await self._catalog.group(name, create=False)
+
+    async def _positions(
+        self, groups: Sequence[int], min_seconds: float | None, limit: int | None, offset: int
+    ) -> Sequence[Record]:
+        starts = await self._starts(groups)
+        return await self._database.fetch("group_positions", groups, *starts, min_seconds, limit, offset)
+
+    async def _starts(self, groups: Sequence[int]) -> Starts:
+        rows = await self._database.fetch("unmet_news", groups)
+        offsets = await offsets_after(
+            self._database,
+            [Moment(row["id"], row["floor_offset"], row["next_offset"], row["since"]) for row in rows],
+        )
+        return [row["group_id"] for row in rows], [row["id"] for row in rows], offsets
+
+
+async def _targets(transaction: Transaction, spans: Sequence[Record], moment: datetime | None) -> Sequence[int]:
+    """Where a cursor stands after the last message stored at or before the moment, for each partition."""
+    if moment is None:
+        return [span["next_offset"] for span in spans]
+    return await offsets_after(
+        transaction, [Moment(span["id"], span["floor_offset"], span["next_offset"], moment) for span in spans]
+    )
+
+
+def _place(row: Record) -> dict[str, Any]:
+    return {
+        "partition": row["partition_name"],
+        "workerId": row["lease_id"],
+        "lastConsumedAt": iso_millis(row["last_consumed_at"]),
+        "totalConsumed": row["total_consumed"],
+        "offsetLag": row["behind"],
+        "timeLagSeconds": int(row["seconds"]),
+        "leaseActive": row["leased"],
+    }
+
+
+def _summary(row: Record, oldest: datetime | None) -> dict[str, Any]:
+    seconds = 0 if oldest is None else max(0, int((row["at"] - oldest).total_seconds()))
+    calm = "Stable" if row["consumed"] else "Dead"
+    return {
+        "name": row["group_name"],
+        "topics": [row["queue_name"]],
+        "queueName": row["queue_name"],
+        "members": row["members"],
+        "partitionsWithLag": row["lagging"],
+        "totalLag": row["behind"],
+        "maxTimeLag": seconds,
+        "state": "Lagging" if seconds > _LAGGING_SECONDS else calm,
+        "subscriptionMode": row["mode"],
+        "subscriptionTimestamp": iso_millis(row["since"]),
+        "subscriptionCreatedAt": iso_millis(row["subscribed_at"]),
+    }

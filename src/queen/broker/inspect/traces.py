@@ -1,0 +1,162 @@
+"""Traces: what consumers say about a message while they work on it, found again by message or by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from queen.broker.ack.leases import LeaseBook, find_offset
+from queen.broker.catalog import QUEUE_MODE, Catalog
+from queen.broker.segments import StoredMessages, UnreadableSegment, find_message
+from queen.errors import NotFound
+from queen.storage.database import Database, Record, can_be_stored, storable
+from queen.wire.envelope import Envelope, EnvelopeError
+from queen.wire.ids import parse_partition_uuid, partition_uuid
+from queen.wire.times import iso_millis
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One thing said about one message. `data` is JSON as it came."""
+
+    partition_id: str
+    transaction_id: str
+    data: bytes
+    group: str = QUEUE_MODE
+    event_type: str = "info"
+    names: Sequence[str] = ()
+
+
+class Traces:
+    """The traces of one shard."""
+
+    def __init__(
+        self, database: Database, catalog: Catalog, leases: LeaseBook, envelope: Envelope, worker_id: int
+    ) -> None:
+        self._database = database
+        self._catalog = catalog
+        self._leases = leases
+        self._envelope = envelope
+        self._worker_id = str(worker_id)
+
+    async def add(self, trace: Trace) -> str:
+        """Store a trace; returns its id. Raises `NotFound` when there is no such message."""
+        partition_id = self._partition(trace.partition_id)
+        partition = (await self._catalog.partitions_by_id([partition_id])).get(partition_id)
+        queue = await self._catalog.queue_of(partition) if partition is not None else None
+        if partition is None or queue is None:
+            raise NotFound("Message not found")
+        group_id = await self._catalog.group(trace.group, create=False)
+        offset = await find_offset(
+            self._database, self._envelope, self._leases, partition_id, group_id, trace.transaction_id
+        )
+        if offset is None:
+            raise NotFound("Message not found")
+        (row,) = await self._database.fetch(
+            "insert_trace",
+            queue.id,
+            partition_id,
+            offset,
+            storable(trace.transaction_id),
+            trace.group,
+            trace.event_type,
+            self._envelope.seal(trace.data, encrypt=queue.encryption_enabled),
+            self._worker_id,
+            list(dict.fromkeys(trace.names)),
+        )
+        return str(row["public_id"])
+
+    async def of_message(self, partition: str, transaction_id: str, limit: int, offset: int) -> dict[str, Any]:
+        """The traces of a message, oldest first; none when there is no such message."""
+        rows: list[Record] = []
+        total = 0
+        try:
+            partition_id = self._partition(partition)
+        except NotFound:
+            return _page({"traces": []}, total, limit, offset)
+        message_offset = await self._traced_offset(partition_id, transaction_id)
+        if message_offset is not None:
+            (count,) = await self._database.fetch("count_traces_at", partition_id, message_offset)
+            total = count["total"]
+            if offset < total:
+                rows = await self._database.fetch("traces_at", partition_id, message_offset, limit, offset)
+        return _page({"traces": [self._render(row) for row in rows]}, total, limit, offset)
+
+    async def by_name(self, name: str, limit: int, offset: int) -> dict[str, Any]:
+        """The traces of a name over all messages, oldest first, with what those messages carry."""
+        if not can_be_stored(name):
+            return _page({"traces": []}, 0, limit, offset)
+        (count,) = await self._database.fetch("count_traces_named", name)
+        rows: list[Record] = []
+        if offset < count["total"]:
+            rows = await self._database.fetch("traces_named", name, limit, offset)
+        places = {(row["partition_id"], row["message_offset"]) for row in rows}
+        messages = await StoredMessages(self._database, self._envelope).read(places, payloads=True)
+        traces = []
+        for row in rows:
+            message = messages.get((row["partition_id"], row["message_offset"]))
+            about = {
+                "transaction_id": row["transaction_id"],
+                "partition_id": partition_uuid(self._catalog.shard, row["partition_id"]),
+                "queue_name": row["queue_name"],
+                "partition_name": row["partition_name"],
+                "message_payload": msgspec.Raw(message.payload) if message is not None else None,
+            }
+            traces.append(self._render(row) | about)
+        return _page({"traces": traces}, count["total"], limit, offset)
+
+    async def names(self, limit: int, offset: int) -> dict[str, Any]:
+        """The names in use, the one used last first."""
+        rows = await self._database.fetch("trace_names_page", limit, offset)
+        names = [
+            {
+                "trace_name": row["name"],
+                "trace_count": row["traces"],
+                "message_count": row["messages"],
+                "last_seen": iso_millis(row["last_seen"]),
+            }
+            for row in rows
+            if row["name"] is not None
+        ]
+        return _page({"trace_names": names}, rows[0]["total"], limit, offset)
+
+    async def _traced_offset(self, partition_id: int, transaction_id: str) -> int | None:
+        """The offset of a message; traces outlive their messages, so what is gone is looked for among the traces."""
+        try:
+            found = await find_message(self._database, self._envelope, partition_id, transaction_id)
+        except UnreadableSegment:
+            found = None
+        if found is not None:
+            return found.offset
+        (row,) = await self._database.fetch("traced_offset", partition_id, storable(transaction_id))
+        offset: int | None = row["message_offset"]
+        return offset
+
+    def _partition(self, text: str) -> int:
+        place = parse_partition_uuid(text)
+        if place is None or place[0] != self._catalog.shard:
+            raise NotFound("Message not found")
+        return place[1]
+
+    def _render(self, row: Record) -> dict[str, Any]:
+        trace: dict[str, Any] = {
+            "id": str(row["public_id"]),
+            "event_type": row["event_type"],
+            "data": None,
+            "consumer_group": row["group_name"],
+            "worker_id": row["worker_id"],
+            "created_at": iso_millis(row["created_at"]),
+            "trace_names": row["names"],
+        }
+        try:
+            trace["data"] = msgspec.Raw(self._envelope.open(row["data"]))
+        except EnvelopeError as error:
+            trace["unreadable"] = str(error)
+        return trace
+
+
+def _page(content: dict[str, Any], total: int, limit: int, offset: int) -> dict[str, Any]:
+    return content | {"total": total, "pagination": {"limit": limit, "offset": offset, "total": total}}

@@ -1,0 +1,1 @@
+"""Background jobs of the elected worker: retention, eviction, cleanup."""

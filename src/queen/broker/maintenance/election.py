@@ -1,0 +1,142 @@
+"""Who runs the background jobs: the one session, over all workers and hosts, that holds an advisory lock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from queen.errors import DatabaseAway
+from queen.storage.database import AWAY_ERRORS, AdvisoryLock, Connection, Database, Record
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 1.0
+_LONGEST_STEP_SECONDS = 60.0
+_CLOSE_SECONDS = 2.0
+_PING_SECONDS = 1.0
+_SILENT_SECONDS = 4.0
+_POLLS_PER_CHECK = 2
+# PostgreSQL notices within seconds that the host of a session is gone, and frees its lock.
+_KEEPALIVE = {
+    "tcp_keepalives_idle": "2",
+    "tcp_keepalives_interval": "1",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": str(int(_SILENT_SECONDS * 1000)),
+}
+
+
+class Session:
+    """One connection that the jobs share, a statement at a time.
+
+    The jobs run on the very connection that holds the lock: who has lost it cannot go on by mistake.
+    """
+
+    def __init__(self, database: Database, connection: Connection) -> None:
+        self._statements = database.statements
+        self._connection = connection
+        self._free = asyncio.Lock()
+        self.lost = asyncio.Event()
+        connection.add_termination_listener(self._terminated)
+
+    @classmethod
+    async def open(cls, database: Database) -> Session:
+        return cls(database, await database.connect(**_KEEPALIVE))
+
+    async def fetch(self, name: str, *args: Any, patience: float = _LONGEST_STEP_SECONDS) -> list[Record]:
+        """Run a named statement. Raises `DatabaseAway` when the connection is lost, and with it the lock."""
+        async with self._free:
+            try:
+                return await self._connection.fetch(self._statements[name], *args, timeout=patience)
+            except AWAY_ERRORS as error:
+                self.lost.set()
+                raise DatabaseAway(f"PostgreSQL is not reachable: {error or type(error).__name__}") from error
+
+    async def keep_alive(self) -> None:
+        """Let PostgreSQL hear of this session until it is lost: others end a session that holds the lock in silence."""
+        while True:
+            await self.fetch("ping", patience=_SILENT_SECONDS)
+            await asyncio.sleep(_PING_SECONDS)
+
+    async def close(self) -> None:
+        self._connection.remove_termination_listener(self._terminated)
+        if self.lost.is_set():
+            self._connection.terminate()
+            return
+        self.lost.set()
+        try:
+            await self._connection.close(timeout=_CLOSE_SECONDS)
+        except AWAY_ERRORS:
+            self._connection.terminate()
+
+    def abort(self) -> None:
+        """Cut the connection, for who cannot wait."""
+        self._connection.terminate()
+
+    def _terminated(self, connection: object) -> None:
+        self.lost.set()
+
+
+class Election:
+    """Stands for the lock until it is won."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def win(self) -> Session:
+        """Wait until this process is the elected one; the session it returns is its mandate."""
+        attempts = 0
+        while True:
+            attempts += 1
+            session = await self._stand(check=attempts % _POLLS_PER_CHECK == 0)
+            if session is not None:
+                return session
+            # Out of step with the others, so that they do not ask all at once.
+            await asyncio.sleep(_POLL_SECONDS * random.uniform(0.75, 1.25))
+
+    async def _stand(self, *, check: bool) -> Session | None:
+        """Asking costs no connection of its own: one is opened when the lock seems to be free."""
+        try:
+            (row,) = await self._database.fetch("janitor_vacant", AdvisoryLock.BACKGROUND_JOBS)
+            if not row["vacant"]:
+                if check:
+                    await self._end_silent_holder()
+                return None
+            return await self._take(await Session.open(self._database))
+        except (DatabaseAway, asyncpg.PostgresError) as error:
+            log.debug("the lock of the background jobs cannot be asked for: %s", error)
+            return None
+
+    async def _end_silent_holder(self) -> None:
+        """A process that was paused, or whose connection goes nowhere, would keep the lock for ever."""
+        if await self._database.fetch("end_silent_janitor", AdvisoryLock.BACKGROUND_JOBS, _SILENT_SECONDS):
+            log.warning("the session that held the lock of the background jobs was silent for too long, and was ended")
+
+    async def _take(self, session: Session) -> Session | None:
+        try:
+            (row,) = await session.fetch("janitor_take", AdvisoryLock.BACKGROUND_JOBS)
+        except BaseException:
+            session.abort()
+            raise
+        if row["taken"]:
+            return session
+        await session.close()
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Work that is due every `interval` seconds, and at once when the janitor is nudged if it is `prompt`.
+
+    `run` does a bounded piece in short statements, and says whether more is waiting.
+    """
+
+    name: str
+    interval: float
+    run: Callable[[Session], Awaitable[bool]]
+    prompt: bool = False

@@ -1,0 +1,145 @@
+"""What a background job is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from queen.broker.change_log import KEPT_SECONDS
+from queen.broker.maintenance.cleanup import DroppedPartitions, OldMetrics, OldRows, Rounds, Tell
+from queen.broker.maintenance.election import Election, Job, Session
+from queen.broker.maintenance.retention import Eviction, Retention, Trimmer
+from queen.broker.maintenance.rewrite import Rewrite
+from queen.broker.maintenance.schedule import Ears
+from queen.concurrency import Background
+from queen.errors import DatabaseAway
+from queen.settings import Settings
+from queen.storage.database import Database
+
+log = logging.getLogger(__name__)
+
+_DROPPED_INTERVAL = 60.0
+_REWRITE_INTERVAL = 5.0
+_CHANGES_INTERVAL = 60.0
+_HISTORY_DAYS = 90
+_STAGED_SECONDS = 86_400.0
+_STAGE_RUNS_INTERVAL = 3600.0
+# A streaming query that rests for longer may publish its last batch again.
+_STAGE_RUNS_SECONDS = 400 * 86_400.0
+_BETWEEN_PIECES = 0.05
+_BETWEEN_TERMS = 1.0
+
+
+def cleaning_jobs(settings: Settings, tell: Tell, ears: Ears) -> list[Job]:
+    """The jobs that keep the tables of the queues small; `tell` lets the workers know what is gone.
+
+    What they remember of partitions they have learnt by looking, and by what `ears` hear of pushes.
+    """
+    retention_seconds = settings.retention_interval / 1000
+    batch = settings.retention_batch_size
+    jobs = [
+        Job("retention", retention_seconds, Retention(Trimmer(batch, ears)).run),
+        Job("eviction", settings.eviction_interval / 1000, Eviction(Trimmer(settings.eviction_batch_size, ears)).run),
+        Job("rounds", retention_seconds, Rounds(batch, settings.partition_cleanup_days, tell).run),
+        Job("old history", retention_seconds, OldRows("remove_old_history", _HISTORY_DAYS, batch).run),
+        Job("old changes", _CHANGES_INTERVAL, OldRows("remove_old_changes", KEPT_SECONDS, batch).run),
+        Job("old stages", retention_seconds, OldRows("remove_old_stages", _STAGED_SECONDS, batch).run),
+        Job("old stage runs", _STAGE_RUNS_INTERVAL, OldRows("remove_old_stage_runs", _STAGE_RUNS_SECONDS, batch).run),
+        Job("old metrics", retention_seconds, OldMetrics(batch, settings.metrics_retention_days).run),
+        # After the job that drops partitions, so that one round of all jobs leaves nothing behind.
+        Job("dropped partitions", _DROPPED_INTERVAL, DroppedPartitions(batch).run, prompt=True),
+    ]
+    if settings.rewrite_hot_tables:
+        jobs.append(Job("rewrite", _REWRITE_INTERVAL, Rewrite().run))
+    return jobs
+
+
+class Janitor:
+    """Stands for election as long as it runs, and does the jobs while elected."""
+
+    def __init__(self, database: Database, make_jobs: Callable[[Ears], Sequence[Job]]) -> None:
+        """Jobs are made for each term of office: what those of another term remember may be long out of date."""
+        self._database = database
+        self._election = Election(database)
+        self._make_jobs = make_jobs
+        self._wake_ups: dict[Job, asyncio.Event] = {}
+        self.ears = Ears()
+        self._background = Background()
+        self.elected = asyncio.Event()
+
+    def start(self) -> None:
+        self._background.start(self._serve())
+
+    async def stop(self) -> None:
+        """End what is under way, and let another janitor be elected."""
+        await self._background.stop()
+
+    def nudge(self) -> None:
+        """Something was deleted: have the prompt jobs run now, if this is the elected janitor."""
+        for job, wake_up in self._wake_ups.items():
+            if job.prompt:
+                wake_up.set()
+
+    async def run_once(self) -> None:
+        """Do all that is due now, elected or not: every step is safe beside another janitor's.
+
+        The jobs remember nothing, so they look everywhere.
+        """
+        session = await Session.open(self._database)
+        try:
+            for job in self._make_jobs(Ears()):
+                while await job.run(session):
+                    pass
+        finally:
+            await session.close()
+
+    async def _serve(self) -> None:
+        while True:
+            session = await self._election.win()
+            log.info("this worker runs the background jobs now")
+            self.elected.set()
+            try:
+                await self._hold_office(session)
+            finally:
+                self.elected.clear()
+                await session.close()
+            log.warning("the connection that holds the lock of the background jobs was lost; another worker takes over")
+            await asyncio.sleep(_BETWEEN_TERMS)
+
+    async def _hold_office(self, session: Session) -> None:
+        """Run the jobs side by side until the lock is lost."""
+        loop = asyncio.get_running_loop()
+        lost = loop.create_task(session.lost.wait())
+        self.ears = Ears()
+        self._wake_ups = {job: asyncio.Event() for job in self._make_jobs(self.ears)}
+        jobs = [loop.create_task(self._repeat(job, wake_up, session)) for job, wake_up in self._wake_ups.items()]
+        jobs.append(loop.create_task(session.keep_alive()))
+        try:
+            await asyncio.wait([lost, *jobs], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.ears = Ears()
+            self._wake_ups = {}
+            for task in (lost, *jobs):
+                task.cancel()
+            await asyncio.gather(lost, *jobs, return_exceptions=True)
+
+    async def _repeat(self, job: Job, wake_up: asyncio.Event, session: Session) -> None:
+        while True:
+            wake_up.clear()
+            try:
+                more = await job.run(session)
+            except DatabaseAway:
+                raise
+            except Exception:
+                # A job that fails must not take the others with it.
+                log.exception("the background job %r failed; its next run tries again", job.name)
+                more = False
+            if more:
+                await asyncio.sleep(_BETWEEN_PIECES)
+                continue
+            try:
+                async with asyncio.timeout(job.interval):
+                    await wake_up.wait()
+            except TimeoutError:
+                pass

@@ -1,0 +1,233 @@
+"""Which partitions of a queue a rule is to be applied to, and when.
+
+Most partitions of a large queue are idle, and cost nothing until the moment comes at which they can have something to
+remove. That moment is learnt by looking at a partition once; pushes that are heard of bring it forward.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_MOST_HEARD = 100_000
+
+
+class Listener:
+    """Partitions of a queue that were pushed to since they were last asked for, as far as there is room for them."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._heard: set[int] = set()
+
+    def pushed(self, partition_id: int) -> None:
+        if self._room.left and partition_id not in self._heard:
+            self._room.left -= 1
+            self._heard.add(partition_id)
+
+    def take(self) -> set[int]:
+        heard, self._heard = self._heard, set()
+        self._room.left += len(heard)
+        return heard
+
+
+class Ears:
+    """Tells listeners of pushes to their queues."""
+
+    def __init__(self) -> None:
+        self._room = Room(_MOST_HEARD)
+        self._listeners: dict[int, list[Listener]] = {}
+
+    def listen(self, queue_id: int) -> Listener:
+        listener = Listener(self._room)
+        self._listeners.setdefault(queue_id, []).append(listener)
+        return listener
+
+    def stop(self, queue_id: int, listener: Listener) -> None:
+        """Listen no longer."""
+        listener.take()
+        listeners = self._listeners[queue_id]
+        listeners.remove(listener)
+        if not listeners:
+            del self._listeners[queue_id]
+
+    def pushed(self, queue_id: int, partition_id: int) -> None:
+        for listener in self._listeners.get(queue_id, ()):
+            listener.pushed(partition_id)
+
+
+AT_ONCE = 0.0
+"""A moment that has always passed."""
+
+
+@dataclass(slots=True)
+class Room:
+    """How many ids may yet be remembered, by all that share it."""
+
+    left: int
+
+
+class Agenda:
+    """Ids on pages, one for each `grain` seconds: 8 bytes for an id, and some 250 for a page that is in use.
+
+    Taking what is due costs as much as there is to take, however much waits on later pages.
+    """
+
+    def __init__(self, grain: float, room: Room) -> None:
+        self._grain = grain
+        self._room = room
+        self._pages: dict[int, array[int]] = {}
+        self._numbers: list[int] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, id_: int, moment: float) -> bool:
+        """Have an id taken at a moment, or up to a grain later; False when there is no room for it."""
+        if not self._room.left:
+            return False
+        number = math.ceil(moment / self._grain)
+        if number * self._grain < moment:
+            # The quotient was rounded down to a whole number.
+            number += 1
+        page = self._pages.get(number)
+        if page is None:
+            page = self._pages[number] = array("q")
+            heapq.heappush(self._numbers, number)
+        page.append(id_)
+        self._count += 1
+        self._room.left -= 1
+        return True
+
+    def take(self, now: float) -> list[int]:
+        """All ids whose moment has come, which are no longer in the agenda then."""
+        ids: list[int] = []
+        while self._numbers and self._numbers[0] * self._grain <= now:
+            ids += self._pages.pop(heapq.heappop(self._numbers))
+        self._count -= len(ids)
+        self._room.left += len(ids)
+        return ids
+
+    def clear(self) -> None:
+        self._room.left += self._count
+        self._count = 0
+        self._pages.clear()
+        self._numbers.clear()
+
+
+PAGE = 1000
+UNSETTLED_SECONDS = 60.0
+"""For so long after a partition was made, one with a lower id may yet turn up: its transaction has not ended."""
+_LIFE_SECONDS = 86_400.0
+"""After that everything is looked at anew, in case something was missed that nobody thought of."""
+_MOST_FRESH = 100_000
+_BETWEEN_ROUNDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the schedules of a job share: room for partitions, and for those among them that were pushed to lately.
+
+    The former take about 10 bytes each, the latter about 80.
+    """
+
+    known: Room
+    awake: Room
+
+
+class Schedule:
+    """Remembers when to look at each partition of a queue, for one rule. Moments are those of one clock.
+
+    A run takes what is `due`, then pages of partitions `after` the known ones, and says of each when to `look_again`.
+    """
+
+    def __init__(self, seconds: float, memory: Memory, listener: Listener, now: float) -> None:
+        # As late as that is not late for who keeps messages for so many seconds, and pages stay few.
+        grain = min(max(1.0, seconds / 1000), 60.0)
+        self.listener = listener
+        self._seconds = seconds
+        self._agenda = Agenda(grain, memory.known)
+        # Partitions that were pushed to stand here too, while they hold something and wherever the agenda has them.
+        self._news = Agenda(grain, memory.awake)
+        self._awake: set[int] = set()
+        self.forget(now)
+
+    def forget(self, now: float) -> None:
+        """Begin anew: every partition is looked at."""
+        self._agenda.clear()
+        self._news.clear()
+        self._awake.clear()
+        self.listener.take()
+        self._heard_since = self._began = self._next_round = now
+        self._woken: set[int] = set()
+        self._only_woken: set[int] = set()
+        self._fresh: set[int] = set()
+        self._after = self._settled = 0
+        self._listed = self._overfull = False
+
+    def due(self, now: float) -> list[int]:
+        """Take the partitions that are to be looked at now."""
+        if now - self._began > _LIFE_SECONDS or (self._overfull and self.after is None and now >= self._next_round):
+            self.forget(now)
+        # Those of the last run of which nothing was said are gone.
+        self._awake -= self._woken
+        self._listed = False
+        self._wake_up(now)
+        ids = self._agenda.take(now)
+        self._woken = {*self._news.take(now)}
+        self._only_woken = self._woken.difference(ids)
+        return [*ids, *self._only_woken]
+
+    @property
+    def after(self) -> int | None:
+        """After which id to look for partitions that are not known yet; None: not now."""
+        return None if self._overfull and self._after == 0 else self._after
+
+    def meet(self, page: Sequence[tuple[int, bool]], now: float) -> tuple[list[int], bool]:
+        """Take in a page of partitions (id, settled) after `after`: those to look at, and whether it was the last."""
+        ids = [id_ for id_, _ in page if id_ not in self._fresh]
+        self._only_woken.difference_update(ids)
+        if not self._overfull:
+            # With very many new ones, those that turn up late are left to the next day.
+            few = len(self._fresh) < _MOST_FRESH
+            self._fresh.update(id_ for id_, settled in page if few and not settled)
+            self._settled = max([self._settled, *(id_ for id_, settled in page if settled or not few)])
+        self._listed = len(page) < PAGE
+        if not self._listed:
+            self._after, _ = page[-1]
+            return ids, False
+        self._fresh = {id_ for id_ in self._fresh if id_ > self._settled}
+        self._after = self._settled
+        self._next_round = now + _BETWEEN_ROUNDS
+        return ids, True
+
+    def look_again(self, partition_id: int, pause: float, now: float, *, empty: bool) -> None:
+        """When to look at a partition next; with no pause, in the next run. `empty`: nothing in it can become due."""
+        moment = now + pause if pause > 0 else AT_ONCE
+        if partition_id not in self._only_woken and not self._overfull:
+            self._put(partition_id, moment)
+        if partition_id in self._woken:
+            self._woken.discard(partition_id)
+            if empty or not self._news.put(partition_id, moment):
+                self._awake.discard(partition_id)
+
+    def _wake_up(self, now: float) -> None:
+        for id_ in self.listener.take() - self._awake:
+            if not self._news.put(id_, self._heard_since + self._seconds):
+                break
+            self._awake.add(id_)
+        self._heard_since = now
+
+    def _put(self, partition_id: int, moment: float) -> None:
+        if self._agenda.put(partition_id, moment):
+            return
+        # Better to remember nothing than some: then all are looked at in turn, a round a minute.
+        self._agenda.clear()
+        self._fresh.clear()
+        self._settled = 0
+        self._overfull = True
+        if self._listed:
+            self._after = 0

@@ -1,0 +1,429 @@
+"""Claims: leasing the spans that pops were matched with, and rendering what is in them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from queen.broker.ack.leases import Lease, LeaseBook
+from queen.broker.catalog import Catalog, Partition, Queue
+from queen.broker.pop.lanes import Lane
+from queen.broker.segments import SegmentCache, read_segment
+from queen.errors import Conflict, QueenError
+from queen.metrics.meter import Meter, clock
+from queen.storage.database import Database, Record
+from queen.wire.envelope import Envelope, EnvelopeError
+from queen.wire.ids import IdSource
+from queen.wire.segment import MalformedSegment, Segment
+
+if TYPE_CHECKING:
+    from queen.broker.pop.requests import Pop
+
+OnHeld: TypeAlias = Callable[[Sequence[tuple[int, int, int, float]]], None]
+"""Told (queue, partition, group, seconds) of every lease that began, before its holder can know of it."""
+
+OnTaken: TypeAlias = Callable[[Sequence[tuple[int, int, int]]], None]
+"""Told (queue, partition, group) where all that was there was consumed at once."""
+
+_NO_STOP = (1 << 63) - 1
+_UNREADABLE_PAUSE = 1.0
+
+_encode = msgspec.json.encode
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One partition that one pop (or, consuming at once, several) was matched with, and what came of it."""
+
+    lane: Lane
+    partition_id: int
+    want: int
+    pops: list[Pop]
+    lease_id: str
+    start: int = 0
+    end: int = 0
+    left: int = 0
+    hold_for: float = 0.0
+    undue: bool = False
+    """Nobody holds a lease: it is too early for the messages."""
+    segments: list[Segment] = field(default_factory=list)
+    error: QueenError | None = None
+    gone: bool = False
+
+    @property
+    def auto_ack(self) -> bool:
+        return not self.lease_id
+
+
+class UnreadableMessage(Conflict):
+    """A stored message cannot be read; it stays where it is."""
+
+
+class Claimer:
+    """Runs claims against one shard and answers the pops they serve."""
+
+    def __init__(
+        self,
+        database: Database,
+        catalog: Catalog,
+        cache: SegmentCache,
+        leases: LeaseBook,
+        envelope: Envelope,
+        ids: IdSource,
+        on_held: OnHeld,
+        on_taken: OnTaken,
+        meter: Meter,
+    ) -> None:
+        self._link = database.link()
+        self._catalog = catalog
+        self._cache = cache
+        self._leases = leases
+        self._envelope = envelope
+        self._ids = ids
+        self._on_held = on_held
+        self._on_taken = on_taken
+        self._meter = meter
+        self._cache_version = 0
+        self.batches = 0
+
+    def lease_id(self, partition_id: int, *, several: bool) -> str:
+        return self._ids.lease(partition_id, several=several)
+
+    async def run(self, claims: list[Claim]) -> None:
+        """Lease, read, and answer. Afterwards each claim says what is left and for how long it is held."""
+        self.batches += 1
+        self._meter.pop_batches.observe(len(claims))
+        now = clock()
+        for claim in claims:
+            for pop in claim.pops:
+                if pop.options.wait:
+                    # How long it waited for a message to be there says nothing of how fast it is served.
+                    pop.began = now
+        claims.sort(key=_lock_order)
+        self._cache_version = self._cache.version
+        queues = {claim.lane.queue_name: await self._queue(claim.lane) for claim in claims}
+        met: list[Claim] = []
+        new: list[Claim] = []
+        for claim in claims:
+            (met if claim.partition_id in claim.lane.cursors else new).append(claim)
+        if new:
+            met = sorted([*met, *await self._lease_fresh(new, queues)], key=_lock_order)
+        if met:
+            await self._expire(met, queues)
+            stops = await self._stops(met, queues)
+            await self._read(met, await self._lease(met, queues, stops))
+        await self._give_back([claim for claim in claims if claim.error is not None])
+        await self._explain([claim for claim in claims if claim.end == 0], queues)
+        await self._deliver([claim for claim in claims if claim.end > 0 and claim.error is None])
+
+    async def _queue(self, lane: Lane) -> Queue | None:
+        return self._catalog.cached_queue(lane.queue_name) or await self._catalog.queue(lane.queue_name)
+
+    async def _lease_fresh(self, claims: list[Claim], queues: dict[str, Queue | None]) -> list[Claim]:
+        """Claim where the group has no cursor that this worker knows of; returns those to be claimed as usual."""
+        plain = [claim for claim in claims if claim.lane.plain and _is_plain(queues[claim.lane.queue_name])]
+        rows: list[Record] = []
+        if plain:
+            rows = await self._link.fetch("claim_fresh", *self._columns(plain, queues), *self._spans(plain))
+        places = {(claim.partition_id, claim.lane.group_id): claim for claim in plain}
+        by_claim: dict[Claim, list[Record]] = {}
+        for row in rows:
+            by_claim.setdefault(places[row["partition_id"], row["group_id"]], []).append(row)
+        for claim, own in by_claim.items():
+            await self._take(claim, own)
+        rest = [claim for claim in claims if claim not in by_claim]
+        if rest:
+            await self._link.fetch(
+                "ensure_cursors", [claim.partition_id for claim in rest], [claim.lane.group_id for claim in rest]
+            )
+        for claim in claims:
+            claim.lane.knows_cursor(claim.partition_id)
+        return rest
+
+    def _columns(self, claims: list[Claim], queues: dict[str, Queue | None]) -> tuple[list[object], ...]:
+        """What both ways of claiming are told of each claim."""
+        options = [queues[claim.lane.queue_name] for claim in claims]
+        return (
+            [claim.partition_id for claim in claims],
+            [claim.lane.group_id for claim in claims],
+            [claim.want for claim in claims],
+            [claim.lease_id or None for claim in claims],
+            [float(queue.lease_seconds) if queue else 60.0 for queue in options],
+            [claim.auto_ack for claim in claims],
+            [float(queue.window_buffer) if queue else 0.0 for queue in options],
+        )
+
+    def _spans(self, claims: list[Claim]) -> tuple[list[object], list[object]]:
+        """Where what this worker holds in memory of each claim's partition begins and ends."""
+        spans = [self._cache.span(claim.partition_id) for claim in claims]
+        return [span[0] for span in spans], [span[1] for span in spans]
+
+    async def _expire(self, claims: list[Claim], queues: dict[str, Queue | None]) -> None:
+        ageing = {
+            claim.partition_id: float(queue.ttl)
+            for claim in claims
+            if (queue := queues[claim.lane.queue_name]) is not None and queue.ttl
+        }
+        if ageing:
+            await self._link.fetch("expire", list(ageing), list(ageing.values()))
+
+    async def _stops(self, claims: list[Claim], queues: dict[str, Queue | None]) -> dict[Claim, int]:
+        """For queues with delayed processing: the first offset of each claim that is too young."""
+        delayed = [
+            (claim, queue.delayed_processing)
+            for claim in claims
+            if (queue := queues[claim.lane.queue_name]) is not None and queue.delayed_processing > 0
+        ]
+        if not delayed:
+            return {}
+        rows = await self._link.fetch(
+            "ripe_until",
+            [claim.partition_id for claim, _ in delayed],
+            [claim.lane.group_id for claim, _ in delayed],
+            [claim.want for claim, _ in delayed],
+            [float(delay) for _, delay in delayed],
+        )
+        stops: dict[Claim, int] = {}
+        for row in rows:
+            claim = delayed[row["slot"] - 1][0]
+            stops[claim] = row["base_offset"]
+            claim.hold_for, claim.undue = max(0.001, row["ripe_in"]), True
+        return stops
+
+    async def _lease(
+        self, claims: list[Claim], queues: dict[str, Queue | None], stops: dict[Claim, int]
+    ) -> list[Record]:
+        return await self._link.fetch(
+            "claim",
+            *self._columns(claims, queues),
+            *self._spans(claims),
+            [stops.get(claim, _NO_STOP) for claim in claims],
+        )
+
+    async def _read(self, claims: list[Claim], rows: Sequence[Record]) -> None:
+        """Put what was leased into its claims; a claim with several segments has several rows."""
+        by_slot: dict[int, list[Record]] = {}
+        for row in rows:
+            by_slot.setdefault(row["slot"], []).append(row)
+        for slot, own in by_slot.items():
+            await self._take(claims[slot - 1], own)
+
+    async def _take(self, claim: Claim, rows: list[Record]) -> None:
+        """Put what was leased into its claim: a row for each segment, or one without where this worker has them."""
+        first = rows[0]
+        claim.start, claim.end = first["lease_start"], first["lease_end"]
+        claim.left = first["next_offset"] - claim.end
+        claim.hold_for = 0.0 if claim.auto_ack else await self._lease_seconds(claim)
+        claim.undue = False
+        if first["base_offset"] is None:
+            held = self._cache.get(claim.partition_id, claim.start, claim.end)
+            if held is not None:
+                claim.segments = held
+                return
+            rows = await self._link.fetch("segments_between", claim.partition_id, claim.start, claim.end)
+        try:
+            claim.segments = [read_segment(self._envelope, row) for row in rows]
+        except (EnvelopeError, MalformedSegment) as error:
+            claim.error = UnreadableMessage(f"queue {claim.lane.queue_name!r} cannot be read: {error}")
+            claim.error.__cause__ = error
+        if self._cache.version == self._cache_version:
+            # Else a partition was changed while this was being read: it may be what was there before.
+            self._cache.put_read(claim.partition_id, claim.segments)
+
+    async def _lease_seconds(self, claim: Claim) -> float:
+        queue = await self._queue(claim.lane)
+        return float(queue.lease_seconds if queue else 60)
+
+    async def _give_back(self, claims: list[Claim]) -> None:
+        """Undo claims that cannot be delivered, so that nothing is passed over, and tell who asked why."""
+        if not claims:
+            return
+        await self._link.fetch(
+            "unclaim",
+            [claim.partition_id for claim in claims],
+            [claim.lane.group_id for claim in claims],
+            [claim.start for claim in claims],
+            [claim.end for claim in claims],
+            [claim.auto_ack and claim.error is not None for claim in claims],
+        )
+        for claim in claims:
+            claim.left += claim.end - claim.start
+            claim.hold_for = 0.0
+            if claim.error is not None:
+                claim.hold_for = _UNREADABLE_PAUSE
+                for pop in claim.pops:
+                    pop.fail(claim.error)
+
+    async def _explain(self, missed: list[Claim], queues: dict[str, Queue | None]) -> None:
+        """Why claims got nothing, and when it is worth trying again."""
+        missed = [claim for claim in missed if claim.hold_for == 0]
+        if not missed:
+            return
+        options = [queues[claim.lane.queue_name] for claim in missed]
+        rows = await self._link.fetch(
+            "why_unclaimed",
+            [claim.partition_id for claim in missed],
+            [claim.lane.group_id for claim in missed],
+            [float(queue.window_buffer) if queue else 0.0 for queue in options],
+        )
+        for row in rows:
+            claim = missed[row["slot"] - 1]
+            if not row["present"]:
+                claim.gone = True
+                self._catalog.forget_partition_id(claim.partition_id)
+                continue
+            if not row["has_cursor"]:
+                claim.lane.cursors.discard(claim.partition_id)
+                claim.left = 1
+                continue
+            claim.left = row["available"]
+            if claim.left > 0:
+                leased_for, quiet_for = row["held_for"] or 0.0, row["quiet_for"] or 0.0
+                claim.hold_for, claim.undue = max(0.0, leased_for, quiet_for), quiet_for > leased_for
+
+    async def _deliver(self, claims: list[Claim]) -> None:
+        """Render what was leased, and answer."""
+        claims = await self._leave_out_deleted(claims)
+        partitions = await self._catalog.partitions_by_id([claim.partition_id for claim in claims], self._link)
+        shares: dict[Pop, list[tuple[Claim, int, int]]] = {}
+        for claim in claims:
+            start = claim.start
+            for pop in claim.pops:
+                end = min(claim.end, start + pop.options.batch)
+                if end > start:
+                    shares.setdefault(pop, []).append((claim, start, end))
+                start = end
+        empty: list[Claim] = []
+        refused: list[Claim] = []
+        leased: list[Claim] = []
+        for pop, own in shares.items():
+            if pop.done:
+                # The client went away meanwhile: somebody else shall have the messages, and at once.
+                refused += [claim for claim, _, _ in own if len(claim.pops) == 1]
+                continue
+            body = self._render(pop, own, partitions)
+            if body is None:
+                empty += [claim for claim, _, _ in own]
+                continue
+            for claim, start, end in own:
+                if claim.lease_id:
+                    lease = Lease(claim.partition_id, claim.lane.group_id, start, end, claim.segments)
+                    self._leases.add(claim.lease_id, lease)
+                    leased.append(claim)
+            pop.resolve(body)
+        self._on_held(
+            [(claim.lane.queue_id, claim.partition_id, claim.lane.group_id, claim.hold_for) for claim in leased]
+        )
+        self._on_taken(
+            [
+                (claim.lane.queue_id, claim.partition_id, claim.lane.group_id)
+                for claim in claims
+                if claim.auto_ack and claim.left == 0
+            ]
+        )
+        await self._give_back(refused)
+        await self._skip([claim for claim in empty if claim.lease_id])
+        for claim in empty:
+            claim.hold_for = 0.0
+
+    async def _leave_out_deleted(self, claims: list[Claim]) -> list[Claim]:
+        """End leases before the deleted messages at their end, which nobody will ack; returns those left with any."""
+        shorter: list[Claim] = []
+        empty: list[Claim] = []
+        for claim in claims:
+            end = _last_alive(claim) if claim.lease_id else claim.end
+            if end == claim.start:
+                empty.append(claim)
+            elif end < claim.end:
+                claim.left += claim.end - end
+                claim.end = end
+                shorter.append(claim)
+        await self._skip(empty)
+        for claim in empty:
+            claim.hold_for = 0.0
+        if shorter:
+            await self._link.fetch(
+                "shorten_leases",
+                [claim.partition_id for claim in shorter],
+                [claim.lane.group_id for claim in shorter],
+                [claim.lease_id for claim in shorter],
+                [claim.end for claim in shorter],
+            )
+        return [claim for claim in claims if claim not in empty] if empty else claims
+
+    def _render(self, pop: Pop, shares: list[tuple[Claim, int, int]], partitions: dict[int, Partition]) -> bytes | None:
+        """The answer of a pop, or None when every message in its spans was deleted."""
+        group = _encode(pop.group)
+        out: list[bytes] = []
+        now = time.time()
+        for claim, start, end in shares:
+            partition = partitions.get(claim.partition_id)
+            name = _encode(partition.name if partition else "")
+            uuid = partition.uuid.encode() if partition else b""
+            tail = b',"partitionId":"%b","partition":%b,"leaseId":"%b","consumerGroup":%b}' % (
+                uuid,
+                name,
+                claim.lease_id.encode(),
+                group,
+            )
+            delivered: list[tuple[int, datetime]] = []
+            for segment in claim.segments:
+                first = max(0, start - segment.base_offset)
+                last = min(segment.count, end - segment.base_offset)
+                if last > first:
+                    delivered.append((segment.render(first, last, tail, out), segment.created_at))
+            self._meter.popped(claim.lane.queue_name, delivered, now, auto_ack=claim.auto_ack)
+        if not out:
+            return None
+        claim = shares[0][0]
+        first_partition = partitions.get(claim.partition_id)
+        return b"".join(
+            (
+                b'{"success":true,"queue":%b,"partition":%b,"partitionId":"%b","leaseId":"%b","consumerGroup":%b,"messages":['
+                % (
+                    _encode(claim.lane.queue_name),
+                    _encode(first_partition.name if first_partition else ""),
+                    first_partition.uuid.encode() if first_partition else b"",
+                    claim.lease_id.encode(),
+                    group,
+                ),
+                b",".join(out),
+                b'],"partitionsClaimed":%d}' % len(shares),
+            )
+        )
+
+    async def _skip(self, claims: list[Claim]) -> None:
+        """Pass over spans in which nothing is left to deliver."""
+        if claims:
+            await self._link.fetch(
+                "ack",
+                [claim.partition_id for claim in claims],
+                [claim.lane.group_id for claim in claims],
+                [claim.lease_id for claim in claims],
+                [claim.end for claim in claims],
+            )
+
+
+def _lock_order(claim: Claim) -> tuple[int, int]:
+    """Cursors are always locked in this order, so two workers cannot wait for each other."""
+    return claim.partition_id, claim.lane.group_id
+
+
+def _last_alive(claim: Claim) -> int:
+    """The offset after the last message of a claim that was not deleted; its start when all were."""
+    for segment in reversed(claim.segments):
+        base = segment.base_offset
+        for offset in range(min(claim.end, segment.end_offset) - 1, max(claim.start, base) - 1, -1):
+            if not segment.is_deleted(offset - base):
+                return offset + 1
+    return claim.start
+
+
+def _is_plain(queue: Queue | None) -> bool:
+    """Whether messages of a queue can be had as soon as they are there."""
+    return queue is not None and not queue.ttl and not queue.delayed_processing

@@ -1,0 +1,341 @@
+"""Which partitions have something for a group, without asking PostgreSQL.
+
+A lane is one group on one queue as one worker sees it: partitions that are ready, longest first; partitions that are
+held (leased, or not due yet) and until when; and the pops that wait. Pushes, acks and the other workers feed it; a slow
+scan corrects it. It may be wrong in one direction only: a partition it calls ready may turn out not to be so.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from queen.broker.catalog import Queue
+
+if TYPE_CHECKING:
+    from queen.broker.pop.requests import Pop
+
+UNKNOWN = 1 << 30
+_MOST_CURSORS = 200_000
+_FEW_DOUBTED = 64
+_FEWEST_SWEPT = 4096
+
+
+class Lane:
+    """One group on one queue, in the eyes of one worker."""
+
+    __slots__ = (
+        "claiming",
+        "cursors",
+        "doubted",
+        "dropped",
+        "fed",
+        "freed",
+        "group_id",
+        "group_name",
+        "held",
+        "impatient",
+        "plain",
+        "queue",
+        "queue_id",
+        "queue_name",
+        "ready",
+        "scan_after",
+        "scanned_at",
+        "scanning",
+        "since",
+        "subscribed",
+        "targeted",
+        "total_partitions",
+        "undue",
+        "unresolved",
+        "untold",
+        "used_at",
+        "waiting",
+    )
+
+    def __init__(self, queue_id: int, queue_name: str, group_id: int, group_name: str) -> None:
+        # The queue with the options it had when the lane was made.
+        self.queue: Queue | None = None
+        self.queue_id = queue_id
+        self.queue_name = queue_name
+        self.group_id = group_id
+        self.group_name = group_name
+        self.ready: dict[int, int] = {}
+        # Ready as far as this worker was told, but another one has since taken all that it saw there.
+        self.doubted: dict[int, int] = {}
+        self.held: dict[int, float] = {}
+        # Of the held ones, those that nobody leases: it is only too early for them.
+        self.undue: set[int] = set()
+        self.fed: set[int] = set()
+        self.claiming: set[int] = set()
+        self.freed: set[int] = set()
+        # Those whose lease ended without the other workers being told, as somebody who waits here will take them.
+        self.untold: set[int] = set()
+        self.cursors: set[int] = set()
+        # Nobody feeds it any more; a pop that comes back to it enters anew.
+        self.dropped = False
+        self.waiting: deque[Pop] = deque()
+        # Those that want an answer now, of which there are few, among all that wait.
+        self.impatient: set[Pop] = set()
+        self.targeted: dict[int, deque[Pop]] = {}
+        self.unresolved: dict[str, list[Pop]] = {}
+        self.since: datetime | None = None
+        # Whether the group has no subscription on the queue, so that it starts every partition at its beginning.
+        self.plain = False
+        # The partitions ("" for all) for which it has been looked up where the group starts.
+        self.subscribed: set[str] = set()
+        self.scanned_at: float | None = None
+        self.scanning = False
+        self.scan_after = 0
+        self.total_partitions = 0
+        self.used_at = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a claim could serve somebody now."""
+        if self.waiting and self.ready:
+            return True
+        return any(id in self.ready and pops for id, pops in self.targeted.items())
+
+    @property
+    def parked(self) -> int:
+        """How many pops wait here."""
+        return (
+            len(self.waiting)
+            + sum(len(pops) for pops in self.targeted.values())
+            + sum(len(pops) for pops in self.unresolved.values())
+        )
+
+    def admit(self, pop: Pop) -> None:
+        """A pop comes to be served here (and perhaps in other lanes too)."""
+        pop.lanes.add(self)
+        if not pop.options.wait:
+            self.impatient.add(pop)
+
+    def impatient_pops(self) -> list[Pop]:
+        """The pops that want an answer now."""
+        if self.impatient:
+            self.impatient = {pop for pop in self.impatient if not pop.done and self in pop.lanes}
+        return list(self.impatient)
+
+    def feed(self, partition_id: int, count: int) -> None:
+        """Messages were added to a partition."""
+        if partition_id in self.held:
+            self.fed.add(partition_id)
+        else:
+            self.ready[partition_id] = self.ready.get(partition_id, 0) + count
+            self.doubted.pop(partition_id, None)
+
+    def doubt(self, partition_id: int) -> None:
+        """Another worker has consumed all that it saw in a partition: others first."""
+        available = self.ready.pop(partition_id, None)
+        if available is not None:
+            self.doubted[partition_id] = available
+
+    def reconsider(self) -> bool:
+        """Nothing else is ready: to try a few doubted partitions costs no more than to ask for them. Else False."""
+        if self.ready or not 0 < len(self.doubted) <= _FEW_DOUBTED:
+            return False
+        self.ready, self.doubted = self.doubted, {}
+        return True
+
+    def free(self, partition_id: int, available: int) -> None:
+        """A lease on a partition ended; `available` messages wait there."""
+        self.held.pop(partition_id, None)
+        self.undue.discard(partition_id)
+        if partition_id in self.claiming:
+            self.freed.add(partition_id)
+        if partition_id in self.fed:
+            self.fed.discard(partition_id)
+            available = max(available, 1)
+        if available > 0:
+            self.ready[partition_id] = max(available, self.ready.get(partition_id, 0))
+            self.doubted.pop(partition_id, None)
+
+    def hold(self, partition_id: int, until: float, *, undue: bool = False) -> None:
+        """Nothing can be had from a partition before `until` (loop time)."""
+        self.held[partition_id] = until
+        if undue:
+            self.undue.add(partition_id)
+        else:
+            self.undue.discard(partition_id)
+        if self.ready.pop(partition_id, None) is not None or self.doubted.pop(partition_id, None) is not None:
+            self.fed.add(partition_id)
+
+    def expire(self, partition_id: int, when: float) -> bool:
+        """The hold that was to end at `when` ends, unless it was lifted or lengthened meanwhile."""
+        if self.held.get(partition_id) != when:
+            return False
+        self.fed.discard(partition_id)
+        self.undue.discard(partition_id)
+        del self.held[partition_id]
+        self.ready[partition_id] = UNKNOWN
+        return True
+
+    def claimed(self, partition_id: int) -> bool:
+        """A claim has been answered. Whether a lease ended meanwhile: then the claim may have found it still on."""
+        self.claiming.discard(partition_id)
+        if partition_id not in self.freed:
+            return False
+        self.freed.discard(partition_id)
+        return True
+
+    def lose(self, partition_id: int) -> list[Pop]:
+        """A partition does not exist any more; returns the pops that waited for it, which are to enter again."""
+        self.ready.pop(partition_id, None)
+        self.doubted.pop(partition_id, None)
+        self.held.pop(partition_id, None)
+        self.undue.discard(partition_id)
+        self.fed.discard(partition_id)
+        self.untold.discard(partition_id)
+        self.cursors.discard(partition_id)
+        return [pop for pop in self.targeted.pop(partition_id, ()) if not pop.done]
+
+    def knows_cursor(self, partition_id: int) -> None:
+        if len(self.cursors) >= _MOST_CURSORS:
+            self.cursors.clear()
+        self.cursors.add(partition_id)
+
+    def forget_positions(self) -> None:
+        """The group's cursors were moved or removed: believe nothing until the next scan."""
+        self.ready.clear()
+        self.doubted.clear()
+        self.held.clear()
+        self.undue.clear()
+        self.fed.clear()
+        self.untold.clear()
+        self.cursors.clear()
+        self.since = None
+        self.scanned_at = None
+        self.scan_after = 0
+
+    def all_parked(self) -> Iterator[Pop]:
+        yield from self.waiting
+        for pops in self.targeted.values():
+            yield from pops
+        for several in self.unresolved.values():
+            yield from several
+
+    def abandon(self) -> list[Pop]:
+        """Nobody waits here any more; returns those who did."""
+        parked = [pop for pop in self.all_parked() if not pop.done]
+        self.waiting.clear()
+        self.targeted.clear()
+        self.unresolved.clear()
+        return parked
+
+    def sweep(self) -> None:
+        """Let go of pops that were answered elsewhere or whose client is gone."""
+        if any(pop.done for pop in self.waiting):
+            self.waiting = deque(pop for pop in self.waiting if not pop.done)
+        for id, pops in list(self.targeted.items()):
+            alive = deque(pop for pop in pops if not pop.done)
+            if alive:
+                self.targeted[id] = alive
+            else:
+                del self.targeted[id]
+        for name, several in list(self.unresolved.items()):
+            still = [pop for pop in several if not pop.done]
+            if still:
+                self.unresolved[name] = still
+            else:
+                del self.unresolved[name]
+
+
+class Holds:
+    """When held partitions come free by themselves, over all lanes."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Lane, int]] = []
+        self._sequence = 0
+        self._sweep_at = _FEWEST_SWEPT
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, lane: Lane, partition_id: int, until: float, *, undue: bool = False) -> None:
+        lane.hold(partition_id, until, undue=undue)
+        self._sequence += 1
+        heapq.heappush(self._heap, (until, self._sequence, lane, partition_id))
+        if len(self._heap) > self._sweep_at:
+            self._sweep()
+
+    def next_at(self) -> float | None:
+        return self._heap[0][0] if self._heap else None
+
+    def expire(self, now: float) -> set[Lane]:
+        """End the holds that are over; returns the lanes that got a ready partition by it."""
+        touched: set[Lane] = set()
+        while self._heap and self._heap[0][0] <= now:
+            until, _, lane, partition_id = heapq.heappop(self._heap)
+            if lane.expire(partition_id, until):
+                touched.add(lane)
+        return touched
+
+    def _sweep(self) -> None:
+        """Most leases are acked long before their end: let go of what was lifted, or it would pile up till then."""
+        self._heap = [entry for entry in self._heap if entry[2].held.get(entry[3]) == entry[0]]
+        heapq.heapify(self._heap)
+        self._sweep_at = max(_FEWEST_SWEPT, 2 * len(self._heap))
+
+
+class LaneRegister:
+    """Finds lanes by the names of their queue and group, and all that a queue has."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[tuple[str, str], Lane] = {}
+        self._by_queue: dict[int, list[Lane]] = {}
+
+    def __iter__(self) -> Iterator[Lane]:
+        """Those there are now; lanes may come and go meanwhile."""
+        return iter(list(self._lanes.values()))
+
+    def __contains__(self, lane: Lane) -> bool:
+        return self._lanes.get((lane.queue_name, lane.group_name)) is lane
+
+    @property
+    def parked(self) -> int:
+        """How many pops wait in lanes."""
+        return sum(lane.parked for lane in self._lanes.values())
+
+    def find(self, queue_name: str, group: str) -> Lane | None:
+        return self._lanes.get((queue_name, group))
+
+    def of(self, queue_id: int) -> Sequence[Lane]:
+        """The lanes of a queue, one for each group."""
+        return self._by_queue.get(queue_id, ())
+
+    def of_group(self, queue_id: int, group_id: int) -> list[Lane]:
+        """The lane of a queue and group, if there is one."""
+        return [lane for lane in self._by_queue.get(queue_id, ()) if lane.group_id == group_id]
+
+    def open(self, queue: Queue, group_id: int, group: str) -> Lane:
+        """The lane of a queue and group, made if there is none."""
+        lane = self._lanes.get((queue.name, group))
+        if lane is None:
+            lane = self._lanes[queue.name, group] = Lane(queue.id, queue.name, group_id, group)
+            lane.queue = queue
+            self._by_queue.setdefault(queue.id, []).append(lane)
+        return lane
+
+    def remove(self, lane: Lane) -> None:
+        del self._lanes[lane.queue_name, lane.group_name]
+        others = self._by_queue[lane.queue_id]
+        others.remove(lane)
+        if not others:
+            del self._by_queue[lane.queue_id]
+
+    def drop(self, doomed: Callable[[Lane], bool]) -> list[Lane]:
+        """Remove lanes for good: whoever still has one finds that it was dropped."""
+        dropped = [lane for lane in self._lanes.values() if doomed(lane)]
+        for lane in dropped:
+            self.remove(lane)
+            lane.dropped = True
+        return dropped
+
+    def queue_names(self) -> set[str]:
+        return {lane.queue_name for lane in self._lanes.values()}

@@ -1,0 +1,49 @@
+"""Pops over all queues of a namespace or task."""
+
+from __future__ import annotations
+
+import asyncio
+
+from queen.broker.catalog import Catalog
+from queen.broker.pop.popper import Popper
+from queen.broker.pop.requests import PopOptions
+
+_REFRESH_SECONDS = 2.0
+
+
+class Selections:
+    """Which queues a namespace and task mean, read anew every little while."""
+
+    def __init__(self, catalog: Catalog, popper: Popper) -> None:
+        self._catalog = catalog
+        self._popper = popper
+
+    async def pop(self, namespace: str, task: str, group: str, options: PopOptions) -> bytes | None:
+        """Pop from the queues that match, those of higher priority first; queues made meanwhile join in."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + options.timeout
+        while True:
+            queues = await self._matching(namespace, task)
+            left = deadline - loop.time()
+            if queues:
+                slice_seconds = max(0.0, min(left, _REFRESH_SECONDS))
+                promise = self._popper.pop(queues, None, group, options.waiting(slice_seconds), lambda body: body)
+                body = await promise
+                if body is not None or not options.wait:
+                    return body
+            elif not options.wait:
+                return None
+            left = deadline - loop.time()
+            if left <= 0:
+                return None
+            if not queues:
+                await asyncio.sleep(min(left, 0.2))
+
+    async def _matching(self, namespace: str, task: str) -> tuple[str, ...]:
+        queues = [
+            queue
+            for queue in await self._catalog.all_queues()
+            if (not namespace or queue.namespace == namespace) and (not task or queue.task == task)
+        ]
+        queues.sort(key=lambda queue: (-queue.priority, queue.id))
+        return tuple(queue.name for queue in queues)

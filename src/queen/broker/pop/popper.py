@@ -1,0 +1,514 @@
+"""Popping: waiting requests are matched with ready partitions, and one statement leases for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+import asyncpg
+
+from queen.broker.ack.leases import OnFreed
+from queen.broker.catalog import QUEUE_MODE, Catalog, Queue
+from queen.broker.events import Event, EventKind
+from queen.broker.pop.claims import Claim, Claimer
+from queen.broker.pop.lanes import UNKNOWN, Holds, Lane, LaneRegister
+from queen.broker.pop.matcher import MOST_CLAIMS, Matcher
+from queen.broker.pop.requests import Homeless, Pop, PopOptions
+from queen.broker.pop.scanner import HoldTimer, Lookout, Share
+from queen.errors import DatabaseAway, QueenError
+from queen.metrics.meter import Meter
+from queen.storage.database import Database, Fetcher
+
+
+class Subscriptions:
+    """Records subscriptions; `on_subscribed` is told the group of each new one, and the number of the change."""
+
+    def __init__(self, database: Fetcher, on_subscribed: Callable[[str, int], None], default_mode: str) -> None:
+        self._database = database
+        self._on_subscribed = on_subscribed
+        self._default_mode = default_mode
+
+    async def place(self, queue_name: str, group_id: int, pop: Pop) -> tuple[datetime | None, bool]:
+        """Record where the group starts, at its first pop of the queue (or partition).
+
+        Returns the time from which it wants the queue's messages, if any, and whether it has no subscription at all.
+        """
+        if pop.group == QUEUE_MODE:
+            return None, True
+        options = pop.options
+        mode = options.subscription_mode or self._default_mode
+        partition = pop.partition_name or ""
+        rows = await self._database.fetch("subscription", group_id, queue_name)
+        since = options.subscription_from
+        wanted = since is not None or mode in ("new", "new-only", "now")
+        if wanted and not any(row["partition_name"] in ("", partition) for row in rows):
+            kind = "new" if since is None else "timestamp"
+            made = await self._database.fetch("subscribe", group_id, queue_name, partition, kind, since)
+            rows = await self._database.fetch("subscription", group_id, queue_name)
+            if made:
+                self._on_subscribed(pop.group, made[0]["xid"])
+        whole = [row["since"] for row in rows if row["partition_name"] == ""]
+        return whole[0] if whole else None, not rows
+
+
+log = logging.getLogger(__name__)
+
+_IDLE_LANE_SECONDS = 600.0
+_PARKED_SECONDS = 0.5
+"""A pop that has waited for longer outlives an outage; a younger one is answered 503."""
+
+T = TypeVar("T")
+
+
+class Popper:
+    """Serves pops of one shard."""
+
+    def __init__(
+        self,
+        database: Database,
+        catalog: Catalog,
+        claimer: Claimer,
+        drain_bus: Callable[[], None],
+        on_subscribed: Callable[[str, int], None],
+        on_left: OnFreed,
+        meter: Meter,
+        *,
+        safety_poll: float,
+        share: Share,
+        default_subscription: str = "",
+    ) -> None:
+        self._database = database
+        self._catalog = catalog
+        self._claimer = claimer
+        self._drain_bus = drain_bus
+        self._on_left = on_left
+        self._meter = meter
+        self._matcher = Matcher(claimer.lease_id)
+        self._subscriptions = Subscriptions(database, on_subscribed, default_subscription)
+        self._safety_poll = safety_poll
+        self._lanes = LaneRegister()
+        self._homeless = Homeless()
+        self._holds = Holds()
+        self._hold_timer = HoldTimer(self._holds, self._came_free)
+        self._lookout = Lookout(
+            database, self._holds, self._hold_timer, share, self._kick, self._spawn, safety_poll=safety_poll
+        )
+        self._active: set[Lane] = set()
+        self._loop_task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.paused = False
+
+    def start(self) -> None:
+        self._spawn(self._keep_safe())
+
+    def pause(self, paused: bool) -> None:
+        """While paused, pops are answered empty at once."""
+        self.paused = paused
+        if paused:
+            self.release_parked()
+
+    def release_parked(self) -> None:
+        """Answer every parked pop as empty."""
+        for lane in self._lanes:
+            for pop in list(lane.all_parked()):
+                pop.expire()
+        for pop in self._homeless:
+            pop.expire()
+
+    async def stop(self) -> None:
+        """Answer every parked pop and end."""
+        self.release_parked()
+        for task in [*self._tasks, *([self._loop_task] if self._loop_task else [])]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def parked(self) -> int:
+        return self._lanes.parked + len(self._homeless)
+
+    def parked_by_queue(self) -> dict[str, int]:
+        """How many pops wait for each queue, as long as their clients do."""
+        found = self._homeless.waiting()
+        for lane in self._lanes:
+            waiting = sum(1 for pop in lane.all_parked() if pop.options.wait and not pop.done)
+            if waiting:
+                found[lane.queue_name] = found.get(lane.queue_name, 0) + waiting
+        return found
+
+    def pop(
+        self,
+        queue_names: tuple[str, ...],
+        partition_name: str | None,
+        group: str,
+        options: PopOptions,
+        render: Callable[[bytes | None], T],
+    ) -> asyncio.Future[T]:
+        """Ask for messages of one queue, or of several in the order given.
+
+        The future gives what `render` makes of the JSON that answers it, or of None when there is nothing.
+        """
+        answer: asyncio.Future[T] = self.begin(queue_names, partition_name, group, options, render).answer
+        return answer
+
+    def begin(
+        self,
+        queue_names: tuple[str, ...],
+        partition_name: str | None,
+        group: str,
+        options: PopOptions,
+        render: Callable[[bytes | None], Any],
+    ) -> Pop:
+        """The same for those who want to be able to expire the pop themselves."""
+        loop = asyncio.get_running_loop()
+        pop = Pop(queue_names, partition_name, group, options, render, loop.create_future(), self._meter)
+        self._meter.pop_requested(queue_names)
+        if self.paused:
+            pop.resolve(None)
+            return pop
+        if self._database.presence.away:
+            pop.fail(self._database.presence.absence())
+            return pop
+        if options.wait:
+            pop.timer = loop.call_later(options.timeout, pop.expire)
+        lane = self._lanes.find(queue_names[0], group) if len(queue_names) == 1 else None
+        if lane is not None and partition_name is None and lane.scanned_at is not None and "" in lane.subscribed:
+            lane.used_at = loop.time()
+            lane.admit(pop)
+            lane.waiting.append(pop)
+            self._kick(lane)
+        else:
+            self._spawn(self._enter(pop))
+        return pop
+
+    def handle(self, event: Event) -> None:
+        """Take in what this or another worker did."""
+        kind, queue_id, partition_id, group_id, number, name = event
+        if kind == EventKind.FREED:
+            for lane in self._lanes.of_group(queue_id, group_id):
+                lane.free(partition_id, number)
+                self._kick(lane)
+        elif kind == EventKind.HELD:
+            until = asyncio.get_running_loop().time() + number / 1000
+            for lane in self._lanes.of_group(queue_id, group_id):
+                self._holds.add(lane, partition_id, until)
+            self._hold_timer.arm()
+        elif kind == EventKind.TAKEN:
+            for lane in self._lanes.of_group(queue_id, group_id):
+                if partition_id not in lane.targeted:
+                    lane.doubt(partition_id)
+        elif kind == EventKind.PARTITION_GONE:
+            for lane in self._lanes.of(queue_id):
+                for pop in lane.lose(partition_id):
+                    self._spawn(self._enter(pop))
+        elif kind == EventKind.LOOK:
+            for lane in self._lanes.of(queue_id):
+                if lane.parked and not lane.scanning:
+                    lane.scanning = True
+                    self._spawn(self._look(lane))
+        elif kind == EventKind.QUEUE_CHANGED:
+            # How long its partitions are held depends on its options, and it may be another one than before.
+            self._drop_lanes(lambda lane: lane.queue_name == name)
+            self._find_homes(name)
+        elif kind == EventKind.QUEUE_GONE:
+            self._drop_lanes(lambda lane: lane.queue_name == name)
+        elif kind == EventKind.GROUP_CHANGED:
+            self._drop_lanes(lambda lane: lane.group_name == name)
+
+    def known_queues(self) -> set[str]:
+        """The names of the queues that pops have asked for."""
+        return self._lanes.queue_names() | self._homeless.queue_names()
+
+    def queues_are(self, stored: Mapping[str, Queue | None]) -> None:
+        """Forget lanes that were made for a queue as it is not any more; who waits for one finds it now."""
+        self._drop_lanes(lambda lane: lane.queue_name in stored and lane.queue != stored[lane.queue_name])
+        for name, queue in stored.items():
+            if queue is not None:
+                self._find_homes(name)
+
+    def forget_everything(self) -> None:
+        self._drop_lanes(lambda lane: True)
+
+    def awaiting(self, queue_id: int, group_id: int, most: int) -> int:
+        """How many pops of a group wait for a queue here, counted up to `most`."""
+        waiting = (pop for lane in self._lanes.of_group(queue_id, group_id) for pop in lane.waiting if not pop.done)
+        return sum(1 for _ in itertools.islice(waiting, most))
+
+    def keep(self, queue_id: int, partition_id: int, group_id: int) -> None:
+        """A lease ended, and the other workers were not told: they are if nobody here takes what it held."""
+        for lane in self._lanes.of_group(queue_id, group_id):
+            lane.untold.add(partition_id)
+
+    def fed(self, queue_id: int, partition_id: int, count: int) -> None:
+        """Messages were added to a partition."""
+        for lane in self._lanes.of(queue_id):
+            lane.feed(partition_id, count)
+            if lane.unresolved:
+                self._spawn(self._resolve_partitions(lane))
+            if lane.waiting or lane.targeted:
+                self._kick(lane)
+
+    async def _enter(self, pop: Pop) -> None:
+        """Bring a pop to its lanes, making them as needed."""
+        try:
+            lanes = []
+            for name in pop.queue_names:
+                lane = await self._lane(name, pop)
+                if lane is not None:
+                    lanes.append(lane)
+            if not lanes:
+                await self._wait_for_queue(pop)
+                return
+            if len(lanes) > 1:
+                # Priority decides among queues, so what each of them has is known before any is served.
+                await asyncio.gather(*(self._lookout.scan(lane) for lane in lanes if lane.scanned_at is None))
+                if any(lane.dropped for lane in lanes):
+                    self._spawn(self._enter(pop))
+                    return
+            for lane in lanes:
+                lane.admit(pop)
+            for lane in lanes:
+                if pop.partition_name is not None:
+                    await self._target(lane, pop, pop.partition_name)
+                else:
+                    lane.waiting.append(pop)
+                self._kick(lane)
+        except (QueenError, asyncpg.PostgresError) as error:
+            pop.fail(error)
+
+    async def _wait_for_queue(self, pop: Pop) -> None:
+        if not pop.options.wait:
+            pop.resolve(None)
+            return
+        for name in pop.queue_names:
+            self._homeless.add(name, pop)
+        for name in pop.queue_names:
+            # It may have been made, and everybody told, just before the pop began to wait for it.
+            if await self._catalog.queue(name) is not None:
+                self._find_homes(name)
+
+    def _find_homes(self, name: str) -> None:
+        """A queue exists now: those who wait for it enter again."""
+        for pop in self._homeless.leave(name):
+            self._spawn(self._enter(pop))
+
+    async def _lane(self, queue_name: str, pop: Pop) -> Lane | None:
+        lane = self._lanes.find(queue_name, pop.group)
+        partition = pop.partition_name or ""
+        if lane is None or partition not in lane.subscribed:
+            group_id = await self._catalog.group(pop.group)
+            assert group_id is not None
+            since, plain = await self._subscriptions.place(queue_name, group_id, pop)
+            queue = await self._catalog.queue(queue_name)
+            if queue is None:
+                return None
+            lane = self._lanes.open(queue, group_id, pop.group)
+            lane.since, lane.plain = since, plain
+            lane.subscribed.add(partition)
+        lane.used_at = asyncio.get_running_loop().time()
+        return lane
+
+    async def _target(self, lane: Lane, pop: Pop, partition_name: str) -> None:
+        """Wait for one partition; its first look is always at PostgreSQL."""
+        queue = await self._catalog.queue(lane.queue_name)
+        partition = await self._catalog.partition(queue, partition_name) if queue else None
+        # Before anything is decided: what another worker told may be that this lane is no more.
+        self._drain_bus()
+        if lane.dropped:
+            self._spawn(self._enter(pop))
+            return
+        if partition is None and pop.options.wait:
+            lane.unresolved.setdefault(partition_name, []).append(pop)
+            # It may have been made, and everybody told, just before the pop began to wait for it.
+            partition = await self._catalog.partition(queue, partition_name) if queue else None
+            waiting = lane.unresolved.get(partition_name, [])
+            if partition is None or pop not in waiting:
+                return
+            waiting.remove(pop)
+        if partition is None:
+            pop.resolve(None)
+            return
+        lane.targeted.setdefault(partition.id, deque()).append(pop)
+        lane.held.pop(partition.id, None)
+        lane.doubted.pop(partition.id, None)
+        lane.ready.setdefault(partition.id, UNKNOWN)
+
+    async def _resolve_partitions(self, lane: Lane) -> None:
+        """A partition that somebody waits for by name may exist now."""
+        waiting, lane.unresolved = lane.unresolved, {}
+        for name, pops in waiting.items():
+            for pop in pops:
+                if not pop.done:
+                    try:
+                        await self._target(lane, pop, name)
+                    except DatabaseAway:
+                        # The next look may find it; until then it waits as before.
+                        lane.unresolved.setdefault(name, []).append(pop)
+                    except (QueenError, asyncpg.PostgresError) as error:
+                        pop.fail(error)
+        self._kick(lane)
+
+    def _kick(self, lane: Lane) -> None:
+        """Serve a lane's pops, if there is anything to serve or to find out."""
+        self._active.add(lane)
+        if self._loop_task is None:
+            self._loop_task = asyncio.get_running_loop().create_task(self._serve())
+
+    async def _serve(self) -> None:
+        """Claim as long as somebody waits where something is ready; one statement at a time."""
+        try:
+            while self._active:
+                claims = self._match()
+                if claims:
+                    await self._claim(claims)
+        finally:
+            self._loop_task = None
+
+    def _match(self) -> list[Claim]:
+        """Give ready partitions to waiting pops. Lanes that have nothing to match leave the active set."""
+        claims: list[Claim] = []
+        lanes = sorted(self._active, key=self._urgency) if len(self._active) > 1 else list(self._active)
+        for lane in lanes:
+            if not lane.has_work:
+                self._drain_bus()
+                if lane.waiting:
+                    lane.reconsider()
+            before = len(claims)
+            if lane.has_work and not self.paused:
+                self._matcher.match(lane, claims)
+            if len(claims) == before and not lane.claiming:
+                # Nothing can be had here until something happens. What happens, even while the other lanes are being
+                # looked at, kicks it again.
+                self._active.discard(lane)
+                if lane.untold:
+                    self._tell(lane, list(lane.untold))
+                if not lane.has_work:
+                    self._lookout.settle_empty(lane)
+            if len(claims) >= MOST_CLAIMS:
+                break
+        return claims
+
+    def _tell(self, lane: Lane, partitions: Sequence[int]) -> None:
+        """Nobody here has leased these, which the other workers believe to be leased."""
+        lane.untold.difference_update(partitions)
+        self._on_left([(lane.queue_id, id, lane.group_id, lane.ready.get(id, 0)) for id in partitions])
+
+    def _urgency(self, lane: Lane) -> int:
+        queue = self._catalog.cached_queue(lane.queue_name)
+        return -queue.priority if queue else 0
+
+    async def _claim(self, claims: list[Claim]) -> None:
+        try:
+            await self._claimer.run(claims)
+        except Exception as error:
+            # Whatever it was, those who wait are told, and the others are served as before.
+            if not isinstance(error, QueenError | asyncpg.PostgresError):
+                log.exception("a batch of %d claims failed", len(claims))
+            for claim in claims:
+                claim.lane.claimed(claim.partition_id)
+                claim.lane.ready.setdefault(claim.partition_id, UNKNOWN)
+                for pop in claim.pops:
+                    if isinstance(error, DatabaseAway) and pop.is_parked(_PARKED_SECONDS):
+                        # It has been waiting, and goes on waiting.
+                        self._again(claim, pop)
+                    else:
+                        pop.fail(error)
+            if isinstance(error, DatabaseAway):
+                await asyncio.sleep(0.1)
+            return
+        now = asyncio.get_running_loop().time()
+        for claim in claims:
+            lane = claim.lane
+            if lane.claimed(claim.partition_id):
+                # A lease ended since: the one that was in the way, or already the one that was given out.
+                lane.ready.setdefault(claim.partition_id, UNKNOWN)
+            elif claim.hold_for > 0:
+                self._holds.add(lane, claim.partition_id, now + claim.hold_for, undue=claim.undue)
+                if claim.left > 0:
+                    lane.fed.add(claim.partition_id)
+            elif claim.left > 0:
+                lane.ready[claim.partition_id] = max(claim.left, lane.ready.pop(claim.partition_id, 0))
+            if claim.partition_id in lane.untold:
+                if claim.lease_id and claim.end > 0 and claim.hold_for > 0:
+                    lane.untold.discard(claim.partition_id)
+                else:
+                    self._tell(lane, [claim.partition_id])
+        for claim in claims:
+            for pop in claim.pops:
+                self._again(claim, pop)
+            self._active.add(claim.lane)
+        self._hold_timer.arm()
+
+    def _again(self, claim: Claim, pop: Pop) -> None:
+        """A pop that got nothing from the partition it was matched with is first in line for the next."""
+        lane = claim.lane
+        if pop.done or not pop.busy:
+            return
+        pop.busy = False
+        if pop.expired:
+            pop.resolve(None)
+        elif lane.dropped or (claim.gone and pop.partition_name is not None):
+            pop.lanes.discard(lane)
+            self._spawn(self._enter(pop))
+        elif pop.partition_name is not None:
+            lane.targeted.setdefault(claim.partition_id, deque()).appendleft(pop)
+        else:
+            lane.waiting.appendleft(pop)
+
+    def _came_free(self, lane: Lane) -> None:
+        if lane.parked:
+            self._kick(lane)
+
+    async def _keep_safe(self) -> None:
+        """The slow poll: what no wake-up told is found here, and lanes nobody uses are let go."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._safety_poll)
+            now = loop.time()
+            for lane in self._lanes:
+                if lane not in self._lanes:
+                    continue
+                lane.sweep()
+                if lane.parked and not lane.scanning:
+                    lane.scanning = True
+                    await self._look(lane)
+                elif not lane.parked and not lane.claiming and now - lane.used_at > _IDLE_LANE_SECONDS:
+                    self._lanes.remove(lane)
+            self._homeless.sweep()
+            for name in self._homeless.queue_names():
+                if await self._queue_appeared(name):
+                    self._find_homes(name)
+
+    async def _look(self, lane: Lane) -> None:
+        """Find out what a lane has that nobody told of."""
+        await self._lookout.scan(lane)
+        if lane.unresolved:
+            await self._resolve_partitions(lane)
+
+    async def _queue_appeared(self, name: str) -> Queue | None:
+        try:
+            return await self._catalog.queue(name)
+        except (QueenError, asyncpg.PostgresError):
+            return None
+
+    def _drop_lanes(self, doomed: Callable[[Lane], bool]) -> None:
+        """Forget lanes; their pops enter again and find what is there now."""
+        for lane in self._lanes.drop(doomed):
+            self._active.discard(lane)
+            for pop in lane.abandon():
+                pop.lanes.discard(lane)
+                self._spawn(self._enter(pop))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._spawned)
+
+    def _spawned(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a background step of popping failed", exc_info=task.exception())

@@ -1,0 +1,148 @@
+"""A request for messages: what it asks for, and where it stands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from queen.metrics.meter import Meter, clock
+
+if TYPE_CHECKING:
+    from queen.broker.pop.lanes import Lane
+
+
+@dataclass(frozen=True, slots=True)
+class PopOptions:
+    """What a pop asks for."""
+
+    batch: int = 1
+    partitions: int = 1
+    auto_ack: bool = False
+    wait: bool = False
+    timeout: float = 30.0
+    subscription_mode: str = ""
+    subscription_from: datetime | None = None
+
+    def waiting(self, seconds: float) -> PopOptions:
+        """The same, waiting at most this long."""
+        return replace(self, timeout=seconds)
+
+
+class Pop:
+    """One request for messages. Its answer is what `render` makes of the JSON body, or of None for nothing."""
+
+    __slots__ = (
+        "answer",
+        "began",
+        "busy",
+        "expired",
+        "group",
+        "lanes",
+        "meter",
+        "options",
+        "partition_name",
+        "queue_names",
+        "render",
+        "timer",
+    )
+
+    def __init__(
+        self,
+        queue_names: tuple[str, ...],
+        partition_name: str | None,
+        group: str,
+        options: PopOptions,
+        render: Callable[[bytes | None], Any],
+        answer: asyncio.Future[Any],
+        meter: Meter,
+    ) -> None:
+        self.queue_names = queue_names
+        self.partition_name = partition_name
+        self.group = group
+        self.options = options
+        self.render = render
+        self.answer = answer
+        self.meter = meter
+        self.began = clock()
+        self.timer: asyncio.TimerHandle | None = None
+        # Set while a claim is under way for it, so that no other lane claims for it too.
+        self.busy = False
+        # Its time was up while a claim was under way: it takes what the claim brings, but waits no more.
+        self.expired = False
+        self.lanes: set[Lane] = set()
+
+    @property
+    def done(self) -> bool:
+        return self.answer.done()
+
+    def is_parked(self, seconds: float) -> bool:
+        """Whether it has been waiting for longer than that."""
+        if self.timer is None:
+            return False
+        return asyncio.get_running_loop().time() - (self.timer.when() - self.options.timeout) > seconds
+
+    def expire(self) -> None:
+        """The time to wait is over."""
+        self.expired = True
+        if not self.busy:
+            self.resolve(None)
+
+    def resolve(self, body: bytes | None) -> None:
+        self._leave()
+        if self.answer.done():
+            return
+        if body is None:
+            self.meter.pop_found_nothing(self.queue_names)
+        else:
+            self.meter.pop_latency.observe(clock() - self.began)
+        self.answer.set_result(self.render(body))
+
+    def fail(self, error: Exception) -> None:
+        self._leave()
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+    def _leave(self) -> None:
+        """Nothing shall hold on to an answer that has been given."""
+        if self.timer is not None:
+            self.timer.cancel()
+        for lane in self.lanes:
+            lane.impatient.discard(self)
+        self.lanes.clear()
+
+
+class Homeless:
+    """Pops by the name of the queue that they wait for."""
+
+    def __init__(self) -> None:
+        self._pops: dict[str, list[Pop]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._pops.values()))
+
+    def __iter__(self) -> Iterator[Pop]:
+        return iter([pop for pops in self._pops.values() for pop in pops])
+
+    def queue_names(self) -> set[str]:
+        return set(self._pops)
+
+    def add(self, name: str, pop: Pop) -> None:
+        waiting = self._pops.setdefault(name, [])
+        waiting[:] = [other for other in waiting if not other.done]
+        waiting.append(pop)
+
+    def leave(self, name: str) -> list[Pop]:
+        """The queue exists now: those who waited for it, and still do."""
+        return [pop for pop in self._pops.pop(name, ()) if not pop.done]
+
+    def waiting(self) -> dict[str, int]:
+        """How many wait for each queue that somebody still waits for."""
+        counts = {name: sum(1 for pop in pops if not pop.done) for name, pops in self._pops.items()}
+        return {name: count for name, count in counts.items() if count}
+
+    def sweep(self) -> None:
+        """Forget the queues that nobody waits for any more."""
+        self._pops = {name: pops for name, pops in self._pops.items() if not all(pop.done for pop in pops)}

@@ -1,0 +1,1 @@
+"""Push: slices of requests, deduplication, group commit, and the spool when PostgreSQL is unavailable."""

@@ -1,0 +1,175 @@
+"""The way of a push that PostgreSQL cannot take now: into the spool, in order, and `buffered` for an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from queen.broker.heartbeat import Modes
+from queen.broker.push.results import join_results
+from queen.broker.push.slices import Chunk, Part, Preparer, Target
+from queen.errors import Overloaded
+from queen.spool.record import UNNUMBERED, Record, bucket_of
+from queen.spool.spool import Spool
+from queen.storage.database import Presence
+from queen.wire.envelope import Envelope
+from queen.wire.ids import IdBlock
+
+if TYPE_CHECKING:
+    from queen.broker.push.pusher import Push
+
+_SMALL_BACKLOG_BYTES = 1 << 20
+_LONGEST_WAIT = 1.0
+_POLL = 0.005
+
+_encode = msgspec.json.encode
+
+
+class Detour:
+    """Decides which pushes go to the spool, and takes them there."""
+
+    def __init__(self, spool: Spool, modes: Modes, presence: Presence, preparer: Preparer, envelope: Envelope) -> None:
+        self._spool = spool
+        self._board = spool.board
+        self._modes = modes
+        self._presence = presence
+        self._preparer = preparer
+        self._envelope = envelope
+
+    @property
+    def engaged(self) -> bool:
+        """Whether any push might have to go this way. All that a push in normal times looks at."""
+        return self._board.engaged or self._modes.push_maintenance or self._presence.away
+
+    async def takes(self, targets: Collection[Target]) -> bool:
+        """Whether pushes to these partitions are to be spooled.
+
+        Those whose partitions wait in the spool must not overtake: when little is left they wait, else they queue up.
+        """
+        if self._closed:
+            return True
+        buckets = {bucket_of(*target) for target in targets}
+        give_up = time.monotonic() + _LONGEST_WAIT
+        while self._board.holds(buckets):
+            if self._closed or self._board.nbytes > _SMALL_BACKLOG_BYTES or time.monotonic() > give_up:
+                return True
+            self._board.want()
+            await asyncio.sleep(_POLL)
+        return False
+
+    async def let_pass(self, targets: Collection[Target]) -> None:
+        """Before a transaction that pushes: raises `Overloaded` when its messages would overtake spooled ones."""
+        if not self._board.engaged or not targets:
+            return
+        buckets = {bucket_of(*target) for target in targets}
+        give_up = time.monotonic() + _LONGEST_WAIT
+        while self._board.holds(buckets):
+            if time.monotonic() > give_up:
+                raise Overloaded(
+                    "messages that were pushed earlier to the same partition wait in the spool;"
+                    " the transaction must not overtake them: nothing was done, try again soon"
+                )
+            self._board.want()
+            await asyncio.sleep(_POLL)
+
+    async def take(self, batch: Sequence[Push], *, trouble: bool = False) -> Callable[[], None]:
+        """Spool a batch; returns what answers it. Raises `SpoolRefused` when the spool cannot take it."""
+        now = time.time()
+        segments = list(self._segments(batch, now))
+        held = [push.hold for push in batch if push.hold is not None]
+        everybody_waits = len(held) == len(batch)
+        try:
+            await self._spool.writer.append(
+                [record for records, _ in segments for record in records],
+                due_at=now + min(hold.seconds for hold in held) if everybody_waits else 0.0,
+                flush_at=min((hold.messages for hold in held), default=1) if everybody_waits else 1,
+            )
+        finally:
+            # Not before: as long as nothing waits for PostgreSQL, nothing shows that it still takes no pushes.
+            if trouble and not self._board.trouble:
+                self._board.set_trouble(True)
+        blocks = {record.block for records, _ in segments for record in records}
+        lines: dict[Part, list[bytes]] = {}
+        for records, parts in segments:
+            lines |= _render(records, parts, blocks)
+        return lambda: _answer(batch, lines)
+
+    @property
+    def _closed(self) -> bool:
+        return self._modes.push_maintenance or self._presence.away or self._board.trouble
+
+    def _segments(self, batch: Sequence[Push], now: float) -> Iterator[tuple[list[Record], list[Part]]]:
+        """What the batch has for each partition: as records, and as the parts that those are made of."""
+        by_target: dict[Target, list[Part]] = {}
+        for push in batch:
+            for part in push.parts:
+                by_target.setdefault(part.target, []).append(part)
+        for target, parts in by_target.items():
+            tried = list({block for part in parts for block in part.sender.blocks})
+            records = [
+                Record(UNNUMBERED, now, *target, chunk.block.pack(), chunk.count, tried, self._seal(chunk))
+                for chunk in self._chunks(parts)
+            ]
+            yield records, parts
+
+    def _chunks(self, parts: Sequence[Part]) -> Iterator[Chunk]:
+        """Segments: those that a lost attempt made of the parts, because messages keep their ids, or new ones."""
+        small: list[Part] = []
+        for part in parts:
+            if part.chunks is None:
+                small.append(part)
+                continue
+            yield from self._join(small)
+            small = []
+            yield from part.chunks
+        yield from self._join(small)
+
+    def _join(self, parts: list[Part]) -> list[Chunk]:
+        if not parts:
+            return []
+        joint = parts[0].joint
+        return joint[1] if joint is not None and joint[0] == len(parts) else self._preparer.pack_unplaced(parts)
+
+    def _seal(self, chunk: Chunk) -> bytes:
+        """Encrypted if that is possible: whether the queue wants it may not be known now."""
+        if self._envelope.is_encrypted(chunk.sealed) or not self._envelope.can_encrypt:
+            return chunk.sealed
+        return self._envelope.seal(chunk.plain, encrypt=self._envelope.can_encrypt)
+
+
+def _render(records: Sequence[Record], parts: Sequence[Part], spooled: set[bytes]) -> dict[Part, list[bytes]]:
+    blocks = [(IdBlock.parse(record.block), record.count) for record in records]
+    ids = iter([block.text(index).encode() for block, count in blocks for index in range(count)])
+    target = b'"queueName":%b,"queue":%b,"partition":%b}' % (
+        _encode(parts[0].target[0]),
+        _encode(parts[0].target[0]),
+        _encode(parts[0].target[1]),
+    )
+    lines: dict[Part, list[bytes]] = {}
+    for part in parts:
+        # An attempt whose outcome is unknown may have stored them under other ids: then nobody knows theirs yet.
+        sure = part.sender.blocks <= spooled
+        lines[part] = [
+            b',"transaction_id":%b,"status":"buffered",%b"trace_id":%b,"transactionId":%b,%b'
+            % (
+                transaction := _encode(item.transaction_id),
+                b'"message_id":"%b",' % id if sure else b"",
+                _encode(item.trace_id or None),
+                transaction,
+                target,
+            )
+            for item, id in zip(part.items, islice(ids, len(part.items)), strict=True)
+        ]
+    return lines
+
+
+def _answer(batch: Sequence[Push], lines: dict[Part, list[bytes]]) -> None:
+    for push in batch:
+        if not push.answer.done():
+            push.answer.set_result(push.render(join_results(push.parts, lines, push.count)))
+        push.parts.clear()

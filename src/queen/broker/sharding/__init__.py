@@ -1,0 +1,1 @@
+"""Several PostgreSQL instances: which one holds a name, and moving names between them."""

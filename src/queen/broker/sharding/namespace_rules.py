@@ -1,0 +1,152 @@
+"""Idempotency keys and quotas of namespaces whose topics lie on several shards.
+
+A namespace has a home shard. It keeps the quota, and says which shard a key belongs to: that is claimed before the item
+is stored, and the shard itself then stores a key at most once. Who dies between the two leaves a claim without an item.
+The same request finds the claim its own and stores the item; another shard may take the key over after a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from queen.broker.broker import Broker
+from queen.broker.sharding.directory import Directory
+from queen.broker.topics.batching import Lane
+from queen.errors import DatabaseAway, Overloaded
+from queen.storage.database import Database
+from queen.wire.shards import Name
+from queen.wire.topics import EnqueueItem
+
+log = logging.getLogger(__name__)
+
+# Longer than any statement may take: whoever claimed the key has stored its item by then, or never will.
+_ABANDONED_SECONDS: Final = 120.0
+
+
+Key: TypeAlias = tuple[str, str]
+"""A namespace, and a key in it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Wanted:
+    shards: dict[Key, int]
+    answer: asyncio.Future[dict[Key, tuple[int, float]]]
+
+
+@dataclass(slots=True)
+class Duplicates:
+    """Items, by their places in a request, that are not to be stored."""
+
+    owners: dict[int, int] = field(default_factory=dict)
+    """The item on another shard that has the key."""
+    twins: dict[int, int] = field(default_factory=dict)
+    """The item earlier in the request that has the key, and goes to another shard."""
+
+    def __contains__(self, place: int) -> bool:
+        return place in self.owners or place in self.twins
+
+    def __bool__(self) -> bool:
+        return bool(self.owners or self.twins)
+
+
+class KeyRegister:
+    """The keys that one shard keeps as the home of their namespaces; requests that come together are one statement."""
+
+    def __init__(self, database: Database) -> None:
+        self._link = database.link()
+        self._lane: Lane[_Wanted] = Lane(
+            self._run,
+            weigh=lambda wanted: len(wanted.shards),
+            limit=5000,
+            tenant=lambda wanted: next(iter(wanted.shards))[0],
+        )
+
+    def claim(self, shards: dict[Key, int]) -> asyncio.Future[dict[Key, tuple[int, float]]]:
+        """Claim keys for shards, unless they are claimed; gives whose each one is, and for how many seconds."""
+        wanted = _Wanted(shards, asyncio.get_running_loop().create_future())
+        self._lane.submit(wanted)
+        return wanted.answer
+
+    async def _run(self, batch: list[_Wanted]) -> None:
+        claims = [(key, shard) for wanted in batch for key, shard in wanted.shards.items()]
+        columns = ([key[0] for key, _ in claims], [key[1] for key, _ in claims], [shard for _, shard in claims])
+        owners: dict[Key, tuple[int, float]] = {}
+        while len(owners) < len({key for key, _ in claims}):
+            # The second time, if somebody else claimed one just now: then it is seen.
+            rows = await self._link.fetch("claim_topic_keys", *columns)
+            owners |= {(row["namespace"], row["key"]): (row["shard"], row["age"]) for row in rows}
+        for wanted in batch:
+            if not wanted.answer.done():
+                wanted.answer.set_result({key: owners[key] for key in wanted.shards})
+
+
+class NamespaceRules:
+    """What holds for a namespace as a whole."""
+
+    def __init__(self, directory: Directory, brokers: Sequence[Broker]) -> None:
+        self._directory = directory
+        self._brokers = brokers
+        self._registers = [KeyRegister(broker.database) for broker in brokers]
+
+    async def admit(self, items: Sequence[EnqueueItem], shards: Sequence[int]) -> None:
+        """Count items against quotas, but for those that their own shard counts. Raises `QuotaExceeded`."""
+        abroad: dict[int, list[EnqueueItem]] = {}
+        for item, shard in zip(items, shards, strict=True):
+            home = await self._home(item.namespace)
+            if home != shard:
+                abroad.setdefault(home, []).append(item)
+        for home, some in abroad.items():
+            try:
+                await self._brokers[home].topics.quotas.admit(some)
+            except DatabaseAway:
+                # Better over a quota for a while than nothing at all.
+                log.warning("shard %d cannot be reached, so the quotas that it keeps are not looked at", home)
+
+    async def claim(self, items: Sequence[EnqueueItem], shards: Sequence[int]) -> Duplicates:
+        """Claim the keys of items for their shards; gives those that are duplicates of items on other shards."""
+        duplicates = Duplicates()
+        firsts: dict[Key, int] = {}
+        for place, item in enumerate(items):
+            if not item.idempotency_key:
+                continue
+            key = (item.namespace, item.idempotency_key)
+            first = firsts.setdefault(key, place)
+            if first != place and shards[first] != shards[place]:
+                duplicates.twins[place] = first
+        by_home: dict[int, list[Key]] = {}
+        for namespace, text in firsts:
+            by_home.setdefault(await self._home(namespace), []).append((namespace, text))
+        for home, keys in by_home.items():
+            await self._claim(home, keys, firsts, shards, duplicates)
+        return duplicates
+
+    async def _claim(
+        self,
+        home: int,
+        keys: Sequence[Key],
+        firsts: dict[Key, int],
+        shards: Sequence[int],
+        duplicates: Duplicates,
+    ) -> None:
+        database = self._brokers[home].database
+        owners = await self._registers[home].claim({key: shards[firsts[key]] for key in keys})
+        for key, (owner, age) in owners.items():
+            place = firsts[key]
+            mine = shards[place]
+            if owner == mine:
+                continue
+            found = await self._brokers[owner].database.fetch("topic_key_items", [key[0]], [key[1]])
+            if found:
+                duplicates.owners[place] = found[0]["item_id"]
+            elif age < _ABANDONED_SECONDS or not await database.fetch("take_over_topic_key", *key, owner, mine):
+                raise Overloaded(
+                    f"the idempotency key {key[1]!r} of namespace {key[0]} is being used on shard {owner};"
+                    " try again soon"
+                )
+
+    async def _home(self, namespace: str) -> int:
+        return await self._directory.find(Name.namespace(namespace))

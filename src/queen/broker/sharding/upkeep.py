@@ -1,0 +1,93 @@
+"""Background jobs of installations with several shards."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+import asyncpg
+
+from queen.broker.broker import Broker
+from queen.broker.sharding.directory import Directory
+from queen.broker.topics.catalog import TopicKey
+from queen.concurrency import Background
+from queen.errors import QueenError
+from queen.spool.record import Record
+from queen.storage.migrate import migrate
+from queen.storage.shard_setup import set_up_shards
+from queen.wire.shards import Name
+
+log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 2.0
+
+
+class Joining:
+    """Has every database know which shard it is."""
+
+    def __init__(self, dsns: Sequence[str]) -> None:
+        self._dsns = dsns
+        self._background = Background()
+
+    async def start(self) -> None:
+        """Raises `QueenError` when the databases cannot be the shards they are named as."""
+        away = await set_up_shards(self._dsns)
+        if away:
+            self._background.start(self._wait_for(away))
+
+    async def stop(self) -> None:
+        await self._background.stop()
+
+    async def _wait_for(self, away: Sequence[int]) -> None:
+        while away:
+            await asyncio.sleep(_RETRY_SECONDS)
+            try:
+                for number in away:
+                    await migrate(self._dsns[number], wait_seconds=0)
+                away = await set_up_shards(self._dsns)
+            except (QueenError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                log.debug("a shard that was away at the start still is: %s", error)
+        log.info("every shard is there now")
+
+
+class Forwarding:
+    """Sends records of spools on."""
+
+    def __init__(self, directory: Directory, brokers: Sequence[Broker]) -> None:
+        self._directory = directory
+        self._brokers = brokers
+        for number, broker in enumerate(brokers):
+            broker.replayer.send_on = self._from(number)
+            broker.topics.flusher.send_on(partial(self._send_item_on, number))
+
+    def _from(self, number: int) -> _SendOn:
+        return _SendOn(self._directory, self._brokers, number)
+
+    async def _send_item_on(self, number: int, key: TopicKey, record: Record) -> bool:
+        """Whether an item that waited in the log of a shard's buffered namespaces is on another shard now."""
+        await self._directory.look([number])
+        shard = await self._directory.find(Name.topic(*key))
+        if shard == number:
+            return False
+        await self._brokers[shard].topics.flusher.take_over(record)
+        return True
+
+
+class _SendOn:
+    """From the spool of one shard."""
+
+    def __init__(self, directory: Directory, brokers: Sequence[Broker], number: int) -> None:
+        self._directory = directory
+        self._brokers = brokers
+        self._number = number
+
+    async def __call__(self, record: Record) -> bool:
+        """Whether another shard has it now."""
+        await self._directory.look([self._number])
+        shard = await self._directory.find(Name.queue(record.queue))
+        if shard == self._number:
+            return False
+        await self._brokers[shard].replayer.take_over(record)
+        return True

@@ -1,1 +1,0 @@
-"""Several PostgreSQL instances: what lives where, and how it gets elsewhere."""

@@ -1,1 +1,0 @@
-"""Moving queues and topics from shard to shard while they are used."""

@@ -1,0 +1,90 @@
+"""Background jobs of topics: items past their time, old keys, and what deleted topics left behind."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+from queen.broker.maintenance.election import Job, Session
+from queen.broker.topics.catalog import lock_keys
+from queen.settings import Settings
+
+_STEPS_PER_RUN: Final = 20
+_EXPIRY_SECONDS: Final = 5.0
+_UPKEEP_SECONDS: Final = 60.0
+_BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def topic_jobs(settings: Settings) -> list[Job]:
+    """The jobs that keep the tables of topics small."""
+    batch = settings.eviction_batch_size
+    return [
+        Job("topic expiry", _EXPIRY_SECONDS, ExpiredItems(batch).run),
+        Job("topic keys", _UPKEEP_SECONDS, OldKeys(batch, settings.dedup_window_seconds).run),
+        Job("topic usage", _UPKEEP_SECONDS, forget_usage),
+        Job("topic ready items", _UPKEEP_SECONDS, free_orphans),
+        Job("retired logs", _UPKEEP_SECONDS, forget_retired),
+        Job("dropped topics", _UPKEEP_SECONDS, DroppedTopics(batch).run),
+    ]
+
+
+class ExpiredItems:
+    """Removes items that waited longer than their `ttl`."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+
+    async def run(self, session: Session) -> bool:
+        return len(await session.fetch("topic_expire_items", self._batch)) == self._batch
+
+
+class OldKeys:
+    """Forgets idempotency keys after `window` seconds, once their items are gone; a round of them in each run."""
+
+    def __init__(self, batch: int, window: int) -> None:
+        self._batch = batch
+        self._window = float(window)
+        self._since = _BEGINNING
+
+    async def run(self, session: Session) -> bool:
+        for _ in range(_STEPS_PER_RUN):
+            (row,) = await session.fetch("topic_forget_keys", self._window, self._since, self._batch)
+            if row["looked_at"] < self._batch or row["last"] <= self._since:
+                # From the beginning next time: a key whose item was still there may go by then.
+                self._since = _BEGINNING
+                return False
+            self._since = row["last"]
+        return True
+
+
+async def forget_usage(session: Session) -> bool:
+    await session.fetch("topic_forget_usage")
+    return False
+
+
+async def free_orphans(session: Session) -> bool:
+    """Should items be leased for a ready queue that does not exist, they are ready again."""
+    for row in await session.fetch("topic_ready_orphans"):
+        await session.fetch("topic_ready_free", lock_keys([row["topic_id"]]), row["topic_id"])
+    return False
+
+
+async def forget_retired(session: Session) -> bool:
+    await session.fetch("spool_forget_retired")
+    return False
+
+
+class DroppedTopics:
+    """Removes items that were enqueued while their topic was being deleted."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+
+    async def run(self, session: Session) -> bool:
+        for row in await session.fetch("topic_dropped"):
+            for statement in ("topic_remove_items", "topic_remove_leased_items"):
+                while len(await session.fetch(statement, row["topic_id"], self._batch)) == self._batch:
+                    pass
+            if row["settled"]:
+                await session.fetch("topic_forget_dropped", row["topic_id"])
+        return False

@@ -1,0 +1,44 @@
+"""What a transaction does with topics: steps among its other ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from queen.broker.topics.catalog import TopicCatalog
+from queen.broker.topics.enqueue import Enqueuer, Entry, Stored
+from queen.broker.topics.quotas import Quotas
+from queen.broker.topics.settle import NOT_LEASED, ack_in, find_places
+from queen.storage.database import Transaction, TransactionRefused
+from queen.wire.topics import EnqueueItem, ItemRef
+
+
+class TopicSteps:
+    """Acks and enqueues inside a transaction of somebody else."""
+
+    def __init__(self, catalog: TopicCatalog, enqueuer: Enqueuer, quotas: Quotas) -> None:
+        self._catalog = catalog
+        self._quotas = quotas
+        self._enqueuer = enqueuer
+
+    async def admit(self, items: Sequence[EnqueueItem]) -> None:
+        """Count items against the quotas of their namespaces. Raises `QuotaExceeded`."""
+        if items:
+            await self._quotas.admit(items)
+
+    async def ack_in(self, transaction: Transaction, refs: Sequence[ItemRef]) -> None:
+        """Items are done. Raises `TransactionRefused` when one of them is not leased."""
+        if not refs:
+            return
+        places = await find_places(self._catalog, refs)
+        done = {place.ref.number for place in await ack_in(transaction, places)}
+        for ref in refs:
+            if ref.number not in done:
+                raise TransactionRefused(f"ACK operation failed: {NOT_LEASED}: {ref.id} in {ref.namespace}/{ref.topic}")
+
+    async def enqueue_in(self, transaction: Transaction, entries: Sequence[Entry]) -> Stored:
+        """Store items; a duplicate has the id of the first, as in any enqueue."""
+        return await self._enqueuer.store(transaction, entries) if entries else Stored()
+
+    def settle(self, stored: Stored) -> None:
+        """Committed: let those who wait know."""
+        self._enqueuer.settle(stored)

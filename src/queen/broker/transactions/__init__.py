@@ -1,0 +1,1 @@
+"""What commits as a whole: transactions, staged batches, cycles of streaming queries."""

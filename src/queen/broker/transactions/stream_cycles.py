@@ -1,0 +1,228 @@
+"""Cycles of streaming queries: state, what they push, and the ack of what they read, together or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from queen.broker.ack.cursors import CursorKey, apply_decisions, lock_cursors
+from queen.broker.ack.leases import LeaseBook, OnFreed, find_offset
+from queen.broker.ack.rules import (
+    INVALID_LEASE,
+    NOT_FOUND,
+    Ack,
+    AckStatus,
+    Cursor,
+    Decision,
+    decide_cycle,
+    parse_status,
+)
+from queen.broker.catalog import QUEUE_MODE, Catalog, Partition, Queue
+from queen.broker.push.pusher import NotStored, Pusher, StoredPush
+from queen.broker.transactions.stream_queries import StreamQueries
+from queen.storage.database import Database, Transaction, TransactionRefused, retry_transaction
+from queen.wire.envelope import Envelope
+from queen.wire.ids import is_uuid, parse_partition_uuid
+from queen.wire.streams import Cycle, CycleAck, window_end
+
+STATE_CHANGED = "State changed since it was read"
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """What a cycle names, looked up."""
+
+    query: int | None
+    partition: Partition
+    queue: Queue | None
+    group: int
+    ack_status: AckStatus
+
+
+@dataclass(frozen=True, slots=True)
+class _Acked:
+    """What is to become of the cursor."""
+
+    key: CursorKey
+    cursor: Cursor
+    decision: Decision
+
+
+class StreamCycles:
+    """Carries out cycles on one shard."""
+
+    def __init__(
+        self,
+        database: Database,
+        catalog: Catalog,
+        queries: StreamQueries,
+        pusher: Pusher,
+        leases: LeaseBook,
+        envelope: Envelope,
+        on_freed: OnFreed,
+    ) -> None:
+        self._database = database
+        self._catalog = catalog
+        self._queries = queries
+        self._pusher = pusher
+        self._leases = leases
+        self._envelope = envelope
+        self._on_freed = on_freed
+
+    async def run(self, cycle: Cycle) -> dict[str, Any]:
+        """Carry out all of the cycle, or nothing; the answer says which, and why not."""
+        answer: dict[str, Any] = {
+            "success": True,
+            "query_id": cycle.query_id,
+            "partition_id": cycle.partition_id,
+            "queueName": None,
+            "state_ops_applied": 0,
+            "push_results": [],
+            "ack_result": None,
+        }
+        try:
+            scene = await self._look_up(cycle)
+            answer["queueName"] = scene.partition.queue_name
+            answer |= await retry_transaction(lambda: self._run(cycle, scene))
+        except (TransactionRefused, NotStored) as error:
+            answer |= {"success": False, "error": str(error)}
+        return answer
+
+    async def _look_up(self, cycle: Cycle) -> _Scene:
+        if cycle.refusal:
+            raise TransactionRefused(cycle.refusal)
+        if not is_uuid(cycle.query_id):
+            raise TransactionRefused(f"query_id must be a UUID, not {cycle.query_id!r}")
+        query = await self._queries.internal_id(cycle.query_id)
+        if query is None and cycle.state:
+            raise TransactionRefused(f"Query not found: {cycle.query_id}; register it first")
+        place = parse_partition_uuid(cycle.partition_id)
+        found = await self._catalog.partitions_by_id([place[1]]) if place and place[0] == self._catalog.shard else {}
+        if place is None or place[1] not in found:
+            raise TransactionRefused(NOT_FOUND if cycle.ack else f"Partition not found: {cycle.partition_id}")
+        partition = found[place[1]]
+        queue = await self._catalog.queue_of(partition)
+        if cycle.state and queue is not None and queue.encryption_enabled and not self._envelope.can_encrypt:
+            raise TransactionRefused(f"queue {queue.name!r} is encrypted and the server has no QUEEN_ENCRYPTION_KEY")
+        group = await self._catalog.group(cycle.group or QUEUE_MODE)
+        assert group is not None
+        return _Scene(query, partition, queue, group, _status(cycle.ack))
+
+    async def _run(self, cycle: Cycle, scene: _Scene) -> dict[str, Any]:
+        await self._pusher.prepare(cycle.items)
+        async with self._database.transaction() as transaction:
+            if scene.query is not None:
+                await transaction.fetch("lock_stream", scene.query, scene.partition.id)
+            acked = await self._decide(transaction, cycle.ack, scene, release=cycle.release_lease)
+            if acked is None and cycle.ack is not None:
+                return {"ack_result": _ack_result(cycle.ack, released=cycle.release_lease), "replayed": True}
+            await _check_unchanged(transaction, cycle, scene)
+            await self._change_state(transaction, cycle, scene)
+            stored, results = await self._pusher.store_new_in(transaction, cycle.items, None)
+            available = await self._save(transaction, acked, scene)
+        self._settle(cycle.ack, acked, available, scene, stored)
+        done: dict[str, Any] = {"state_ops_applied": len(cycle.state), "push_results": msgspec.Raw(results)}
+        if acked is not None and cycle.ack is not None:
+            (outcome,) = acked.decision.outcomes
+            done["ack_result"] = _ack_result(cycle.ack, released=outcome.released, dlq=outcome.dlq)
+        return done
+
+    async def _decide(
+        self, transaction: Transaction, ack: CycleAck | None, scene: _Scene, *, release: bool
+    ) -> _Acked | None:
+        """Lock the cursor and decide what the ack does to it; None when it was applied before, or there is none."""
+        if ack is None:
+            return None
+        if ack.lease_id and not is_uuid(ack.lease_id):
+            raise TransactionRefused(INVALID_LEASE)
+        key = (scene.partition.id, scene.group)
+        cursors = await lock_cursors(transaction, [key], make=[] if ack.lease_id else [key])
+        if key not in cursors:
+            raise TransactionRefused(INVALID_LEASE if ack.lease_id else NOT_FOUND)
+        offset = await find_offset(transaction, self._envelope, self._leases, *key, ack.transaction_id)
+        if offset is None:
+            raise TransactionRefused(NOT_FOUND)
+        chosen = Ack(offset, scene.ack_status, ack.lease_id, ack.error)
+        decision = decide_cycle(cursors[key], chosen, count=ack.count, release=release)
+        if decision is None:
+            return None
+        if not decision.outcomes[0].success:
+            raise TransactionRefused(decision.outcomes[0].error or "Unknown error")
+        return _Acked(key, cursors[key], decision)
+
+    async def _change_state(self, transaction: Transaction, cycle: Cycle, scene: _Scene) -> None:
+        if not cycle.state:
+            return
+        place = (scene.query, scene.partition.id)
+        # The last word on a key counts, as if they had been carried out one by one.
+        last = {operation.key: operation for operation in cycle.state}
+        gone = sorted(key for key, operation in last.items() if operation.value is None)
+        if gone:
+            deleted = {row["key"] for row in await transaction.fetch("delete_stream_state", *place, gone)}
+            _check_deleted(cycle, set(gone) - deleted)
+        written = sorted((key, operation.value) for key, operation in last.items() if operation.value is not None)
+        if written:
+            encrypt = scene.queue is not None and scene.queue.encryption_enabled
+            await transaction.fetch(
+                "upsert_stream_state",
+                *place,
+                [key for key, _ in written],
+                [self._envelope.seal(bytes(value), encrypt=encrypt) for _, value in written],
+                [window_end(value) for _, value in written],
+            )
+
+    async def _save(self, transaction: Transaction, acked: _Acked | None, scene: _Scene) -> int:
+        if acked is None:
+            return 0
+        available = await apply_decisions(
+            transaction,
+            self._envelope,
+            {acked.key: acked.cursor},
+            {acked.key: acked.decision},
+            {scene.partition.id: scene.partition},
+            {acked.key: scene.queue},
+        )
+        return available.get(acked.key, 0)
+
+    def _settle(
+        self, ack: CycleAck | None, acked: _Acked | None, available: int, scene: _Scene, stored: StoredPush
+    ) -> None:
+        """Committed: let those who wait know."""
+        self._pusher.settle(stored)
+        if ack is None or acked is None or not acked.decision.released:
+            return
+        self._leases.finish(ack.lease_id, scene.partition.id)
+        self._on_freed([(scene.partition.queue_id, *acked.key, available)])
+
+
+def _status(ack: CycleAck | None) -> AckStatus:
+    status = parse_status(ack.status) if ack is not None else AckStatus.COMPLETED
+    if status is None or status is AckStatus.RETRY:
+        raise TransactionRefused(f"Unknown ack.status: {ack.status if ack else ''}")
+    return status
+
+
+async def _check_unchanged(transaction: Transaction, cycle: Cycle, scene: _Scene) -> None:
+    """It must still be the query, and the state, that the cycle was made from."""
+    expected = {operation.key: operation.version for operation in cycle.state if operation.guarded}
+    if scene.query is None or (cycle.config_hash is None and not expected):
+        return
+    rows = await transaction.fetch("stream_versions", scene.query, scene.partition.id, list(expected))
+    if cycle.config_hash is not None and rows[0]["config_hash"] != cycle.config_hash:
+        raise TransactionRefused("config_hash mismatch: the query was registered again with other operators")
+    versions = {row["key"]: row["version"] for row in rows}
+    for key, version in expected.items():
+        if versions.get(key) != version:
+            raise TransactionRefused(f"{STATE_CHANGED}: {key}")
+
+
+def _check_deleted(cycle: Cycle, absent: set[str]) -> None:
+    """A cycle that pushes what a window came to deletes the window: when somebody has, they have pushed it too."""
+    if absent and cycle.items:
+        raise TransactionRefused(f"{STATE_CHANGED}: {min(absent)}")
+
+
+def _ack_result(ack: CycleAck, *, released: bool, dlq: bool = False) -> dict[str, Any]:
+    return {"success": True, "count": ack.count, "lease_released": released, "dlq": dlq}

@@ -1,0 +1,142 @@
+"""Streaming queries: registering them, and reading the state they keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from queen.broker.catalog import Catalog
+from queen.errors import BadRequest, Conflict
+from queen.storage.database import Database, Record, can_be_stored
+from queen.wire.envelope import Envelope, EnvelopeError
+from queen.wire.ids import is_uuid, parse_partition_uuid, partition_uuid
+from queen.wire.streams import Registration, StateQuery
+
+MOST_ROWS = 100_000
+_MOST_OPEN_PARTITIONS = 1000
+_MOST_KNOWN = 10_000
+_LAST_CHARACTER = 0x10FFFF
+_SURROGATES = range(0xD800, 0xE000)
+
+
+class HashMismatch(Conflict):
+    """The query is registered with other operators, whose state these cannot take over."""
+
+    def __init__(self, registration: Registration, query_id: str) -> None:
+        super().__init__(
+            f"config_hash mismatch: operator chain changed for queryId '{registration.name}'."
+            " Register it with reset to drop the state of the old chain, or under another name to keep both."
+        )
+        self.query_id = query_id
+
+
+class StreamQueries:
+    """The queries of one shard."""
+
+    def __init__(self, database: Database, catalog: Catalog, envelope: Envelope) -> None:
+        self._database = database
+        self._catalog = catalog
+        self._envelope = envelope
+        # A query keeps its ids for good.
+        self._ids: dict[str, int] = {}
+
+    async def register(self, registration: Registration) -> dict[str, Any]:
+        """Make the query known, or meet it again. Raises `HashMismatch` when its operators are others."""
+        values = (registration.source_queue, registration.sink_queue, registration.config_hash)
+        async with self._database.transaction() as transaction:
+            added = await transaction.fetch("add_stream_query", registration.name, *values)
+            reset = False
+            if added:
+                (query,) = added
+            else:
+                (query,) = await transaction.fetch("lock_stream_query", registration.name)
+                if query["config_hash"] != registration.config_hash:
+                    if not registration.reset:
+                        raise HashMismatch(registration, query["public_id"])
+                    await transaction.fetch("wipe_stream_state", query["id"])
+                    reset = True
+                await transaction.fetch("update_stream_query", query["id"], *values)
+            partitions = await transaction.fetch("stream_partitions", query["id"], _MOST_OPEN_PARTITIONS)
+        return {
+            "success": True,
+            "query_id": query["public_id"],
+            "name": registration.name,
+            "config_hash": registration.config_hash,
+            "fresh": bool(added),
+            "reset": reset,
+            "partitions": [
+                {"partition_id": partition_uuid(self._catalog.shard, row["id"]), "partition": row["name"]}
+                for row in partitions
+            ],
+        }
+
+    async def internal_id(self, query_id: str) -> int | None:
+        """The id in the database of a registered query."""
+        if not is_uuid(query_id):
+            return None
+        known = self._ids.get(query_id)
+        if known is None:
+            rows = await self._database.fetch("stream_query", query_id)
+            if not rows:
+                return None
+            if len(self._ids) >= _MOST_KNOWN:
+                self._ids.clear()
+            known = self._ids[query_id] = rows[0]["id"]
+        return known
+
+    async def state(self, asked: StateQuery) -> dict[str, Any]:
+        """The rows that are asked for, by key; with a limit, `more` says whether it cut them off."""
+        for value, name in ((asked.query_id, "query_id"), (asked.partition_id, "partition_id")):
+            if not is_uuid(value):
+                raise BadRequest(f"{name} must be a UUID")
+        query = await self.internal_id(asked.query_id)
+        place = parse_partition_uuid(asked.partition_id)
+        if query is None or place is None or place[0] != self._catalog.shard:
+            return {"success": True, "rows": []}
+        limit = min(asked.limit or MOST_ROWS, MOST_ROWS)
+        if not all(can_be_stored(text) for text in (asked.key_prefix or "", asked.after or "")):
+            return {"success": True, "rows": []}
+        rows = await self._database.fetch(
+            "stream_state",
+            query,
+            place[1],
+            [key for key in asked.keys if can_be_stored(key)] if asked.keys is not None else None,
+            asked.key_prefix,
+            after_prefix(asked.key_prefix) if asked.key_prefix is not None else None,
+            asked.ripe_at_or_before,
+            asked.after,
+            limit + 1,
+        )
+        if asked.limit is None and len(rows) > limit:
+            raise BadRequest(
+                f"the state of this query on this partition has more than {limit} rows:"
+                " ask for keys or a key_prefix, or for pages with limit and after"
+            )
+        answer: dict[str, Any] = {"success": True, "rows": [self._render(row) for row in rows[:limit]]}
+        if asked.limit is not None:
+            answer["more"] = len(rows) > limit
+        return answer
+
+    def _render(self, row: Record) -> dict[str, Any]:
+        try:
+            value = self._envelope.open(row["value"])
+        except EnvelopeError as error:
+            raise Conflict(f"the state of key {row['key']!r} cannot be read: {error}") from error
+        return {
+            "key": row["key"],
+            "value": msgspec.Raw(value),
+            "updated_at": row["updated_at"].isoformat(),
+            "version": row["version"],
+        }
+
+
+def after_prefix(prefix: str) -> str | None:
+    """The first text, in the order of code points, after all that begin with the prefix; None when none is."""
+    for length in range(len(prefix), 0, -1):
+        last = ord(prefix[length - 1])
+        if last == _LAST_CHARACTER:
+            continue
+        following = last + 1 if last + 1 not in _SURROGATES else _SURROGATES.stop
+        return prefix[: length - 1] + chr(following)
+    return None

@@ -1,1 +1,0 @@
-"""How it goes: what was counted and how it was, now and in the past."""

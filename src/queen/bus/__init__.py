@@ -1,0 +1,1 @@
+"""Notifications: datagrams among the workers of a host, signed packets among hosts."""

@@ -1,0 +1,135 @@
+"""Which other hosts there are, by their signs of life."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+
+from queen.bus.packets import Heartbeat, Packet
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Counts since the worker started. `dropped` is by reason, of packets that came in and of what could not go out."""
+
+    packets_sent: int = 0
+    packets_received: int = 0
+    packets_relayed: int = 0
+    """Received by another worker of this host, and passed on by it."""
+    events_sent: int = 0
+    events_received: int = 0
+    requests_sent: int = 0
+    requests_failed: int = 0
+    own: int = 0
+    """Packets of this very host, which was in its own list of peers."""
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStats:
+    """A worker's view of the other hosts at one moment."""
+
+    enabled: bool
+    running: bool
+    server_id: str
+    transports: tuple[str, ...]
+    listening: bool
+    """Whether this is the worker that has the UDP port of its host."""
+    servers_tracked: int
+    servers_alive: int
+    servers_dead: int
+    heartbeats_received: int
+    restarts_detected: int
+    packets_sent: int
+    packets_received: int
+    packets_relayed: int
+    events_sent: int
+    events_received: int
+    requests_sent: int
+    requests_failed: int
+    own: int
+    dropped: dict[str, int]
+
+
+log = logging.getLogger(__name__)
+
+_REMEMBERED_SECONDS = 600.0
+
+
+@dataclass(slots=True)
+class Server:
+    """A host that was heard, since it was started."""
+
+    name: str
+    first_heard: float
+    last_heard: float
+    alive: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """How many hosts are known, and in what state."""
+
+    tracked: int
+    alive: int
+    dead: int
+
+
+class Members:
+    """Tracks hosts by the number they drew when they started. All times are those of one monotonic clock."""
+
+    def __init__(self, dead_after: float) -> None:
+        self._dead_after = dead_after
+        self._servers: dict[int, Server] = {}
+        self.heartbeats = 0
+        self.restarts = 0
+
+    def heard(self, packet: Packet, now: float) -> None:
+        """Any packet is a sign of life; the first one that makes a host known is a heartbeat."""
+        heartbeat = packet.heartbeat
+        server = self._servers.get(packet.boot)
+        if heartbeat is not None:
+            self.heartbeats += 1
+            if server is None:
+                server = self._meet(packet.boot, heartbeat, now)
+        if server is None:
+            return
+        server.last_heard = now
+        leaving = heartbeat is not None and heartbeat.leaving
+        if leaving == server.alive:
+            server.alive = not leaving
+            log.info("host %s %s", server.name, "has stopped" if leaving else "is heard again")
+        if heartbeat is not None:
+            self.settle(now)
+
+    def settle(self, now: float) -> None:
+        """Notice who has fallen silent. One that is silent and whose name came up anew has been restarted."""
+        for boot, server in list(self._servers.items()):
+            silent = now - server.last_heard
+            if server.alive and silent > self._dead_after:
+                server.alive = False
+                log.warning("host %s has not been heard for %.1f s", server.name, silent)
+            if server.alive:
+                continue
+            if self._succeeded(server):
+                self.restarts += 1
+                del self._servers[boot]
+            elif silent > _REMEMBERED_SECONDS:
+                del self._servers[boot]
+
+    def count(self, now: float) -> Tracked:
+        self.settle(now)
+        alive = sum(server.alive for server in self._servers.values())
+        return Tracked(len(self._servers), alive, len(self._servers) - alive)
+
+    def _meet(self, boot: int, heartbeat: Heartbeat, now: float) -> Server:
+        server = self._servers[boot] = Server(heartbeat.name, now, now, alive=not heartbeat.leaving)
+        log.info("host %s is heard", server.name)
+        return server
+
+    def _succeeded(self, server: Server) -> bool:
+        return any(
+            other is not server and other.name == server.name and other.first_heard > server.first_heard
+            for other in self._servers.values()
+        )

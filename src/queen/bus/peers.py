@@ -1,0 +1,296 @@
+"""The other hosts on the same PostgreSQL: telling them what happened here, and hearing what happened there.
+
+Every worker sends for itself. What comes in comes to one worker (UDP: the one that has the host's port, HTTP: whoever
+accepted the connection), which checks it and passes it on to the others over the local bus. Nothing is ever passed on
+to a further host. All of it is for speed: whatever is lost is found by the slow poll and the log of changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from queen.bus.members import Members, PeerStats, Traffic
+from queen.bus.packets import (
+    Event,
+    Gate,
+    Heartbeat,
+    Packet,
+    PacketWriter,
+    Refused,
+    Sealer,
+    boot_number,
+    decode,
+    is_frame,
+    plain_frame,
+    server_name,
+)
+from queen.bus.udp import DATAGRAM_BYTES, Address, AddressBook, Speaker, UdpSocket
+from queen.settings import Settings
+
+if TYPE_CHECKING:
+    from queen.bus.http_peer import HttpPeer
+
+log = logging.getLogger(__name__)
+
+_STAND_SECONDS = 0.25
+_FAREWELL_SECONDS = 0.5
+# What the workers of a host pass on to each other needs no signature.
+_BARE = Sealer(())
+
+
+class Peers:
+    """One worker's ties to other hosts."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        runtime_dir: Path,
+        relay: Callable[[bytes], None],
+        deliver: Callable[[Sequence[Event]], None],
+    ) -> None:
+        """`relay` passes a frame on to the other workers of this host; `deliver` takes in events of other hosts."""
+        self.enabled = settings.queen_sync_enabled
+        self.name = server_name(settings.port)
+        self._relay = relay
+        self._deliver = deliver
+        self._sealer = Sealer([bytes.fromhex(key) for key in settings.queen_sync_secret])
+        self._gate = Gate(self._sealer)
+        self._dead_after = settings.queen_sync_dead_threshold_ms / 1000
+        self._beat_seconds = settings.queen_sync_heartbeat_ms / 1000
+        self._members = Members(self._dead_after)
+        self._speaker = Speaker(runtime_dir)
+        self._traffic = Traffic()
+        self._boot = boot_number(runtime_dir)
+        writer = self._writer = PacketWriter(self._boot, self._sealer)
+        self._book = AddressBook(settings.queen_udp_peers, settings.queen_udp_notify_port)
+        self._udp: UdpSocket | None = None
+        if self.enabled and settings.queen_udp_peers:
+            self._udp = UdpSocket(settings.host, settings.queen_udp_notify_port, self._arrived, self._traffic)
+        batch = settings.peer_notify_batch_ms / 1000
+        self._http: list[HttpPeer] = []
+        if self.enabled and settings.queen_peers:
+            # An HTTP client is 10 MB of memory that few workers have a use for.
+            from queen.bus.http_peer import HttpPeer
+
+            self._http = [
+                HttpPeer(url, self.name, writer, self._traffic, batch_seconds=batch) for url in settings.queen_peers
+            ]
+        self.active = self._udp is not None or bool(self._http)
+        """Whether there is anybody to tell."""
+        # Addresses that have turned out to be this host's own, and when.
+        self._own: dict[str, float] = {}
+        self._pending: list[Event] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def signed(self) -> bool:
+        """Whether hosts share a secret, so that what comes in proves where it is from."""
+        return self._sealer.signs
+
+    def start(self) -> None:
+        if self.active and not self.signed:
+            log.warning("QUEEN_SYNC_SECRET is not set: whoever reaches this host can send it events of other hosts")
+        if self._udp is not None:
+            self._spawn(self._book.keep_up())
+        for peer in self._http:
+            self._spawn(peer.post_events())
+            self._spawn(self._keep_beating(peer))
+        if self.active:
+            self._spawn(self._keep_speaking())
+
+    async def stop(self) -> None:
+        """Say good-bye, and end."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        self._flush()
+        if self._speaker.elected:
+            self._beat_udp(leaving=True)
+            farewells = [peer.post_heartbeat(leaving=True) for peer in self._http]
+            try:
+                async with asyncio.timeout(_FAREWELL_SECONDS):
+                    await asyncio.gather(*farewells)
+            except TimeoutError:
+                log.debug("a peer could not be told in time that this host stops")
+        for peer in self._http:
+            await peer.close()
+        if self._udp is not None:
+            self._udp.close()
+        self._speaker.close()
+
+    def tell(self, events: Sequence[Event]) -> None:
+        """Let every other host know; what comes within one turn of the event loop goes together."""
+        if not self.active or not events:
+            return
+        if not self._pending:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._pending += events
+
+    def receive(self, frame: bytes) -> bool:
+        """Take in a frame from the network; whether it is this host's own. Raises `Refused`, which is counted."""
+        self._traffic.packets_received += 1
+        try:
+            packet, body = self._gate.admit(frame)
+        except Refused as refused:
+            self._traffic.dropped[refused.reason.value] += 1
+            raise
+        if packet.boot != self._boot or packet.heartbeat is not None:
+            self._relay(plain_frame(body))
+        return self._take_in(packet)
+
+    def take_relayed(self, frame: bytes) -> None:
+        """Take in what another worker of this host received and checked."""
+        self._traffic.packets_relayed += 1
+        try:
+            packet = decode(_BARE.open(frame))
+        except Refused as refused:
+            # A worker of another version, during an upgrade.
+            self._traffic.dropped[refused.reason.value] += 1
+            return
+        self._gate.note(packet)
+        self._take_in(packet)
+
+    def stats(self) -> PeerStats:
+        """What there is to tell about other hosts, at this moment."""
+        tracked = self._members.count(_now())
+        return PeerStats(
+            enabled=self.enabled,
+            running=bool(self._tasks),
+            server_id=self.name,
+            transports=(*(("udp",) if self._udp else ()), *(("http",) if self._http else ())),
+            listening=self._udp is not None and self._udp.listening,
+            servers_tracked=tracked.tracked,
+            servers_alive=tracked.alive,
+            servers_dead=tracked.dead,
+            heartbeats_received=self._members.heartbeats,
+            restarts_detected=self._members.restarts,
+            **dataclasses.asdict(self._traffic) | {"dropped": dict(self._traffic.dropped)},
+        )
+
+    def _flush(self) -> None:
+        events, self._pending = list(dict.fromkeys(self._pending)), []
+        if not events:
+            return
+        for peer in self._http:
+            peer.tell(events)
+        addresses = self._others()
+        if self._udp is None or not addresses:
+            return
+        self._traffic.events_sent += len(events)
+        for frame, _ in self._writer.events(events, DATAGRAM_BYTES):
+            for address in addresses:
+                self._udp.send(frame, address)
+
+    def _others(self) -> list[Address]:
+        """Where other hosts are. An address is looked at again after a while: it may have gone to somebody else."""
+        if not self._own:
+            return list(self._book.addresses)
+        recent = _now() - self._dead_after
+        return [address for address in self._book.addresses if self._own.get(str(address), -math.inf) < recent]
+
+    def _arrived(self, frame: bytes) -> None:
+        try:
+            self.receive(frame)
+        except Refused as refused:
+            log.debug("a datagram was dropped: %s", refused.reason.value)
+
+    def _take_in(self, packet: Packet) -> bool:
+        now = _now()
+        if packet.boot == self._boot:
+            self._traffic.own += 1
+            if packet.heartbeat is not None:
+                self._own[packet.heartbeat.to] = now
+            return True
+        self._members.heard(packet, now)
+        if packet.events:
+            self._traffic.events_received += len(packet.events)
+            self._deliver(packet.events)
+        return False
+
+    async def _keep_speaking(self) -> None:
+        """Stand for speaker; as speaker, listen and give signs of life."""
+        beat_at = 0.0
+        while True:
+            now = _now()
+            if self._speaker.stand():
+                if self._udp is not None:
+                    self._udp.listen()
+                if now >= beat_at:
+                    self._beat_udp()
+                    beat_at = now + self._beat_seconds
+            self._members.settle(now)
+            await asyncio.sleep(min(_STAND_SECONDS, self._beat_seconds))
+
+    def _beat_udp(self, *, leaving: bool = False) -> None:
+        # To every address, this host's own too: that is how it is known.
+        for address in self._book.addresses if self._udp else ():
+            assert self._udp is not None
+            self._udp.send(self._writer.heartbeat(Heartbeat(self.name, str(address), leaving)), address)
+
+    async def _keep_beating(self, peer: HttpPeer) -> None:
+        """Signs of life come from the speaker; another worker only has to find out whether the peer is this host."""
+        while True:
+            if self._speaker.elected or peer.is_self is None:
+                await peer.post_heartbeat()
+            await asyncio.sleep(self._beat_seconds)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(_ended)
+        self._tasks.append(task)
+
+
+def is_relayed(data: bytes) -> bool:
+    """Whether a datagram of the local bus is a packet of another host."""
+    return is_frame(data)
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("a task that keeps up with other hosts failed", exc_info=task.exception())
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+# Names hold no control characters, so no name begins with this.
+_MARK: Final = "\x01"
+
+
+class ShardPeers(Peers):
+    """Tells other hosts of one shard over the ties of another's broker, which also hears for all."""
+
+    def __init__(self, settings: Settings, runtime_dir: Path, ties: Peers, shard: int) -> None:
+        alone = dataclasses.replace(settings, queen_sync_enabled=False)
+        super().__init__(alone, runtime_dir, relay=lambda frame: None, deliver=lambda events: None)
+        self._ties = ties
+        self._shard = shard
+        self.active = ties.active
+
+    def start(self) -> None:
+        return
+
+    def tell(self, events: Sequence[Event]) -> None:
+        self._ties.tell([(*event[:5], f"{_MARK}{self._shard}{_MARK}{event[5]}") for event in events])
+
+
+def by_shard(events: Sequence[Event]) -> dict[int, list[Event]]:
+    """Events as their shards know them."""
+    found: dict[int, list[Event]] = {}
+    for event in events:
+        shard = 0
+        if event[5].startswith(_MARK):
+            number, _, name = event[5][1:].partition(_MARK)
+            if not (number.isascii() and number.isdigit()):
+                continue
+            shard, event = int(number), (*event[:5], name)
+        found.setdefault(shard, []).append(event)
+    return found

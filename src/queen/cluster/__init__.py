@@ -1,1 +1,0 @@
-"""Waking other workers. Carries bytes; what they mean is the broker's business."""

@@ -1,0 +1,328 @@
+"""A PostgreSQL server of our own, in a directory of our own."""
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from queen.embedded.account import Account, account_for, check_owner
+from queen.embedded.configuration import (
+    base_configuration,
+    clean_environment,
+    find_binaries,
+    include_configuration,
+    listening,
+    write_configuration,
+)
+from queen.embedded.directories import DirectoryLock, choose_socket_dir, socket_path
+from queen.embedded.errors import EmbeddedPostgresError, failure
+from queen.embedded.postmaster import SUPERUSER, Postmaster, cluster_processes, find_postmaster, kill_processes
+
+_log = logging.getLogger(__name__)
+
+_DEFAULT_PORT = 5432
+_POLL_SECONDS = 0.02
+# Replaying the log after a crash takes as long as it takes; a server that does not even say so is stuck.
+_SILENT_SECONDS = 60.0
+_RECOVERY_SECONDS = 1800.0
+_FAST_SHUTDOWN_SECONDS = 60.0
+_IMMEDIATE_SHUTDOWN_SECONDS = 10.0
+_LOG_ROTATION_BYTES = 10 * 2**20
+# A new cluster takes 40 MB, its first segments of the log some more.
+_LEAST_FREE_BYTES = 150 * 2**20
+
+
+class EmbeddedPostgres:
+    """PostgreSQL with its data, log and socket under `data_dir`, reachable by this user (and root) alone.
+
+    With a `port` it also listens on 127.0.0.1, where roles log in by password. `settings` are PostgreSQL's
+    own and win over ours. `binaries` is the directory of another installation, of that `version`. All methods
+    block; one object is used by one thread at a time.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        version: int = 18,
+        settings: Mapping[str, str] | None = None,
+        port: int | None = None,
+        binaries: Path | None = None,
+    ) -> None:
+        self.data_dir = data_dir.absolute()
+        self.version = version
+        self._settings = dict(settings or {})
+        self._binaries = binaries
+        self._port = port
+        self._cluster = self.data_dir / "cluster"
+        self.log_file = self.data_dir / "postgres.log"
+        self._lock = DirectoryLock(self.data_dir / "lock")
+        self._postmaster: Postmaster | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def running(self) -> bool:
+        return self._postmaster is not None and self._postmaster.alive()
+
+    @property
+    def pid(self) -> int:
+        """The process id of the server, also after it died."""
+        return self._started().pid
+
+    def dsn(self, database: str = "postgres") -> str:
+        """A connection URL for `database`, as superuser over the private socket."""
+        return self._started().dsn(database)
+
+    def start(self) -> None:
+        """Have the server running: made if it is new, taken over if it was left running, else started."""
+        if self.running:
+            return
+        binaries = self._binaries or find_binaries(self.version)
+        account = account_for(self._cluster)
+        try:
+            self._prepare_directory(account, binaries)
+            self._lock.acquire()
+            self._bring_up(account, binaries)
+        except OSError as error:
+            self._lock.release()
+            raise EmbeddedPostgresError(
+                f"cannot use {error.filename or self.data_dir}: {error.strerror}; "
+                "mend that, or choose another directory with --data-dir or QUEEN_DATA_DIR"
+            ) from error
+        except EmbeddedPostgresError:
+            self._lock.release()
+            raise
+
+    def stop(self) -> None:
+        """Shut the server down as fast as it can be done cleanly, and wait for its end."""
+        if self._postmaster is not None:
+            _shut_down(self._postmaster, self._cluster)
+            if self._postmaster.socket_dir != self.data_dir:
+                shutil.rmtree(self._postmaster.socket_dir, ignore_errors=True)
+            self._postmaster = None
+        self._lock.release()
+
+    def kill(self) -> None:
+        """End every process of the server at once, as a crash would."""
+        server = self._started()
+        processes = [process for process in cluster_processes(self._cluster) if process.pid != server.pid]
+        server.signal(signal.SIGKILL)
+        server.wait(_IMMEDIATE_SHUTDOWN_SECONDS)
+        kill_processes(processes)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def _started(self) -> Postmaster:
+        if self._postmaster is None:
+            raise EmbeddedPostgresError(f"the embedded PostgreSQL in {self.data_dir} has not been started")
+        return self._postmaster
+
+    def _prepare_directory(self, account: Account, binaries: Path) -> None:
+        if not self.data_dir.exists():
+            self.data_dir.parent.mkdir(parents=True, exist_ok=True)
+            self.data_dir.mkdir(mode=0o700)
+        elif any(self.data_dir.iterdir()) and not (self.data_dir / "lock").exists():
+            raise EmbeddedPostgresError(
+                f"{self.data_dir} holds something else than Queen's PostgreSQL: choose an empty directory, or a new one"
+            )
+        account.give(self.data_dir)
+        check_owner(self.data_dir, account)
+        account.let_pass_to(self.data_dir)
+        account.let_run(binaries)
+
+    def _bring_up(self, account: Account, binaries: Path) -> None:
+        if not self._cluster.exists():
+            self._create_cluster(account, binaries)
+        check_owner(self._cluster, account)
+        self._check_version()
+        port = self._port or _DEFAULT_PORT
+        socket_dir = choose_socket_dir(self.data_dir, port, account)
+        where = listening(self._port, socket_dir, _DEFAULT_PORT)
+        write_configuration(self._cluster, base_configuration(binaries) | where | self._settings)
+        if not self._adopt(binaries):
+            self._clear_remains(socket_dir, port)
+            self._launch(account, binaries, socket_dir, port)
+
+    def _create_cluster(self, account: Account, binaries: Path) -> None:
+        free = shutil.disk_usage(self.data_dir).free
+        if free < _LEAST_FREE_BYTES:
+            raise EmbeddedPostgresError(
+                f"{self.data_dir} is on a disk with {free // 2**20} MB free, and PostgreSQL needs "
+                f"{_LEAST_FREE_BYTES // 2**20} MB to begin with: free some space, or choose another directory"
+            )
+        _log.info("making a PostgreSQL %d cluster in %s", self.version, self.data_dir)
+        # Made under another name first: a cluster that has its name is complete.
+        fresh = self.data_dir / "cluster.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        locale = ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"] if self.version >= 17 else []
+        done = subprocess.run(
+            [
+                str(binaries / "initdb"),
+                f"--pgdata={fresh}",
+                f"--username={SUPERUSER}",
+                "--encoding=UTF8",
+                "--locale=C",
+                *locale,
+                "--data-checksums",
+                "--auth-local=trust",
+                "--auth-host=scram-sha-256",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=self.data_dir,
+            env=clean_environment(),
+            umask=0o077,
+            start_new_session=True,
+            **account.process_owner,
+        )
+        if done.returncode != 0:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise failure("PostgreSQL could not make its cluster", done.stdout, self.data_dir)
+        include_configuration(fresh)
+        fresh.rename(self._cluster)
+        _sync_directory(self.data_dir)
+
+    def _check_version(self) -> None:
+        found = (self._cluster / "PG_VERSION").read_text().strip()
+        if found != str(self.version):
+            raise EmbeddedPostgresError(
+                f"{self.data_dir} was made by PostgreSQL {found}, and {self.version} cannot read it: "
+                "move the data with pg_dump and the Queen that made it, or choose another directory"
+            )
+
+    def _adopt(self, binaries: Path) -> bool:
+        """Take over a server that a killed Queen left running here, if there is one."""
+        found = find_postmaster(self._cluster)
+        if found is None:
+            return False
+        if not _becomes_ready(found, binaries):
+            _log.warning("the PostgreSQL left running here (process %d) does not answer", found.pid)
+            _shut_down(found, self._cluster)
+            return False
+        self._postmaster = found
+        found.signal(signal.SIGHUP)
+        _log.info("took over the PostgreSQL left running here (process %d)", found.pid)
+        return True
+
+    def _clear_remains(self, socket_dir: Path, port: int) -> None:
+        """Remove what a dead server left, and what would keep a new one from starting.
+
+        PostgreSQL removes such files itself, but not when their process id now belongs to another process. We
+        hold the lock on the directory, and no server runs in it.
+        """
+        kill_processes(list(cluster_processes(self._cluster)))
+        unix_socket = socket_path(socket_dir, port)
+        for remains in (self._cluster / "postmaster.pid", unix_socket, Path(f"{unix_socket}.lock")):
+            remains.unlink(missing_ok=True)
+
+    def _launch(self, account: Account, binaries: Path, socket_dir: Path, port: int) -> None:
+        descriptor = self._open_log()
+        written = os.lseek(descriptor, 0, os.SEEK_END)
+        try:
+            # A session of its own: Ctrl-C in our terminal must not reach it before the workers have ended.
+            child = subprocess.Popen(
+                [str(binaries / "postgres"), "-D", str(self._cluster)],
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=descriptor,
+                cwd=self.data_dir,
+                env=clean_environment(),
+                umask=0o077,
+                start_new_session=True,
+                **account.process_owner,
+            )
+        finally:
+            os.close(descriptor)
+        server = Postmaster(pid=child.pid, socket_dir=socket_dir, port=port, child=child)
+        if not _becomes_ready(server, binaries):
+            gave_up = not server.alive()
+            if not gave_up:
+                _shut_down(server, self._cluster)
+            what = "PostgreSQL ended while starting" if gave_up else "PostgreSQL does not answer"
+            raise failure(what, self._log_since(written), self.data_dir)
+        self._postmaster = server
+
+    def _open_log(self) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            if self.log_file.stat().st_size > _LOG_ROTATION_BYTES:
+                self.log_file.replace(self.log_file.with_suffix(".log.1"))
+        return os.open(self.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+
+    def _log_since(self, position: int) -> str:
+        with self.log_file.open("rb") as file:
+            file.seek(position)
+            return file.read().decode(errors="replace")
+
+
+def _becomes_ready(server: Postmaster, binaries: Path) -> bool:
+    """Wait until the server takes connections; False when it ends or falls silent instead."""
+    begun = heard = told = time.monotonic()
+    while server.alive():
+        answer = _ask(server, binaries)
+        now = time.monotonic()
+        if answer == 0:
+            return True
+        if answer == 1:
+            heard = now
+        if now - heard > _SILENT_SECONDS or now - begun > _RECOVERY_SECONDS:
+            return False
+        if now - told > 5:
+            told = now
+            _log.info("waiting for PostgreSQL, %.0f s so far; after a crash it replays its log", now - begun)
+        time.sleep(_POLL_SECONDS)
+    return False
+
+
+def _ask(server: Postmaster, binaries: Path) -> int:
+    """0 when the server takes connections, 1 when it is starting up or shutting down, 2 when it is silent."""
+    if not socket_path(server.socket_dir, server.port).exists():
+        return 2
+    return subprocess.run(
+        [
+            str(binaries / "pg_isready"),
+            "--quiet",
+            f"--host={server.socket_dir}",
+            f"--port={server.port}",
+            f"--username={SUPERUSER}",
+        ],
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+    ).returncode
+
+
+def _shut_down(server: Postmaster, cluster: Path) -> None:
+    server.signal(signal.SIGINT)
+    if server.wait(_FAST_SHUTDOWN_SECONDS):
+        return
+    _log.warning("PostgreSQL did not stop in %.0f s; it will replay its log next time", _FAST_SHUTDOWN_SECONDS)
+    server.signal(signal.SIGQUIT)
+    if not server.wait(_IMMEDIATE_SHUTDOWN_SECONDS):
+        server.signal(signal.SIGKILL)
+        server.wait(_IMMEDIATE_SHUTDOWN_SECONDS)
+        kill_processes(list(cluster_processes(cluster)))
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

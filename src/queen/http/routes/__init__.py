@@ -1,1 +1,0 @@
-"""The routes, by what they are about. Each module adds its own to the router."""

@@ -1,0 +1,172 @@
+"""What goes in and out of a handler: a request, a response, and the error a handler may raise instead."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import http
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from queen.http.server.router import Route
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+BODILESS: Final = frozenset({204, 304})
+CORS: Final = (
+    b"Access-Control-Allow-Origin: *\r\n"
+    b"Access-Control-Allow-Methods: GET, POST, PUT, DELETE, OPTIONS\r\n"
+    b"Access-Control-Allow-Headers: Content-Type, Authorization\r\n"
+)
+
+log = logging.getLogger(__name__)
+
+
+class Request:
+    """One request with its whole body. `params` and `query` are shared among requests: never change them."""
+
+    __slots__ = (
+        "_disconnect_callbacks",
+        "body",
+        "disconnected",
+        "headers",
+        "method",
+        "params",
+        "path",
+        "peer",
+        "query",
+        "route",
+    )
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str],
+        query: Mapping[str, str],
+        headers: dict[bytes, bytes],
+        body: bytes,
+        peer: str = "",
+        route: Route | None = None,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.params = params
+        self.query = query
+        self.headers = headers
+        self.body = body
+        self.peer = peer
+        self.route = route
+        self.disconnected = False
+        self._disconnect_callbacks: list[Callable[[], object]] | None = None
+
+    def query_int(self, name: str, default: int) -> int:
+        """The query parameter as a whole number; `default` when it is absent or is not one."""
+        text = self.query.get(name, "")
+        digits = text[1:] if text[:1] in ("-", "+") else text
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+            return default
+        return int(text)
+
+    def query_bool(self, name: str, default: bool) -> bool:
+        """The query parameter as a flag; `default` when absent or empty, and only `true` and `1` mean yes."""
+        text = self.query.get(name, "")
+        return text in ("true", "1") if text else default
+
+    def on_disconnect(self, callback: Callable[[], object]) -> None:
+        """Call back when the client goes away before it was answered; soon, when it already has."""
+        if self.disconnected:
+            asyncio.get_running_loop().call_soon(callback)
+        elif self._disconnect_callbacks is None:
+            self._disconnect_callbacks = [callback]
+        else:
+            self._disconnect_callbacks.append(callback)
+
+    def disconnect(self) -> None:
+        """Called by the connection when the client is gone: tell everyone who asked."""
+        self.disconnected = True
+        callbacks, self._disconnect_callbacks = self._disconnect_callbacks, None
+        for callback in callbacks or ():
+            try:
+                callback()
+            except Exception:
+                log.exception("a disconnect callback of %s %s failed", self.method, self.path)
+
+
+class Response:
+    """One answer. A 204 or 304 never carries a body, whatever is given here."""
+
+    __slots__ = ("body", "content_type", "headers", "status")
+
+    def __init__(
+        self,
+        status: int,
+        body: bytes = b"",
+        content_type: bytes = b"application/json",
+        headers: Headers = (),
+    ) -> None:
+        self.status = status
+        self.body = body
+        self.content_type = content_type
+        self.headers = headers
+
+
+class HttpError(Exception):
+    """Raised by a handler to answer `{"error": message}` with a status and, say, a Retry-After header."""
+
+    def __init__(self, status: int, message: str, headers: Headers = ()) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.headers = headers
+
+    def response(self) -> Response:
+        return error_response(self.status, self.message, self.headers)
+
+
+def json_response(status: int, obj: Any, headers: Headers = ()) -> Response:
+    """Answer with `obj` as JSON."""
+    return Response(status, msgspec.json.encode(obj), headers=headers)
+
+
+def error_response(status: int, text: str, headers: Headers = ()) -> Response:
+    """Answer with `{"error": text}`."""
+    return json_response(status, {"error": text}, headers)
+
+
+def encode_head(response: Response, connection: bytes = b"") -> bytes:
+    """Everything before the body; `connection` is a whole header line or nothing."""
+    start = head_start(response.status, response.content_type)
+    if response.status not in BODILESS:
+        if not response.headers:
+            return b"%b%d\r\n%b\r\n" % (start, len(response.body), connection)
+        start = b"%b%d\r\n" % (start, len(response.body))
+    elif not response.headers:
+        return b"%b%b\r\n" % (start, connection)
+    lines = b"".join([header_line(name, value) for name, value in response.headers])
+    return b"%b%b%b\r\n" % (start, connection, lines)
+
+
+# Handlers use a handful of statuses and content types, so their opening lines are made once.
+@functools.lru_cache(maxsize=256)
+def head_start(status: int, content_type: bytes) -> bytes:
+    """The head up to the length of the body, or up to the last line where there never is a body."""
+    try:
+        reason = http.HTTPStatus(status).phrase.encode()
+    except ValueError:
+        reason = b"Unknown"
+    start = b"HTTP/1.1 %d %b\r\n%b" % (status, reason, CORS)
+    if status in BODILESS:
+        return start
+    return b"%b%bContent-Length: " % (start, header_line(b"Content-Type", content_type))
+
+
+def header_line(name: bytes, value: bytes) -> bytes:
+    # A line break inside a header would let whoever chose its text write headers or answers of their own.
+    if b"\n" in value or b"\r" in value or b"\n" in name or b"\r" in name:
+        raise ValueError(f"a response header holds a line break: {name!r}: {value!r}")
+    return b"%b: %b\r\n" % (name, value)

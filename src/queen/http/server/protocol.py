@@ -1,0 +1,409 @@
+"""HTTP/1.1 on a bare transport: one `HttpProtocol` per connection, one `Shell` for all that they share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from queen.concurrency import Answer
+from queen.errors import QueenError
+from queen.http.server.errors import RETRY_SOON, status_of
+from queen.http.server.message import BODILESS, HttpError, Request, Response, encode_head, error_response
+from queen.http.server.reader import HeadCache, RequestReader
+from queen.http.server.router import Router
+
+Gate = Callable[[Request], Response | None]
+
+CLOSE: Final = b"Connection: close\r\n"
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+# Up to this size, copying a body behind its head is cheaper than sending it as a piece of its own.
+JOINED_BODY_BYTES: Final = 16 * 1024
+
+log = logging.getLogger(__name__)
+
+
+class Shell:
+    """What all connections share: the routes, the limits, and the way down."""
+
+    def __init__(
+        self,
+        router: Router,
+        *,
+        gate: Gate | None = None,
+        max_body_bytes: int = 64 * 1024 * 1024,
+        max_head_bytes: int = 64 * 1024,
+        idle_seconds: float = 75.0,
+        arrival_seconds: float = 60.0,
+        linger_seconds: float = 5.0,
+        sweep_seconds: float = 1.0,
+    ) -> None:
+        """`gate` sees every request that has a route before the handler does, and may answer in its place.
+
+        A connection is closed after `idle_seconds` without a request, or without any progress in reading its
+        answer. A request has `arrival_seconds` to arrive. A client that is refused and goes on sending is cut
+        after `linger_seconds`. One sweep every `sweep_seconds` keeps all these times.
+        """
+        self.router = router
+        self.heads = HeadCache()
+        self.gate = gate
+        self.max_body_bytes = max_body_bytes
+        self.max_head_bytes = max_head_bytes
+        self.idle_seconds = idle_seconds
+        self.arrival_seconds = arrival_seconds
+        self.linger_seconds = linger_seconds
+        self.sweep_seconds = sweep_seconds
+        self.connections: set[HttpProtocol] = set()
+        self.tasks: set[asyncio.Future[Any]] = set()
+        self.shutting_down: list[Callable[[], object]] = []
+        self.closing = False
+        self.now = 0.0
+        self.statuses: dict[int, int] = {}
+        """How many requests were answered, by status."""
+        self._servers: list[asyncio.Server] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    async def serve(self, host: str, port: int, reuse_port: bool = True) -> asyncio.Server:
+        """Listen for connections; port 0 takes a free one."""
+        loop = asyncio.get_running_loop()
+        if self._timer is None:
+            self._sweep(loop)
+        server = await loop.create_server(lambda: HttpProtocol(self), host, port, reuse_port=reuse_port, backlog=2048)
+        self._servers.append(server)
+        return server
+
+    async def shutdown(self, grace_seconds: float) -> None:
+        """Stop listening, let what runs finish and be answered, and cut what is left after `grace_seconds`.
+
+        Every callback in `shutting_down` is called first, so that parked requests can be answered at once.
+        """
+        self.closing = True
+        for server in self._servers:
+            server.close()
+        for callback in self.shutting_down:
+            _call_safely(callback)
+        for connection in tuple(self.connections):
+            connection.close_if_idle()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_seconds):
+                await self.until_empty()
+        for connection in tuple(self.connections):
+            connection.abort()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.until_empty()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def until_empty(self) -> None:
+        """Wait until there is no connection."""
+        await self._empty.wait()
+
+    def in_flight(self) -> int:
+        """How many requests are being served just now."""
+        return sum(1 for connection in self.connections if connection.busy)
+
+    def remember(self, connection: HttpProtocol) -> None:
+        """Called by a connection that begins."""
+        self.connections.add(connection)
+        self._empty.clear()
+
+    def forget(self, connection: HttpProtocol) -> None:
+        """Called by a connection that is gone, or that another protocol has taken over."""
+        self.connections.discard(connection)
+        if not self.connections:
+            self._empty.set()
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Connections read this clock instead of asking for the time or setting timers of their own.
+        self.now = loop.time()
+        self._timer = loop.call_later(self.sweep_seconds, self._sweep, loop)
+        for connection in tuple(self.connections):
+            connection.keep_time()
+
+
+class HttpProtocol(asyncio.Protocol):
+    """One connection. Its requests are served one at a time, in the order they came."""
+
+    __slots__ = (
+        "_connection_line",
+        "_eof",
+        "_lingering",
+        "_message_seen",
+        "_read_paused",
+        "_reader",
+        "_request",
+        "_shell",
+        "_since",
+        "_transport",
+        "_unsent",
+        "_write_paused",
+    )
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._transport: asyncio.Transport
+        self._reader: RequestReader
+        self._request: Request | None = None
+        self._connection_line = b""
+        self._read_paused = False
+        self._write_paused = False
+        self._eof = False
+        self._lingering = False
+        self._since = shell.now
+        self._message_seen = 0
+        self._unsent = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        shell = self._shell
+        peername = transport.get_extra_info("peername")
+        peer = str(peername[0]) if isinstance(peername, tuple) else "local"
+        self._transport = cast(asyncio.Transport, transport)
+        self._reader = RequestReader(shell.router, shell.max_head_bytes, shell.max_body_bytes, peer, shell.heads)
+        shell.remember(self)
+        if shell.closing:
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        self._advance()
+
+    def eof_received(self) -> bool:
+        # A client that is gone looks like one that has merely sent its last: whoever asked is told, yet what
+        # still runs is answered, in case somebody listens.
+        self._eof = True
+        if self._request is not None:
+            self._request.disconnect()
+        return self._request is not None or not self._reader.is_drained()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._eof = True
+        self._reader.close()
+        self._shell.forget(self)
+        if self._request is not None:
+            self._request.disconnect()
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._advance()
+
+    def take_over(self, protocol: asyncio.Protocol) -> None:
+        """Give the connection, and what the client sent after its upgrade request, to another protocol."""
+        leftover = self._reader.leftover
+        if leftover is None:
+            raise RuntimeError("only the handler of an upgrade request may take its connection over")
+        self._request = None
+        self._reader.close()
+        self._shell.forget(self)
+        self._transport.set_protocol(protocol)
+        protocol.connection_made(self._transport)
+        if leftover:
+            protocol.data_received(bytes(leftover))
+        if self._read_paused:
+            self._pause_reading(False)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being served."""
+        return self._request is not None
+
+    def close_if_idle(self) -> None:
+        if self._request is None and self._reader.is_drained() and not self._reader.receiving and not self._lingering:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def keep_time(self) -> None:
+        """Called by the sweep: end what has taken too long."""
+        shell, reader, transport = self._shell, self._reader, self._transport
+        waited = shell.now - self._since
+        unsent = transport.get_write_buffer_size()
+        if unsent:
+            # An answer may take as long as it needs, as long as the client goes on reading it.
+            if unsent != self._unsent:
+                self._unsent = unsent
+                self._since = shell.now
+            elif waited >= shell.idle_seconds:
+                transport.abort()
+        elif self._lingering:
+            if waited >= shell.linger_seconds:
+                transport.abort()
+        elif self._request is not None:
+            return
+        elif not reader.receiving:
+            if waited >= shell.idle_seconds:
+                transport.close()
+        elif reader.messages_begun != self._message_seen:
+            self._message_seen = reader.messages_begun
+            self._since = shell.now
+        elif waited >= shell.arrival_seconds:
+            reader.refuse(408, f"The request did not arrive within {shell.arrival_seconds:g} seconds")
+            self._advance()
+
+    def _advance(self) -> None:
+        """Serve whatever can be served now; called whenever something has changed."""
+        reader = self._reader
+        while True:
+            while reader.turns and self._request is None and not self._write_paused:
+                self._take_turn()
+            if not reader.unparsed or not reader.resume():
+                break
+        if self._request is None and not reader.turns:
+            if reader.refusal is not None:
+                refusal, reader.refusal = reader.refusal, None
+                self._write(refusal, CLOSE, head_only=False)
+                self._hang_up()
+            elif reader.awaits_continue and not reader.body_bytes:
+                reader.awaits_continue = False
+                self._transport.write(CONTINUE)
+        # Without a reason to pause, reading goes on while a request is served: this is how a client that goes
+        # away is noticed.
+        if reader.turns or reader.leftover is not None or self._read_paused:
+            pause = reader.leftover is not None or reader.is_backlogged()
+            if pause != self._read_paused:
+                self._pause_reading(pause)
+
+    def _pause_reading(self, pause: bool) -> None:
+        if self._transport.is_closing():
+            return
+        self._read_paused = pause
+        if pause:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _take_turn(self) -> None:
+        request, handler, self._connection_line, upgrade = self._reader.take()
+        self._request = request
+        request.disconnected = self._eof
+        gate = self._shell.gate
+        result: object
+        try:
+            if gate is None or request.route is None or (result := gate(request)) is None:
+                result = handler(request) if upgrade is None else upgrade(request, self)
+        except Exception as error:
+            result = _failure(request, error)
+        if isinstance(result, Response):
+            self._answer(request, result)
+        elif isinstance(result, asyncio.Future):
+            self._follow(result)
+        elif inspect.isawaitable(result):
+            task = asyncio.ensure_future(result)
+            self._shell.tasks.add(task)
+            task.add_done_callback(self._shell.tasks.discard)
+            self._follow(task)
+        else:
+            self._conclude(result)
+
+    def _follow(self, future: asyncio.Future[Any]) -> None:
+        if future.done():
+            self._settle(future)
+        elif type(future) is Answer:
+            future.listener = self._on_told
+        else:
+            future.add_done_callback(self._on_done)
+
+    def _on_told(self, future: asyncio.Future[Any]) -> None:
+        """The answer goes out at once; what was waiting for it has to wait until the loop is back."""
+        self._settle(future)
+        reader = self._reader
+        if reader.turns or reader.unparsed or reader.refusal is not None or self._read_paused or reader.awaits_continue:
+            asyncio.get_running_loop().call_soon(self._advance)
+
+    def _on_done(self, future: asyncio.Future[Any]) -> None:
+        self._settle(future)
+        self._advance()
+
+    def _settle(self, future: asyncio.Future[Any]) -> None:
+        request = self._request
+        try:
+            result = future.result()
+        except asyncio.CancelledError:
+            if request is not None and request.disconnected:
+                # Whoever cancelled it knew that nobody waits for the answer.
+                self._transport.close()
+                return
+            result = error_response(503, "The request was cancelled; try again", RETRY_SOON)
+        except Exception as error:
+            result = _failure(request, error)
+        self._conclude(result)
+
+    def _conclude(self, result: object) -> None:
+        request = self._request
+        if request is None:
+            return  # another protocol has the connection
+        if not isinstance(result, Response):
+            log.error("%s %s: the handler gave %r, not a response", request.method, request.path, result)
+            result = error_response(500, "Internal server error")
+        self._answer(request, result)
+
+    def _answer(self, request: Request, response: Response) -> None:
+        shell, reader, status = self._shell, self._reader, response.status
+        self._request = None
+        self._since = shell.now
+        shell.statuses[status] = shell.statuses.get(status, 0) + 1
+        last = (reader.deaf or self._eof or shell.closing) and reader.is_drained() and reader.refusal is None
+        self._write(response, CLOSE if last else self._connection_line, request.method == "HEAD")
+        if last:
+            self._hang_up()
+
+    def _write(self, response: Response, connection_line: bytes, head_only: bool) -> None:
+        transport = self._transport
+        if transport.is_closing():
+            return
+        try:
+            head = encode_head(response, connection_line)
+        except ValueError:
+            log.exception("an answer with status %d could not be written", response.status)
+            response = error_response(500, "Internal server error")
+            head = encode_head(response, connection_line)
+        body = response.body
+        if head_only or not body or response.status in BODILESS:
+            transport.write(head)
+        elif len(body) <= JOINED_BODY_BYTES:
+            transport.write(head + body)
+        else:
+            transport.writelines((head, body))
+
+    def _hang_up(self) -> None:
+        unread = self._reader.excess or self._reader.receiving
+        self._reader.stop()
+        if self._eof or not unread or self._transport.is_closing():
+            self._transport.close()
+            return
+        # Closing with input unread makes the kernel reset the connection, and the client may lose the answer.
+        self._lingering = True
+        self._since = self._shell.now
+        self._transport.write_eof()
+
+
+def _failure(request: Request | None, error: BaseException) -> Response:
+    if isinstance(error, HttpError):
+        return error.response()
+    where = f"{request.method} {request.path}" if request is not None else "an upgraded connection"
+    if isinstance(error, QueenError):
+        status, headers = status_of(error)
+        if status >= 500:
+            log.error("%s failed: %s", where, error)
+        return error_response(status, str(error), headers)
+    log.error("%s failed", where, exc_info=error)
+    return error_response(500, "Internal server error")
+
+
+def _call_safely(callback: Callable[[], object]) -> None:
+    try:
+        callback()
+    except Exception:
+        log.exception("a shutdown callback failed")

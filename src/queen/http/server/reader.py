@@ -1,0 +1,365 @@
+"""From the bytes of one connection to requests that wait for their turn."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Final, NamedTuple
+
+from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+from queen.http.server.message import Request, Response, error_response
+from queen.http.server.router import Generations, Handler, Match, Router, UpgradeHandler
+
+LONGEST_HEAD: Final = 2048
+CACHED_HEADS: Final = 1024
+
+
+class KnownHead(NamedTuple):
+    """What a head turned out to mean, and how long a body follows it."""
+
+    match: Match
+    headers: dict[bytes, bytes]
+    body_bytes: int
+
+
+class HeadCache:
+    """Heads by their bytes. Clients repeat theirs, apart from the length of the body, request after request."""
+
+    def __init__(self) -> None:
+        self._known: Generations[bytes, KnownHead] = Generations(CACHED_HEADS)
+        self.get = self._known.get
+
+    def put(self, head: bytes, known: KnownHead) -> None:
+        if len(head) <= LONGEST_HEAD:
+            self._known.put(head, known)
+
+
+KEEP_ALIVE: Final = b"Connection: keep-alive\r\n"
+
+# How much of one read is parsed before its requests are served; bounds what a pipelining client can pile up.
+SLICE_BYTES: Final = 32 * 1024
+# Past either of these, the requests that wait for the one being served stop the reading of more.
+WAITING_REQUESTS: Final = 8
+WAITING_BYTES: Final = 1024 * 1024
+
+log = logging.getLogger(__name__)
+
+
+# A complete request, who serves it, the Connection header line its answer needs, and who gets the connection
+# if it is to be upgraded. A plain tuple, because one is made for every request.
+Turn = tuple[Request, Handler, bytes, UpgradeHandler | None]
+
+
+class RequestReader:
+    """Parses what one client sends. Knows the limits, but neither the transport nor the time.
+
+    Once `deaf`, nothing that arrives is a request any more: the client asked to close, or sent what is to be
+    answered with `refusal` after the turns before it, or switched protocols and what it sends is kept in
+    `leftover` for whoever takes over.
+    """
+
+    __slots__ = (
+        "_body",
+        "_head",
+        "_headers",
+        "_heads",
+        "_heard",
+        "_max_body_bytes",
+        "_max_head_bytes",
+        "_parser",
+        "_peer",
+        "_replay",
+        "_router",
+        "_target",
+        "_unheard_bytes",
+        "_upgrade",
+        "_waiting_bytes",
+        "awaits_continue",
+        "body_bytes",
+        "deaf",
+        "excess",
+        "leftover",
+        "messages_begun",
+        "receiving",
+        "refusal",
+        "turns",
+        "unparsed",
+    )
+
+    def __init__(
+        self, router: Router, max_head_bytes: int, max_body_bytes: int, peer: str, heads: HeadCache | None = None
+    ) -> None:
+        """`heads` may be shared by the readers of one router."""
+        self._router = router
+        self._heads = heads if heads is not None else HeadCache()
+        self._max_head_bytes = max_head_bytes
+        self._max_body_bytes = max_body_bytes
+        self._peer = peer
+        self._parser = HttpRequestParser(self)
+
+        self.turns: deque[Turn] = deque()
+        self._waiting_bytes = 0
+        self.unparsed: bytes | memoryview = b""
+
+        self.messages_begun = 0
+        self.receiving = False
+        self.awaits_continue = False
+        self.body_bytes = 0
+        self._body: list[bytes] = []
+        self._target = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._head = self._headers
+        self._heard = False
+        self._unheard_bytes = 0
+        self._replay = False
+        self._upgrade: UpgradeHandler | None = None
+
+        self.deaf = False
+        self.excess = False
+        self.refusal: Response | None = None
+        self.leftover: bytearray | None = None
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Parse what arrived into turns, or set it aside while there are too many of them."""
+        if self.unparsed:
+            self.unparsed = bytes(self.unparsed) + data
+        elif len(data) <= SLICE_BYTES and not self.deaf:
+            if self.receiving or type(data) is not bytes:
+                self._parse(data)
+            else:
+                self._parse_whole(data)
+        else:
+            self._parse_slices(memoryview(data))
+
+    def resume(self) -> bool:
+        """Parse what was set aside, if there is room again; says whether there was anything to do."""
+        if not self.unparsed or self.is_backlogged():
+            return False
+        unparsed, self.unparsed = self.unparsed, b""
+        self.feed(unparsed)
+        return True
+
+    def take(self) -> Turn:
+        turn = self.turns.popleft()
+        self._waiting_bytes -= len(turn[0].body)
+        return turn
+
+    def is_backlogged(self) -> bool:
+        return len(self.turns) >= WAITING_REQUESTS or self._waiting_bytes >= WAITING_BYTES
+
+    def is_drained(self) -> bool:
+        """Whether everything complete that arrived has had its turn."""
+        return not self.turns and not self.unparsed
+
+    def refuse(self, status: int, text: str) -> None:
+        """Have this answered after everything before it, and read no more."""
+        if not self.deaf:
+            self.refusal = error_response(status, text)
+            self.excess = True
+            self.stop()
+
+    def stop(self) -> None:
+        """Become deaf, and let go of what has arrived only partly."""
+        self.deaf = True
+        self.receiving = False
+        self.awaits_continue = False
+        self.leftover = None
+        self._body.clear()
+
+    def close(self) -> None:
+        """Forget everything, and break the circle of references with the parser."""
+        self.stop()
+        self.turns.clear()
+        self.unparsed = b""
+        del self._parser
+
+    def _parse_whole(self, data: bytes) -> None:
+        """What most reads bring: one request, all of it. If its head was seen before, the parser need not look."""
+        end = data.find(b"\r\n\r\n") + 4
+        head = data[:end]
+        known = self._heads.get(head)
+        if known is not None and len(data) == end + known.body_bytes:
+            method, path, params, query, handler, route = known.match
+            request = Request(method, path, params, query, known.headers, data[end:], self._peer, route)
+            self._waiting_bytes += known.body_bytes
+            self.turns.append((request, handler, b"", None))
+            return
+        before = len(self.turns)
+        self._parse(data)
+        if known is None and end > 3 and len(self.turns) == before + 1 and not self.receiving and not self.deaf:
+            self._learn(head, len(data) - end)
+
+    def _learn(self, head: bytes, body_bytes: int) -> None:
+        """Remember a head that is followed by so many bytes, if that is all there is to know about it."""
+        request, _, connection_line, upgrade = self.turns[-1]
+        headers = request.headers
+        if len(request.body) != body_bytes or connection_line or upgrade is not None:
+            return
+        if b"transfer-encoding" in headers or b"expect" in headers or b"upgrade" in headers:
+            return
+        match = self._router.match(request.method.encode("latin-1"), self._target)
+        if match.route is not None:
+            self._heads.put(head, KnownHead(match, headers, body_bytes))
+
+    def _parse_slices(self, view: memoryview) -> None:
+        for start in range(0, len(view), SLICE_BYTES):
+            if self.deaf:
+                self._overhear(view[start:])
+                return
+            if self.is_backlogged():
+                self.unparsed = view[start:]
+                return
+            self._parse(view[start : start + SLICE_BYTES])
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        try:
+            self._parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            self._leave_http(data[upgrade.args[0] :])
+            return
+        except HttpParserCallbackError:
+            log.exception("a callback of the HTTP parser failed")
+            self.refuse(500, "Internal server error")
+        except HttpParserError as error:
+            # Complaints about what follows the last request are of no interest to anybody.
+            self.excess = True
+            self.refuse(400, f"Malformed HTTP request: {error}")
+        if self.receiving:
+            self._measure_overhead(len(data))
+
+    def _overhear(self, data: bytes | memoryview) -> None:
+        self.excess = True
+        if self.leftover is not None:
+            self.leftover += data
+
+    def _measure_overhead(self, arrived: int) -> None:
+        # Bytes that bring no event are a head, a trailer or a chunk header that does not come to its end.
+        if self._heard:
+            self._heard = False
+            return
+        self._unheard_bytes += arrived
+        if self._unheard_bytes > self._max_head_bytes:
+            self._refuse_head()
+
+    def _leave_http(self, rest: bytes | memoryview) -> None:
+        if self._replay:
+            # To the parser an Upgrade header is the end of HTTP, body or not. Where nothing can be upgraded
+            # it has no meaning, so a new parser is shown the same head without it.
+            self._replay = False
+            head = self._head_without_upgrade()
+            self._parser = HttpRequestParser(self)
+            self._parse(head)
+            self.feed(rest)
+        else:
+            # An upgrade, or else CONNECT, whose answer is a 404: either way no request follows.
+            self.deaf = True
+            self._overhear(rest)
+
+    def _head_without_upgrade(self) -> bytes:
+        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
+        lines = [b"%b: %b\r\n" % field for field in self._head.items() if field[0] != b"upgrade"]
+        return b"%b %b HTTP/%b\r\n%b\r\n" % (method, self._target, version, b"".join(lines))
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        self.receiving = not self.deaf
+        self.messages_begun += 1
+        self._target = b""
+        self._headers = {}
+        self._heard = True
+        self._unheard_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        headers = self._headers
+        headers[name] = value if name not in headers else headers[name] + b", " + value
+
+    def on_headers_complete(self) -> None:
+        if self.deaf:
+            return
+        headers = self._head = self._headers
+        # Only a head that took several slices can be too long, so the exact count is rarely needed.
+        if self._unheard_bytes > self._max_head_bytes - 2 * SLICE_BYTES and self._head_bytes() > self._max_head_bytes:
+            self._refuse_head()
+            return
+        self._heard = True
+        self._unheard_bytes = 0
+        length = headers.get(b"content-length")
+        if length is not None and int(length) > self._max_body_bytes:
+            self._refuse_body(f"The request body of {int(length)} bytes")
+        if b"transfer-encoding" in headers:
+            self._expect_chunks(headers[b"transfer-encoding"])
+        if b"expect" in headers:
+            self._expect(headers[b"expect"])
+        if b"upgrade" in headers and not self.deaf and self._parser.should_upgrade():
+            self._consider_upgrade()
+
+    def on_body(self, piece: bytes) -> None:
+        if self.deaf:
+            return
+        self._heard = True
+        self._unheard_bytes = 0
+        self._body.append(piece)
+        self.body_bytes += len(piece)
+        if self.body_bytes > self._max_body_bytes:
+            self._refuse_body("The request body")
+
+    def on_message_complete(self) -> None:
+        if self.deaf or self._replay:
+            return
+        parser = self._parser
+        headers = self._head
+        method, path, params, query, handler, route = self._router.match(parser.get_method(), self._target)
+        body = b""
+        if self.body_bytes:
+            body = self._join_body()
+        request = Request(method, path, params, query, headers, body, self._peer, route)
+        connection_line = b""
+        if not parser.should_keep_alive():
+            self.deaf = True
+        elif b"connection" in headers and parser.get_http_version() == "1.0":
+            connection_line = KEEP_ALIVE
+        self.turns.append((request, handler, connection_line, self._upgrade))
+        self.receiving = False
+        self.awaits_continue = False
+
+    def _join_body(self) -> bytes:
+        pieces, self._body = self._body, []
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self.body_bytes = 0
+        self._waiting_bytes += len(body)
+        return body
+
+    def _expect_chunks(self, encoding: bytes) -> None:
+        if encoding.lower() != b"chunked":
+            self.refuse(501, "The only Transfer-Encoding understood is chunked")
+        # The fields after the last chunk go to a dict that is never read.
+        self._headers = {}
+
+    def _expect(self, expectation: bytes) -> None:
+        if expectation.lower() != b"100-continue":
+            self.refuse(417, "The only Expect understood is 100-continue")
+        elif not self.deaf and self._parser.get_http_version() != "1.0":
+            self.awaits_continue = True
+
+    def _consider_upgrade(self) -> None:
+        route = self._router.match(self._parser.get_method(), self._target).route
+        if route is not None and route.upgrade is not None:
+            self._upgrade = route.upgrade
+            self.leftover = bytearray()
+        else:
+            self._replay = True
+
+    def _head_bytes(self) -> int:
+        return len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers.items())
+
+    def _refuse_head(self) -> None:
+        self.refuse(431, f"The request head is larger than the {self._max_head_bytes} bytes allowed")
+
+    def _refuse_body(self, subject: str) -> None:
+        self.refuse(413, f"{subject} is larger than the {self._max_body_bytes} bytes allowed")

@@ -1,0 +1,1 @@
+"""Status, history and Prometheus metrics: what was counted, by worker, queue and minute."""

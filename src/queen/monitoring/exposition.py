@@ -1,0 +1,479 @@
+"""Metrics in the text format of Prometheus."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from queen.metrics.counters import Durations, Histogram, WorkerTally
+from queen.metrics.report import Report
+from queen.monitoring.scrape import Cluster, Scrape
+
+Values: TypeAlias = Iterable[tuple[Sequence[str], float]]
+
+_OPS: Final = ("push", "pop", "ack")
+_ALIVE_SECONDS: Final = 30.0
+
+
+def expose(scrape: Scrape, more: Sequence[Metric] = ()) -> bytes:
+    """The text that answers a scrape: this host, the cluster, and further families."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(scrape, more))
+    return generate_latest(registry)
+
+
+class _Families(Collector):
+    def __init__(self, scrape: Scrape, more: Sequence[Metric]) -> None:
+        self._scrape = scrape
+        self._more = more
+
+    def collect(self) -> Iterator[Metric]:
+        reports, cluster = self._scrape.reports, self._scrape.cluster
+        alive = [report for report in reports if report.at > time.time() - _ALIVE_SECONDS]
+        yield from _process(reports, alive)
+        yield from _database(alive, cluster is not None)
+        yield from _work(reports)
+        yield from _topics(reports)
+        yield from _histograms(reports)
+        yield from _without_meaning()
+        if cluster is not None:
+            yield from _cluster(cluster.lifetime)
+            yield from _workers(cluster.workers)
+            yield from _queues(cluster, reports)
+            yield from _dead_letters(cluster)
+        yield from self._more
+
+
+def _process(reports: Sequence[Report], alive: Sequence[Report]) -> Iterator[Metric]:
+    now = time.time()
+    uptime = max((now - report.started_at for report in alive), default=0.0)
+    yield _gauge("queen_uptime_seconds", "Time since the oldest worker of this host was started.", uptime)
+    yield _gauge("queen_workers", "Workers of this host that are there.", len(alive))
+    yield _gauge("queen_process_resident_memory_bytes", "Memory of the workers of this host.", _sum(alive, "rss_bytes"))
+    yield _gauge(
+        "queen_process_virtual_memory_bytes", "Address space of the workers of this host.", _sum(alive, "virtual_bytes")
+    )
+    for index, kind in enumerate(("user", "system")):
+        yield _counter(
+            f"queen_cpu_{kind}_microseconds_total",
+            f"{kind.capitalize()} time of the workers of this host, since each was started.",
+            sum(report.cpu_seconds[index] for report in reports) * 1e6,
+        )
+    for name, meaning, gauge in (
+        ("queen_response_registry_size", "Requests that are being served.", "in_flight"),
+        ("queen_parked_pops", "Of these, pops that wait for messages.", "parked"),
+    ):
+        values = [((str(report.worker_id),), report.last(gauge)) for report in alive]
+        yield _labelled(GaugeMetricFamily, name, meaning, ("worker_id",), values)
+    yield _labelled(
+        GaugeMetricFamily,
+        "queen_report_age_seconds",
+        "How old the numbers of a worker are: new of the one that answers, of the others as of their last sample.",
+        ("worker_id",),
+        [((str(report.worker_id),), max(0.0, now - report.at)) for report in reports],
+    )
+
+
+def _database(alive: Sequence[Report], up: bool) -> Iterator[Metric]:
+    yield _gauge("queen_database_up", "1 when PostgreSQL answered this scrape; else there are no cluster metrics.", up)
+    yield _gauge("queen_db_pool_size", "Open connections of the pools.", _sum(alive, "pool_size"))
+    yield _gauge("queen_db_pool_idle", "Connections of the pools that nobody uses.", _sum(alive, "pool_idle"))
+    yield _gauge("queen_db_pool_active", "Connections of the pools in use.", _sum(alive, "pool_active"))
+    pools = (("db", _sum(alive, "pool_size"), _sum(alive, "job_queue")), ("system", 0.0, 0.0))
+    yield _labelled(
+        GaugeMetricFamily,
+        "queen_threadpool_size",
+        "Connections of the pools (db). No work is given to a pool of threads: system is always 0.",
+        ("pool",),
+        [((name,), size) for name, size, _ in pools],
+    )
+    yield _labelled(
+        GaugeMetricFamily,
+        "queen_threadpool_queue_size",
+        "Requests that wait for their fused database call (db); system is always 0.",
+        ("pool",),
+        [((name,), waiting) for name, _, waiting in pools],
+    )
+
+
+def _topics(reports: Sequence[Report]) -> Iterator[Metric]:
+    items = Counter[str]()
+    for report in reports:
+        items.update(report.topics)
+    yield _labelled(
+        CounterMetricFamily,
+        "queen_topic_items_total",
+        "Items of topics that were enqueued, dequeued, acked, nacked, given up on (dead), or refused by a quota.",
+        ("op", "namespace", "topic"),
+        [(label.split("\n"), count) for label, count in sorted(items.items())],
+    )
+    took: dict[str, Durations] = {}
+    for report in reports:
+        for label, durations in report.topic_requests.items():
+            took.setdefault(label, Durations()).add(durations)
+    family = SummaryMetricFamily(
+        "queen_topic_request_duration_seconds",
+        "From arrival to answer of requests about topics; a dequeue that waited, from when it was woken.",
+        labels=("op", "namespace", "topic"),
+    )
+    for label, durations in sorted(took.items()):
+        family.add_metric(label.split("\n"), durations.count, durations.seconds)
+    yield family
+
+
+def _work(reports: Sequence[Report]) -> Iterator[Metric]:
+    """What the workers of this host have counted; never goes backwards while its supervisor lives."""
+    total = _total(reports)
+    yield _labelled(
+        CounterMetricFamily,
+        "queen_requests_total",
+        "Requests of this host.",
+        ("op",),
+        [
+            (("push",), total.push_requests),
+            (("pop",), total.pop_requests),
+            (("ack",), total.ack_requests),
+            (("transaction",), total.transactions),
+        ],
+    )
+    yield _labelled(
+        CounterMetricFamily,
+        "queen_messages_total",
+        "Messages stored, delivered and acknowledged by this host.",
+        ("op",),
+        [((op,), value) for op, value in _messages(total)],
+    )
+    yield _labelled(
+        CounterMetricFamily,
+        "queen_ack_total",
+        "Acknowledgments that completed a message; and those that reported a failure, or were refused.",
+        ("result",),
+        [(("success",), total.ack_success), (("failed",), total.ack_failed)],
+    )
+    yield _counter("queen_pop_empty_total", "Pops that were answered without a message.", total.pop_empty)
+    yield _counter("queen_auto_acked_total", "Messages consumed by their pop (autoAck).", total.auto_acked)
+    yield _counter("queen_dead_letters_total", "Messages that acknowledgments made dead letters.", total.dead_letters)
+    yield _counter("queen_db_errors_total", "Times that PostgreSQL was away or too busy.", total.db_errors)
+    yield _counter("queen_partitions_created_total", "Partitions made.", total.partitions_created)
+    yield _counter("queen_partitions_deleted_total", "Partitions removed.", total.partitions_deleted)
+    statuses: dict[int, int] = {}
+    for report in reports:
+        for status, count in report.statuses.items():
+            statuses[status] = statuses.get(status, 0) + count
+    yield _labelled(
+        CounterMetricFamily,
+        "queen_http_responses_total",
+        "HTTP requests answered by this host.",
+        ("status",),
+        [((str(status),), count) for status, count in sorted(statuses.items())],
+    )
+
+
+def _histograms(reports: Sequence[Report]) -> Iterator[Metric]:
+    latencies = {op: _merged(reports, f"{op}_latency") for op in _OPS}
+    batches = {op: _merged(reports, f"{op}_batches") for op in _OPS}
+    meanings = {
+        "push": "Time from the arrival of a push to its answer.",
+        "pop": "Time from the arrival of a pop to its answer; of one that waited, from when messages were there.",
+        "ack": "Time from the arrival of an acknowledgment to its answer.",
+    }
+    for op, histogram in latencies.items():
+        yield HistogramMetricFamily(
+            f"queen_{op}_latency_seconds", meanings[op], buckets=histogram.cumulative(), sum_value=histogram.total
+        )
+    sizes = HistogramMetricFamily(
+        "queen_fusion_batch_size", "Requests (pop: partitions) that went together in one database call.", labels=["op"]
+    )
+    for op, histogram in batches.items():
+        sizes.add_metric([op], buckets=histogram.cumulative(), sum_value=histogram.total)
+    yield sizes
+    for name, meaning, values in (
+        ("op_count", "Fused database calls.", {op: sum(batches[op].counts) for op in _OPS}),
+        (
+            "op_latency_microseconds",
+            "Mean latency of requests; see the histograms for more.",
+            {op: 1e6 * latencies[op].total / max(1, sum(latencies[op].counts)) for op in _OPS},
+        ),
+        ("op_items", "Requests (pop: partitions) in fused database calls.", {op: batches[op].total for op in _OPS}),
+    ):
+        yield _labelled(
+            GaugeMetricFamily, f"queen_sidecar_{name}", meaning, ("op",), [((op,), values[op]) for op in _OPS]
+        )
+
+
+def _without_meaning() -> Iterator[Metric]:
+    """Families that other servers of this protocol have."""
+    for name in ("groups", "queues", "avg_interval_milliseconds"):
+        yield _gauge(f"queen_queue_backoff_{name}", "Always 0: waiting pops are woken, so they never back off.", 0)
+
+
+def _cluster(total: WorkerTally) -> Iterator[Metric]:
+    scope, labels = ("cluster",), ("scope",)
+
+    def counter(name: str, meaning: str, value: int) -> Metric:
+        return _labelled(CounterMetricFamily, f"queen_cluster_{name}", meaning, labels, [(scope, value)])
+
+    late = "over all hosts, ever; of other hosts up to their last flush"
+    yield counter("push_requests_total", f"Push requests {late}.", total.push_requests)
+    yield counter("pop_requests_total", f"Pop requests {late}.", total.pop_requests)
+    yield counter("ack_requests_total", f"Ack requests {late}.", total.ack_requests)
+    yield counter("transactions_total", f"Transactions {late}.", total.transactions)
+    for op, value in _messages(total):
+        yield counter(f"{op}_messages_total", f"Messages ({op}) {late}.", value)
+    yield counter("db_errors_total", f"Times that PostgreSQL was away or too busy {late}.", total.db_errors)
+    yield counter("dlq_total", f"Messages that became dead letters {late}.", total.dead_letters)
+    yield _labelled(
+        CounterMetricFamily,
+        "queen_cluster_ack_total",
+        f"Acknowledgments {late}.",
+        ("scope", "result"),
+        [(("cluster", "success"), total.ack_success), (("cluster", "failed"), total.ack_failed)],
+    )
+
+
+def _workers(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    """Every worker of every host, as of its last flush."""
+    labels = ("hostname", "worker_id", "pid")
+
+    def who(row: Mapping[str, Any]) -> tuple[str, str, str]:
+        return str(row["host"]), str(row["worker_id"]), str(row["pid"])
+
+    def gauge(name: str, meaning: str, values: Callable[[Mapping[str, Any]], dict[str, float]], *extra: str) -> Metric:
+        found = [((*who(row), *((key,) if extra else ())), value) for row in rows for key, value in values(row).items()]
+        return _labelled(GaugeMetricFamily, f"queen_worker_{name}", meaning, (*labels, *extra), found)
+
+    def minute(row: Mapping[str, Any], *names: str) -> dict[str, float]:
+        return {name: row[name] * 60 / row["seconds"] for name in names}
+
+    def sampled(row: Mapping[str, Any], name: str, *stats: str) -> dict[str, float]:
+        places = {"avg": 0, "min": 1, "max": 2, "last": 3}
+        return {stat: (row.get(name) or (0.0,) * 4)[places[stat]] for stat in stats}
+
+    yield gauge(
+        "event_loop_lag_milliseconds",
+        "How late the event loop was.",
+        lambda row: sampled(row, "loop_lag_ms", "avg", "max"),
+        "stat",
+    )
+    yield gauge(
+        "lag_milliseconds",
+        "How long messages had waited when they were popped.",
+        lambda row: {"avg": row["lag_ms"] / max(1, row["pop_messages"]), "max": row["lag_max_ms"]},
+        "stat",
+    )
+    yield gauge(
+        "free_slots",
+        "Connections of the pool that could be had.",
+        lambda row: sampled(row, "free_slots", "avg", "min"),
+        "stat",
+    )
+    yield gauge(
+        "job_queue_size",
+        "Requests that waited for their fused database call.",
+        lambda row: sampled(row, "job_queue", "avg", "max"),
+        "stat",
+    )
+    yield gauge("db_connections", "Connections to PostgreSQL.", lambda row: sampled(row, "db_connections", "last"))
+    yield gauge("backoff_size", "Always 0: waiting pops are woken, so they never back off.", lambda row: {"": 0.0})
+    yield gauge("jobs_done_per_minute", "Fused database calls.", lambda row: minute(row, "batches"))
+    yield gauge(
+        "db_errors_per_minute", "Times that PostgreSQL was away or too busy.", lambda row: minute(row, "db_errors")
+    )
+    yield gauge("dlq_per_minute", "Messages that became dead letters.", lambda row: minute(row, "dead_letters"))
+    yield gauge("metrics_age_seconds", "Time since its last flush.", lambda row: {"": row["age"]})
+    yield gauge(
+        "requests_per_minute",
+        "Requests.",
+        lambda row: {
+            op: row[key] * 60 / row["seconds"]
+            for op, key in (*((op, f"{op}_requests") for op in _OPS), ("transaction", "transactions"))
+        },
+        "op",
+    )
+    yield gauge(
+        "messages_per_minute",
+        "Messages.",
+        lambda row: {
+            "push": row["push_messages"] * 60 / row["seconds"],
+            "pop": row["pop_messages"] * 60 / row["seconds"],
+            "ack": (row["ack_success"] + row["ack_failed"]) * 60 / row["seconds"],
+        },
+        "op",
+    )
+    yield gauge(
+        "ack_per_minute",
+        "Acknowledgments.",
+        lambda row: {what: row[f"ack_{what}"] * 60 / row["seconds"] for what in ("success", "failed")},
+        "result",
+    )
+
+
+def _queues(cluster: Cluster, reports: Sequence[Report]) -> Iterator[Metric]:
+    """The queues with the most pending messages."""
+    names = cluster.queues
+    rates = cluster.rates
+
+    def rate(queue: str, key: str) -> float:
+        return float(rates[queue][key]) if queue in rates else 0.0
+
+    def gauge(name: str, meaning: str, value: Callable[[str], float]) -> Metric:
+        return _labelled(
+            GaugeMetricFamily, f"queen_queue_{name}", meaning, ("queue",), [((queue,), value(queue)) for queue in names]
+        )
+
+    yield _gauge(
+        "queen_metrics_queues_left_out",
+        "Queues that have no metrics here, because there are more than METRICS_MAX_QUEUES.",
+        cluster.queues_left_out,
+    )
+    yield _gauge(
+        "queen_metrics_lags_left_out",
+        "Pairs of queue and group that are not in queen_queue_lag_messages: more than 10 times METRICS_MAX_QUEUES.",
+        cluster.lags_left_out,
+    )
+    yield _labelled(
+        GaugeMetricFamily,
+        "queen_queue_lag_messages",
+        "Messages that a group has not consumed yet; exact.",
+        ("queue", "group"),
+        [((lag.queue, lag.group), lag.messages) for lag in cluster.lags],
+    )
+    yield gauge(
+        "pending_messages",
+        "Messages that the group furthest behind has not consumed yet; all where no group has begun. Exact.",
+        lambda queue: cluster.pending[queue],
+    )
+    own = {queue: [report.queues[queue] for report in reports if queue in report.queues] for queue in names}
+    yield _labelled(
+        CounterMetricFamily,
+        "queen_queue_messages_total",
+        "Messages stored, delivered and acknowledged by this host.",
+        ("queue", "op"),
+        [
+            ((queue, op), value)
+            for queue in names
+            for op, value in (
+                ("push", sum(tally.push_messages for tally in own[queue])),
+                ("pop", sum(tally.pop_messages for tally in own[queue])),
+                ("ack", sum(tally.ack_success + tally.ack_failed for tally in own[queue])),
+            )
+        ],
+    )
+    for name, meaning in (
+        ("pop_messages", "Messages delivered"),
+        ("push_requests", "Push requests"),
+        ("push_messages", "Messages stored"),
+        ("pop_empty", "Pops without a message"),
+        ("transactions", "Transactions"),
+    ):
+        yield gauge(
+            f"{name}_per_minute",
+            f"{meaning}, over all hosts, as of their last flushes.",
+            partial(rate, key=name),
+        )
+    yield gauge("parked_consumers", "Pops that waited, on average.", lambda queue: rate(queue, "parked"))
+    yield gauge(
+        "metrics_age_seconds",
+        "Age of the oldest of the flushes that the per-minute metrics of the queue come from.",
+        lambda queue: rate(queue, "age"),
+    )
+    yield _labelled(
+        GaugeMetricFamily,
+        "queen_queue_pop_lag_milliseconds",
+        "How long messages had waited when they were popped.",
+        ("queue", "stat"),
+        [
+            ((queue, stat), value)
+            for queue in names
+            for stat, value in (
+                ("avg", rate(queue, "lag_ms") / max(1.0, rate(queue, "popped"))),
+                ("max", rate(queue, "lag_max_ms")),
+            )
+        ],
+    )
+    yield _labelled(
+        GaugeMetricFamily,
+        "queen_queue_ack_per_minute",
+        "Acknowledgments, over all hosts, as of their last flushes.",
+        ("queue", "result"),
+        [((queue, what), rate(queue, f"ack_{what}")) for queue in names for what in ("success", "failed")],
+    )
+
+
+def _dead_letters(cluster: Cluster) -> Iterator[Metric]:
+    yield _labelled(
+        GaugeMetricFamily,
+        "queen_dlq_depth",
+        "Dead letters there are.",
+        ("scope",),
+        [(("cluster",), sum(cluster.dead_letters.values()))],
+    )
+    yield _labelled(
+        GaugeMetricFamily,
+        "queen_dlq_depth_by_queue",
+        "Dead letters there are.",
+        ("queue",),
+        [((queue,), cluster.dead_letters.get(queue, 0)) for queue in cluster.queues],
+    )
+
+
+def _gauge(name: str, meaning: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, meaning, value=value)
+
+
+def _counter(name: str, meaning: str, value: float) -> Metric:
+    return CounterMetricFamily(name, meaning, value=value)
+
+
+def _labelled(
+    family: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    name: str,
+    meaning: str,
+    labels: Sequence[str],
+    values: Values,
+) -> Metric:
+    metric = family(name, meaning, labels=labels)
+    for own, value in values:
+        metric.add_metric(own, value)
+    return metric
+
+
+def _total(reports: Sequence[Report]) -> WorkerTally:
+    total = WorkerTally()
+    for report in reports:
+        total.add(report.total)
+    return total
+
+
+def _messages(total: WorkerTally) -> Iterator[tuple[str, int]]:
+    yield "push", total.push_messages
+    yield "pop", total.pop_messages
+    yield "ack", total.ack_success + total.ack_failed
+
+
+def _merged(reports: Sequence[Report], name: str) -> Histogram:
+    merged: Histogram | None = None
+    for report in reports:
+        own = report.histograms[name]
+        if merged is None:
+            merged = Histogram(own.bounds, list(own.counts), own.total)
+        elif merged.bounds == own.bounds:
+            merged.add(own)
+    return merged if merged is not None else Histogram.of(())
+
+
+def _sum(reports: Sequence[Report], name: str) -> float:
+    return sum(report.last(name) for report in reports)

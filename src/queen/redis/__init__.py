@@ -1,0 +1,1 @@
+"""Ready queues, keys, counters and log copies in Redis, with in-memory fallbacks; never the only copy."""

@@ -1,0 +1,193 @@
+"""The connection to Redis: one server, one found by Sentinel, or a cluster.
+
+Redis is never waited for: a command that takes too long fails, and from then on all fail at once, until Redis answers
+again. It is looked for in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Protocol
+
+from queen.concurrency import Background
+from queen.errors import RedisAway, SettingsError
+from queen.setting_kinds import split_host_port
+from queen.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_PORT: Final = 6379
+_SENTINEL_PORT: Final = 26379
+_LOOK_SECONDS: Final = 0.25
+_MOST_CONNECTIONS: Final = 64
+
+
+class _Client(Protocol):
+    def execute_command(self, *args: Any) -> Awaitable[Any]: ...
+
+    def pipeline(self, transaction: bool) -> Any: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Script:
+    """A script that Redis runs as a whole; sent in full only to a Redis that does not know it."""
+
+    __slots__ = ("digest", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.digest = hashlib.sha1(text.encode()).hexdigest()
+
+
+class RedisLink:
+    """Commands to Redis, which raise `RedisAway` when it is not there."""
+
+    def __init__(self, settings: Settings) -> None:
+        try:
+            import redis.exceptions
+        except ImportError as error:
+            raise SettingsError("REDIS_ADDRS is set, but Redis' client is not installed: queen-mq[redis]") from error
+
+        self.prefix = settings.redis_prefix
+        self._timeout = settings.redis_timeout_ms / 1000
+        self._client = _connect(settings)
+        self._failures = (redis.exceptions.RedisError, OSError, TimeoutError)
+        self._no_script = redis.exceptions.NoScriptError
+        self._background = Background()
+        self._gone = asyncio.Event()
+        self.here = False
+        """Whether the last command was answered."""
+        self.errors = 0
+        """Commands that failed."""
+        self.on_change: list[Callable[[bool], None]] = []
+        """Told when Redis has gone, and when it is back; it may then be empty."""
+
+    async def start(self) -> None:
+        """Look for Redis once, and from then on whenever it has gone."""
+        await self._look()
+        if not self.here:
+            self._gone.set()
+            log.warning("Redis is not there: everything goes to PostgreSQL until it is")
+        self._background.start(self._keep_looking())
+
+    async def stop(self) -> None:
+        await self._background.stop()
+        self.here = False
+        await self._client.aclose()
+
+    async def command(self, *args: Any) -> Any:
+        """Run one command. Raises `RedisAway`; whether it was done is then unknown."""
+        return await self._ask(lambda: self._client.execute_command(*args))
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        """Run a script on keys, which in a cluster are all in one slot."""
+        try:
+            return await self._ask(
+                lambda: self._client.execute_command("EVALSHA", script.digest, len(keys), *keys, *args)
+            )
+        except self._no_script:
+            return await self.command("EVAL", script.text, len(keys), *keys, *args)
+
+    async def together(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Run commands in one round trip, each on its own."""
+
+        async def send() -> list[Any]:
+            pipeline = self._client.pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command)
+            sent: list[Any] = await pipeline.execute()
+            return sent
+
+        answers: list[Any] = await self._ask(send)
+        return answers
+
+    async def _ask(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        if not self.here:
+            raise RedisAway("Redis is not reachable: it is away, and is being looked for")
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await ask()
+        except self._no_script:
+            raise
+        except self._failures as error:
+            self._lose(error)
+            raise RedisAway(f"Redis is not reachable: {error or type(error).__name__}") from error
+
+    def _lose(self, error: BaseException) -> None:
+        self.errors += 1
+        if not self.here:
+            return
+        self.here = False
+        self._gone.set()
+        log.warning("Redis has gone, everything goes to PostgreSQL until it is back: %s", error or type(error).__name__)
+        self._tell()
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await self._gone.wait()
+            await asyncio.sleep(_LOOK_SECONDS)
+            await self._look()
+            if self.here:
+                self._gone.clear()
+                log.info("Redis is back")
+                self._tell()
+
+    async def _look(self) -> None:
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._client.execute_command("PING")
+        except self._failures as error:
+            log.debug("Redis does not answer: %s", error or type(error).__name__)
+            return
+        self.here = True
+
+    def _tell(self) -> None:
+        for told in self.on_change:
+            told(self.here)
+
+
+def _connect(settings: Settings) -> _Client:
+    import redis.asyncio
+    from redis.asyncio.cluster import ClusterNode
+    from redis.asyncio.retry import Retry
+    from redis.asyncio.sentinel import Sentinel
+    from redis.backoff import NoBackoff
+
+    timeout = settings.redis_timeout_ms / 1000
+    addresses = [
+        _address(text, _SENTINEL_PORT if settings.redis_sentinel_master else _PORT) for text in settings.redis_addrs
+    ]
+    common: dict[str, Any] = {
+        "password": settings.redis_password or None,
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    if settings.redis_cluster_mode and settings.redis_sentinel_master:
+        raise SettingsError("REDIS_CLUSTER_MODE and REDIS_SENTINEL_MASTER exclude each other: keep one of them")
+    if settings.redis_cluster_mode:
+        nodes = [ClusterNode(host, port) for host, port in addresses]
+        return redis.asyncio.RedisCluster(startup_nodes=nodes, **common)
+    common["max_connections"] = _MOST_CONNECTIONS
+    if settings.redis_sentinel_master:
+        # The package has no types for it.
+        sentinels: Any = Sentinel
+        asked = sentinels(addresses, sentinel_kwargs=common | {"password": None}, **common)
+        client: _Client = asked.master_for(settings.redis_sentinel_master)
+        return client
+    if len(addresses) > 1:
+        raise SettingsError(
+            f"REDIS_ADDRS={','.join(settings.redis_addrs)}: expected one address,"
+            " unless REDIS_SENTINEL_MASTER or REDIS_CLUSTER_MODE is set"
+        )
+    host, port = addresses[0]
+    return redis.asyncio.Redis(host=host, port=port, **common)
+
+
+def _address(text: str, port: int) -> tuple[str, int]:
+    host, given = split_host_port(text)
+    return host, given if given is not None else port

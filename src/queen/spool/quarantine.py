@@ -1,0 +1,84 @@
+"""Records that PostgreSQL refused: kept with the reason, tried again from time to time, never dropped."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from queen.spool.files import (
+    FAILED,
+    FINISHED,
+    file_records,
+    make_directory,
+    single_record_file,
+    sync_directory,
+    write_durably,
+)
+from queen.spool.record import Record
+
+log = logging.getLogger(__name__)
+
+_NOTE = ".json"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A record that was set aside, in a file of its own."""
+
+    path: Path
+    record: Record
+
+    @property
+    def file_id(self) -> uuid.UUID:
+        """What its progress is kept under: the same record has the same name whenever it is set aside."""
+        return uuid.UUID(bytes=self.record.block)
+
+
+class FailedRecords:
+    """The directory of refused records: `<first message id>.buf`, and beside it a `.json` for people to read."""
+
+    def __init__(self, root: Path) -> None:
+        self._directory = root / FAILED
+
+    def add(self, record: Record, reason: str) -> None:
+        """Set a record aside, durably."""
+        make_directory(self._directory)
+        name = str(uuid.UUID(bytes=record.block))
+        note = {"queue": record.queue, "partition": record.partition, "messages": record.count, "reason": reason}
+        write_durably(self._directory / f"{name}{_NOTE}", msgspec.json.format(msgspec.json.encode(note)) + b"\n")
+        kept = msgspec.structs.replace(record, reason=reason)
+        write_durably(self._directory / f"{name}{FINISHED}", single_record_file(kept))
+        log.error(
+            "%d messages for queue %r, partition %r, were set aside in %s: %s",
+            record.count,
+            record.queue,
+            record.partition,
+            self._directory / f"{name}{FINISHED}",
+            reason,
+        )
+
+    def remove(self, failed: Failed) -> None:
+        failed.path.unlink(missing_ok=True)
+        failed.path.with_suffix(_NOTE).unlink(missing_ok=True)
+        sync_directory(self._directory)
+
+    def read(self) -> Iterator[Failed]:
+        """Every record that was set aside, oldest first."""
+        for path in self._files():
+            for record, _ in file_records(path):
+                yield Failed(path, record)
+
+    def count(self) -> tuple[int, int]:
+        """How many there are, and how many bytes they take."""
+        files = self._files()
+        return len(files), sum(path.stat().st_size for path in files)
+
+    def _files(self) -> list[Path]:
+        if not self._directory.is_dir():
+            return []
+        return sorted(path for path in self._directory.iterdir() if path.name.endswith(FINISHED))
