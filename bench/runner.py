@@ -23,9 +23,9 @@ from bench.workloads import CommitWorkload, LimitWorkload, Load, LoadWorkload, S
 class Run:
     """One run of the benchmark: collects measurements, warnings and the settings of PostgreSQL."""
 
-    def __init__(self, settings: Settings, tell: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings, report: Callable[[str], None]) -> None:
         self._settings = settings
-        self._tell = tell
+        self._report = report
         self.measurements: list[Measurement] = []
         self.warnings: list[str] = []
         self.postgres: dict[str, str] = {}
@@ -40,10 +40,10 @@ class Run:
 
     async def _group(self, group: str, workloads: list[Workload], repetition: int) -> None:
         where = self._settings.against or "a fresh server"
-        self._tell(f"repetition {repetition + 1} of {self._settings.repeat}: {group}, on {where}")
+        self._report(f"repetition {repetition + 1} of {self._settings.repeat}: {group}, on {where}")
         async with self._target() as target:
             await self._note_settings(target)
-            session = Session(self._settings, target, repetition, self._tell)
+            session = Session(self._settings, target, repetition, self._report)
             for workload in workloads:
                 self._note(await self._measure(session, workload, repetition))
 
@@ -57,7 +57,7 @@ class Run:
     def _note(self, measurement: Measurement | None) -> None:
         if measurement is not None:
             self.measurements.append(measurement)
-            self._tell(brief(measurement))
+            self._report(brief(measurement))
 
     @asynccontextmanager
     async def _target(self) -> AsyncIterator[Target]:
@@ -83,11 +83,11 @@ class Run:
 class Session:
     """The workloads of one group on one server."""
 
-    def __init__(self, settings: Settings, target: Target, repetition: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings, target: Target, repetition: int, report: Callable[[str], None]) -> None:
         self._settings = settings
         self._target = target
         self._repetition = repetition
-        self._tell = tell
+        self._report = report
         self._generator = Generator(target.host, target.port)
         self._token = secrets.token_hex(4)
         self._commit_ms: float | None = None
@@ -151,7 +151,7 @@ class Session:
     async def _prepare(self, step: Load) -> None:
         total = int(step.options["total"])
         if total > 50_000:
-            self._tell(f"  preparing {total:,} messages in {step.options['queue']}")
+            self._report(f"  preparing {total:,} messages in {step.options['queue']}")
         result = await self._drive(step)
         if result.errors.total or result.total_pushed != total:
             raise LoadError(

@@ -22,7 +22,7 @@ def broker_of(api: Api) -> Broker:
 
 async def clean(api: Api) -> None:
     """Run every background job once, to its end."""
-    await broker_of(api).janitor.run_once()
+    await broker_of(api).jobs.run_once()
 
 
 async def age(connection: Connection, seconds: float, *names: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 
-class Background:
+class BackgroundTask:
     """Something that goes on until it is stopped."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Background:
             self._task = None
 
 
-class Errands:
+class BackgroundTasks:
     """Tasks that nobody awaits: they are remembered here, as the event loop itself would let go of them."""
 
     def __init__(self) -> None:
@@ -48,13 +48,13 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class Answer(asyncio.Future[T]):
+class EagerFuture(asyncio.Future[T]):
     """Like any future, but `listener` hears of its end in the midst of whoever ends it, before the loop goes on.
 
     A listener must do nothing but pass the answer on: to make it find the world in order is not the giver's duty.
     """
 
-    listener: Callable[[Answer[T]], None] | None = None
+    listener: Callable[[EagerFuture[T]], None] | None = None
 
     def set_result(self, result: T, /) -> None:
         super().set_result(result)
@@ -86,7 +86,7 @@ R = TypeVar("R")
 _AT_ONCE: Final = 500
 
 
-async def gently(make: Callable[[T], R], rows: Sequence[T]) -> list[R]:
+async def chunked_map(make: Callable[[T], R], rows: Sequence[T]) -> list[R]:
     """`make` of every row; others have their turn in between."""
     made: list[R] = []
     for start in range(0, len(rows), _AT_ONCE):
@@ -101,7 +101,7 @@ _TIMES_AS_LONG: Final = 100
 _LEAST_TIMES: Final = 10
 
 
-def good_for(took: float, most_seconds: float) -> float:
+def cache_seconds(took: float, most_seconds: float) -> float:
     """How many seconds what was found in `took` seconds is given again; 0: it is found anew each time.
 
     A hundred times as long, at most `most_seconds` (0: never), unless even that is too often: finding takes no more
@@ -112,7 +112,7 @@ def good_for(took: float, most_seconds: float) -> float:
     return max(min(most_seconds, _TIMES_AS_LONG * took), _LEAST_TIMES * took)
 
 
-class Lately(Generic[T]):
+class SingleFlightCache(Generic[T]):
     """Finds one thing for all who ask while it is being found, and gives it again for a while."""
 
     def __init__(
@@ -138,5 +138,5 @@ class Lately(Generic[T]):
         began = self._clock()
         found = await self._find()
         now = self._clock()
-        self._good_until = now + good_for(now - began, self._most_seconds)
+        self._good_until = now + cache_seconds(now - began, self._most_seconds)
         return found

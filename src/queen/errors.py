@@ -30,11 +30,11 @@ class UnsupportedPostgres(QueenError):
     """The PostgreSQL is older than Queen can use."""
 
 
-class DatabaseAway(QueenError):
+class DatabaseUnavailable(QueenError):
     """PostgreSQL cannot be reached; what was in flight may or may not have happened."""
 
 
-class RedisAway(QueenError):
+class RedisUnavailable(QueenError):
     """Redis cannot be reached; what was in flight may or may not have happened."""
 
 

@@ -20,7 +20,7 @@ from queen import __version__
 from queen.broker.broker import Broker
 from queen.broker.inspect.groups import Groups
 from queen.bus.peers import ShardPeers
-from queen.concurrency import Lately
+from queen.concurrency import SingleFlightCache
 from queen.http.api.analytics import AnalyticsRoutes
 from queen.http.api.cluster import ClusterRoutes
 from queen.http.api.consume import ConsumeRoutes
@@ -39,7 +39,7 @@ from queen.http.api.status import StatusRoutes
 from queen.http.api.streams import StreamRoutes
 from queen.http.api.topics import TopicRoutes
 from queen.http.api.traces import TraceRoutes
-from queen.http.api.view_cache import HostAnswers, SharedAnswers
+from queen.http.api.view_cache import HostViewCache, ViewCache
 from queen.http.auth.ip_limit import IpLimit
 from queen.http.placement.front import Front, Routes
 from queen.http.placement.health import ShardsHealth
@@ -47,7 +47,7 @@ from queen.http.server.observe import SlowLog, watched
 from queen.http.server.protocol import Shell
 from queen.http.server.router import Access, Around, Handler, Route, Router
 from queen.metrics.meter import Meter
-from queen.metrics.report import Board
+from queen.metrics.report import SnapshotStore
 from queen.monitoring.families import HostFamilies, PipelineFamilies
 from queen.monitoring.history import History
 from queen.monitoring.recorder import Recorder, ShellView
@@ -95,7 +95,7 @@ class Worker:
         self.shell = Shell(router, max_body_bytes=settings.max_body_bytes)
         self.recorder = Recorder(
             self.broker,
-            Board(runtime_dir, worker_id, settings.num_workers),
+            SnapshotStore(runtime_dir, worker_id, settings.num_workers),
             socket.gethostname(),
             ShellView(self.shell.statuses, self.shell.in_flight),
         )
@@ -104,11 +104,11 @@ class Worker:
         cache_seconds = settings.stats_cache_ms / 1000
         if self._front is not None:
             self._front.add_to(
-                router, lambda broker: self._routes_of(broker, SharedAnswers(cache_seconds), keep_bodies=True)
+                router, lambda broker: self._routes_of(broker, ViewCache(cache_seconds), keep_bodies=True)
             )
         else:
-            host_answers = HostAnswers(runtime_dir) if settings.num_workers > 1 else None
-            shared = SharedAnswers(cache_seconds, host_answers)
+            host_answers = HostViewCache(runtime_dir) if settings.num_workers > 1 else None
+            shared = ViewCache(cache_seconds, host_answers)
             for routes in self._routes_of(self.broker, shared, keep_bodies=tracing is not None):
                 routes.add_to(router)
         self.port = settings.port if port is None else port
@@ -142,7 +142,7 @@ class Worker:
         for broker in self.brokers:
             await broker.stop()
 
-    def _routes_of(self, broker: Broker, shared: SharedAnswers, *, keep_bodies: bool) -> tuple[Routes, ...]:
+    def _routes_of(self, broker: Broker, shared: ViewCache, *, keep_bodies: bool) -> tuple[Routes, ...]:
         """Everything that can be asked of one shard."""
         return (
             MessagingRoutes(broker, keep_bodies=keep_bodies),
@@ -161,7 +161,7 @@ class Worker:
         )
 
     def _watching_routes(
-        self, broker: Broker, shared: SharedAnswers
+        self, broker: Broker, shared: ViewCache
     ) -> tuple[StatusRoutes, AnalyticsRoutes, MetricsRoutes]:
         """The views of how it goes. What was counted is kept by the first shard for all of them."""
         families = HostFamilies(broker)
@@ -183,12 +183,12 @@ class Worker:
             MetricsRoutes(self.recorder, self._scraper(broker, standings), shared, sources=sources),
         )
 
-    def _scraper(self, broker: Broker, standings: Lately[list[Record]]) -> Scraper:
+    def _scraper(self, broker: Broker, standings: SingleFlightCache[list[Record]]) -> Scraper:
         """Of all shards, whichever is asked."""
         first, *others = [
             Scraper(
                 one.database,
-                Groups(one.database, one.catalog, one.tell),
+                Groups(one.database, one.catalog, one.publish),
                 History(one.database, self.recorder),
                 self.recorder,
                 standings if one is broker else self._standings(one),
@@ -198,9 +198,9 @@ class Worker:
         ]
         return ShardsScraper(first, others) if others else first
 
-    def _standings(self, broker: Broker) -> Lately[list[Record]]:
+    def _standings(self, broker: Broker) -> SingleFlightCache[list[Record]]:
         seconds = self.settings.stats_cache_ms / 1000
-        return Lately(partial(broker.database.fetch, "queue_standings", "", "", ""), seconds)
+        return SingleFlightCache(partial(broker.database.fetch, "queue_standings", "", "", ""), seconds)
 
 
 def _brokers(settings: Settings, worker_id: int, runtime_dir: Path) -> tuple[Broker, ...]:

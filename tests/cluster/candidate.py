@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from queen.broker.maintenance.jobs import Janitor
+from queen.broker.maintenance.jobs import JobRunner
 from queen.storage.database import Database
 
 
 async def main(dsn: str) -> None:
-    janitor = Janitor(Database(dsn), lambda ears: [])
+    janitor = JobRunner(Database(dsn), lambda push_listener: [])
     janitor.start()
     elected = False
     while True:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from queen.bus.packets import Heartbeat, PacketWriter, Sealer
+from queen.bus.packets import Heartbeat, PacketSigner, PacketWriter
 from queen.bus.udp import AddressBook
 from tests.ageing import until
 from tests.cluster.conftest import SECRET, Host, Ports, StartHost, payloads
@@ -82,7 +82,7 @@ async def test_replayed_and_forged_datagrams_are_dropped_and_counted(start_host:
             network.send(frame)
         await dropped(there, "replayed", len(replays))
         for keys, reason in (((), "unsigned"), ((b"x" * 32,), "forged")):
-            writer = PacketWriter(5, Sealer(keys))
+            writer = PacketWriter(5, PacketSigner(keys))
             network.send(writer.heartbeat(Heartbeat("intruder:1", "there")))
             for frame, _ in writer.events([("d", 0, 0, 0, 0, "q")], 1400):
                 network.send(frame)
@@ -102,7 +102,7 @@ async def test_damaged_datagrams_are_dropped_and_harm_nobody(start_host: StartHo
     with lossy(port) as network:
         here, there = await pair_over(start_host, network, port, pop_safety_poll_ms=60_000)
         await alive(there)
-        ((frame, _),) = PacketWriter(5, Sealer(())).events([("p", 1, 1, 0, 1, "name")], 1400)
+        ((frame, _),) = PacketWriter(5, PacketSigner(())).events([("p", 1, 1, 0, 1, "name")], 1400)
         damaged = [
             b"",
             b"\x00",
@@ -119,7 +119,7 @@ async def test_damaged_datagrams_are_dropped_and_harm_nobody(start_host: StartHo
         await dropped(there, "malformed", len(damaged))
         # Kinds nobody knows, and things that do not exist, are no harm either.
         unknown = [("?", 1, 2, 3, 4, "x"), ("p", 99, 99, 0, 1, ""), ("f", 99, 99, 99, 1, ""), ("g", 0, 0, 0, 9, "x")]
-        for frame, _ in PacketWriter(5, Sealer(())).events(unknown, 1400):
+        for frame, _ in PacketWriter(5, PacketSigner(())).events(unknown, 1400):
             network.send(frame)
         waiting = asyncio.create_task(there.pop("q", **POP))
         await asyncio.sleep(0.1)
@@ -140,7 +140,7 @@ async def test_a_partition_that_does_not_exist_is_found_out_and_forgotten(
         assert queue is not None
         waiting = asyncio.create_task(there.pop("q", **POP))
         await asyncio.sleep(0.1)
-        for frame, _ in PacketWriter(5, Sealer(())).events([("p", queue.id, 2**62, 0, 1, "")], 1400):
+        for frame, _ in PacketWriter(5, PacketSigner(())).events([("p", queue.id, 2**62, 0, 1, "")], 1400):
             network.send(frame)
         await asyncio.sleep(0.1)
         async with asyncio.timeout(2):
@@ -178,7 +178,7 @@ async def test_events_for_a_peer_that_is_away_are_kept_up_to_a_bound(start_host:
     host = await start_host("here", queen_peers=(f"http://127.0.0.1:{tcp}",))
     peers = host.running.broker.peers
     for number in range(15):
-        peers.tell([("p", 1, partition, 0, 1, "") for partition in range(number * 1000, number * 1000 + 1000)])
+        peers.publish([("p", 1, partition, 0, 1, "") for partition in range(number * 1000, number * 1000 + 1000)])
         await asyncio.sleep(0)
     await dropped(host, "overflow", 5000)
     assert len(peers._http[0]._queued) <= 10_000

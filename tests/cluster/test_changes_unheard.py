@@ -169,7 +169,7 @@ async def test_a_partition_that_was_removed_and_made_anew_wakes_who_waits_for_it
         " created_at = now() - interval '99 days', lease_acquired_at = now() - interval '99 days'"
     )
     await connection.execute("DELETE FROM queen.segments")
-    await here.running.broker.janitor.run_once()
+    await here.running.broker.jobs.run_once()
     assert await connection.fetchval("SELECT count(*) FROM queen.partitions") == 0
     await here.push("q", 2, partition="p")
     async with asyncio.timeout(5):
@@ -218,7 +218,7 @@ async def test_notes_of_changes_are_removed_after_a_while(hosts: Pair, connectio
     await here.configure("old")
     await connection.execute("UPDATE queen.changes SET at = now() - interval '1 hour'")
     await here.configure("young")
-    await here.running.broker.janitor.run_once()
+    await here.running.broker.jobs.run_once()
     assert [row["name"] for row in await connection.fetch("SELECT name FROM queen.changes")] == ["young"]
 
 

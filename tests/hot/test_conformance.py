@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from queen.redis.interfaces import Copied, Copies, Counters, Keys, ReadyQueue, TurnState
+from queen.redis.interfaces import Copied, Copies, Counters, FillTurnState, Keys, ReadyQueue
 from queen.redis.link import RedisLink
 from queen.redis.memory import MemoryCopies, MemoryCounters, MemoryKeys, MemoryReadyQueue
 from queen.redis.stores import RedisCopies, RedisCounters, RedisKeys, RedisReadyQueue
@@ -48,7 +48,7 @@ def numbers(items: list[ReadyItem]) -> list[int]:
 
 async def offer(ready: ReadyQueue, *items: ReadyItem) -> None:
     turn = await ready.begin(TOPIC, "token", 0)
-    assert turn.state is TurnState.YOURS
+    assert turn.state is FillTurnState.YOURS
     await ready.end(TOPIC, "token", 0, 0, items)
 
 
@@ -58,7 +58,7 @@ async def test_a_ready_queue_gives_the_most_urgent_first_whenever_they_came(read
     await offer(ready, ready_item(1, 5), ready_item(2, -3, hour), ready_item(3, 2**31 - 1))
     await offer(ready, ready_item(9, -3), ready_item(4, -(2**31), 99999 * hour), ready_item(8, -3, -9999999 * hour))
     turn = await ready.begin(TOPIC, "token", 10)
-    assert (turn.state, turn.depth, numbers(turn.items)) == (TurnState.YOURS, 6, [4, 8, 9, 2, 1, 3])
+    assert (turn.state, turn.depth, numbers(turn.items)) == (FillTurnState.YOURS, 6, [4, 8, 9, 2, 1, 3])
     assert turn.items[1] == ready_item(8, -3, -9999999 * hour)
 
 
@@ -82,33 +82,33 @@ async def test_a_turn_has_the_number_that_the_last_one_said(ready: ReadyQueue) -
 
 async def test_one_at_a_time_has_the_turn(ready: ReadyQueue) -> None:
     await ready.open(TOPIC, "token")
-    assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.YOURS
-    assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.BUSY
+    assert (await ready.begin(TOPIC, "token", 1)).state is FillTurnState.YOURS
+    assert (await ready.begin(TOPIC, "token", 1)).state is FillTurnState.BUSY
     await ready.end(TOPIC, "token", 0, 0, [])
-    assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.YOURS
+    assert (await ready.begin(TOPIC, "token", 1)).state is FillTurnState.YOURS
 
 
 async def test_a_queue_whose_turn_never_ended_is_lost_until_it_is_opened_anew(ready: ReadyQueue) -> None:
     await ready.open(TOPIC, "token")
     await offer(ready, ready_item(1))
-    assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.YOURS
+    assert (await ready.begin(TOPIC, "token", 1)).state is FillTurnState.YOURS
 
     async def over() -> bool:
-        return (await ready.begin(TOPIC, "token", 1)).state is not TurnState.BUSY
+        return (await ready.begin(TOPIC, "token", 1)).state is not FillTurnState.BUSY
 
     await until(over, 60)
-    assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.LOST
+    assert (await ready.begin(TOPIC, "token", 1)).state is FillTurnState.LOST
     await ready.open(TOPIC, "another")
     turn = await ready.begin(TOPIC, "another", 1)
-    assert (turn.state, turn.items) == (TurnState.YOURS, [])
+    assert (turn.state, turn.items) == (FillTurnState.YOURS, [])
 
 
 async def test_who_knows_another_token_has_lost_the_queue(ready: ReadyQueue) -> None:
-    assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.LOST
+    assert (await ready.begin(TOPIC, "token", 1)).state is FillTurnState.LOST
     await ready.open(TOPIC, "token")
     await offer(ready, ready_item(1))
     await ready.open(TOPIC, "later")
-    assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.LOST
+    assert (await ready.begin(TOPIC, "token", 1)).state is FillTurnState.LOST
     assert await ready.depth(TOPIC) == 0
     await ready.end(TOPIC, "token", 0, 0, [ready_item(2)])
     assert await ready.depth(TOPIC) == 0
@@ -120,7 +120,7 @@ async def test_a_dropped_queue_is_empty_and_lost(ready: ReadyQueue) -> None:
     assert await ready.depth(TOPIC) == 1
     await ready.drop(TOPIC)
     assert await ready.depth(TOPIC) == 0
-    assert (await ready.begin(TOPIC, "token", 1)).state is TurnState.LOST
+    assert (await ready.begin(TOPIC, "token", 1)).state is FillTurnState.LOST
 
 
 async def test_topics_have_queues_of_their_own(ready: ReadyQueue) -> None:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from queen.errors import RedisAway, SettingsError
+from queen.errors import RedisUnavailable, SettingsError
 from queen.redis.link import RedisLink, Script
 from queen.settings import Settings
 from tests.faults.load import until
@@ -23,11 +23,11 @@ async def test_a_killed_redis_is_away_until_it_is_started_again(start_redis: Sta
     link.on_change.append(told.append)
     assert await link.run(ADD, ["n"], [2]) == 2
     await server.kill()
-    with pytest.raises(RedisAway):
+    with pytest.raises(RedisUnavailable):
         await link.command("PING")
     begun = time.monotonic()
     for _ in range(100):
-        with pytest.raises(RedisAway):
+        with pytest.raises(RedisUnavailable):
             await link.command("PING")
     assert time.monotonic() - begun < 5
     assert link.errors >= 1
@@ -43,7 +43,7 @@ async def test_a_paused_redis_is_away_after_the_timeout(start_redis: StartRedis,
     link = await open_link(server, redis_timeout_ms=300)
     await until(lambda: link.here)
     server.pause()
-    with pytest.raises(RedisAway):
+    with pytest.raises(RedisUnavailable):
         await asyncio.wait_for(link.command("PING"), 30)
     assert not link.here
     server.resume()
@@ -53,7 +53,7 @@ async def test_a_paused_redis_is_away_after_the_timeout(start_redis: StartRedis,
 async def test_a_redis_that_is_not_there_does_not_keep_the_server_from_starting(open_link: OpenLink) -> None:
     link = await open_link(redis_addrs="127.0.0.1:1")
     assert not link.here
-    with pytest.raises(RedisAway):
+    with pytest.raises(RedisUnavailable):
         await link.command("PING")
 
 

@@ -10,7 +10,7 @@ import pytest
 from queen.broker.maintenance.cleanup import Rounds
 from queen.broker.maintenance.election import Session
 from queen.broker.maintenance.retention import Eviction, Retention, Trimmer
-from queen.broker.maintenance.schedule import Ears
+from queen.broker.maintenance.schedule import PushListener
 from queen.storage.database import Database
 from tests.ageing import Connection, age, broker_of, until
 from tests.conftest import StartServer
@@ -27,13 +27,13 @@ class Costs:
 
     def __init__(self, mine: Connection, connection: Connection, session: Session) -> None:
         self.session = session
-        self.ears = Ears()
+        self.push_listener = PushListener()
         self.moment = 1000.0
         self._mine = mine
         self._connection = connection
 
     def trimmer(self, **limits: Any) -> Trimmer:
-        return Trimmer(1000, self.ears, clock=lambda: self.moment, **limits)
+        return Trimmer(1000, self.push_listener, clock=lambda: self.moment, **limits)
 
     def jobs(self, **limits: Any) -> list[Retention | Eviction]:
         return [Retention(self.trimmer(**limits)), Eviction(self.trimmer(**limits))]
@@ -138,7 +138,7 @@ async def test_a_push_that_is_heard_of_ends_the_rest_of_an_empty_partition(
     await connection.execute(
         "UPDATE queen.cursors SET committed = $1 WHERE partition_id = 9", 1 + (option != OPTIONS[2])
     )
-    costs.ears.pushed(1, 9)
+    costs.push_listener.pushed(1, 9)
     assert await costs.of(*jobs) == 0
     await age(connection, SECONDS + 1, "9")
     costs.moment += SECONDS - 1
@@ -221,12 +221,12 @@ async def test_the_round_of_all_partitions_is_gone_once_a_day(costs: Costs) -> N
 
 async def test_the_elected_janitor_hears_of_pushes_to_another_worker(start_server: StartServer) -> None:
     here = await start_server(0, num_workers=2)
-    await broker_of(here).janitor.elected.wait()
+    await broker_of(here).jobs.elected.wait()
     there = await start_server(1, num_workers=2)
     await here.push("logs", 1)
     queue = await broker_of(here).catalog.queue("logs")
     assert queue is not None
-    listener = broker_of(here).janitor.ears.listen(queue.id)
+    listener = broker_of(here).jobs.push_listener.listen(queue.id)
     for api in (here, there):
         await api.push("logs", 2)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from queen.broker.maintenance.election import Session
 from queen.broker.maintenance.retention import LONGEST_PAUSE, Eviction, Retention, Trimmer
-from queen.broker.maintenance.schedule import Ears
+from queen.broker.maintenance.schedule import PushListener
 from queen.storage.database import Database
 from tests.database import Connection
 
@@ -119,13 +119,13 @@ class History:
         self.option = option
         self.seconds = 500
         self.now = 1e6
-        self.ears = Ears()
+        self.push_listener = PushListener()
         self.job = self.new_job()
         self.queue_id = 0
         self.partitions: dict[int, Partition] = {}
 
     def new_job(self) -> Retention | Eviction:
-        trimmer = Trimmer(BATCH, self.ears, clock=lambda: self.now)
+        trimmer = Trimmer(BATCH, self.push_listener, clock=lambda: self.now)
         return Eviction(trimmer) if self.option in ("ttl", "max_wait_time_seconds") else Retention(trimmer)
 
     async def make_queue(self) -> None:
@@ -176,7 +176,7 @@ class History:
             "UPDATE queen.partitions SET next_offset = $2 WHERE id = $1", partition.id, partition.next_offset
         )
         if heard:
-            self.ears.pushed(self.queue_id, partition.id)
+            self.push_listener.pushed(self.queue_id, partition.id)
 
     async def consume(self, partition: Partition, group: int, offset: int) -> None:
         position = min(partition.floor + offset, partition.next_offset)

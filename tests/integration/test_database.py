@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
-from queen.errors import DatabaseAway, Overloaded
+from queen.errors import DatabaseUnavailable, Overloaded
 from queen.storage.database import Database
 from tests.database import Connection
 
@@ -40,6 +40,6 @@ async def test_a_lock_that_somebody_holds_is_worth_another_try(dsn: str, connect
 async def test_a_server_that_is_not_there_is_away() -> None:
     database = Database("postgresql://nobody@127.0.0.1:1/nothing")
     for fetch in (database.link().fetch, database.fetch):
-        with pytest.raises(DatabaseAway, match="not reachable"):
+        with pytest.raises(DatabaseUnavailable, match="not reachable"):
             await fetch("ping")
     await database.close()

@@ -18,7 +18,7 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from queen.concurrency import Answer as PromptAnswer
+from queen.concurrency import EagerFuture as PromptAnswer
 from queen.errors import QueenError
 from queen.http.server.message import HttpError, Request, Response, json_response
 from queen.http.server.protocol import HttpProtocol, Shell
@@ -41,7 +41,7 @@ def on_uvloop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]
     return run
 
 
-class Answer(NamedTuple):
+class EagerFuture(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
@@ -61,15 +61,15 @@ class Client:
         self.writer.write(data)
         await self.writer.drain()
 
-    async def answer(self, *, to_head: bool = False) -> Answer:
+    async def answer(self, *, to_head: bool = False) -> EagerFuture:
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         status_line, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
         headers = dict(line.lower().split(": ", 1) for line in lines)
         assert len(headers) == len(lines), "a header was sent twice"
         length = 0 if to_head else int(headers.get("content-length", 0))
-        return Answer(int(status_line.split()[1]), headers, await self.reader.readexactly(length))
+        return EagerFuture(int(status_line.split()[1]), headers, await self.reader.readexactly(length))
 
-    async def ask(self, data: bytes) -> Answer:
+    async def ask(self, data: bytes) -> EagerFuture:
         await self.send(data)
         return await self.answer()
 

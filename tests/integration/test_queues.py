@@ -10,7 +10,7 @@ import pytest
 
 from queen.http.api.groups import GroupRoutes
 from queen.http.api.queues import QueueRoutes
-from queen.http.api.view_cache import SharedAnswers
+from queen.http.api.view_cache import ViewCache
 from queen.http.server.router import Access, Router
 from tests.ageing import Connection, broker_of, clean, until
 from tests.api import Answer, Api
@@ -647,8 +647,8 @@ async def test_refreshing_statistics_says_of_how_many_things_they_are(api: Api) 
 
 async def test_each_route_asks_for_the_access_it_needs(api: Api) -> None:
     router = Router()
-    QueueRoutes(broker_of(api), SharedAnswers(0)).add_to(router)
-    GroupRoutes(broker_of(api), SharedAnswers(0)).add_to(router)
+    QueueRoutes(broker_of(api), ViewCache(0)).add_to(router)
+    GroupRoutes(broker_of(api), ViewCache(0)).add_to(router)
     access = {(route.method, route.pattern): route.access for route in router.routes}
     for (method, pattern), level in access.items():
         if method == "GET":

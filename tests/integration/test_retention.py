@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from queen.broker.maintenance.jobs import Janitor
+from queen.broker.maintenance.jobs import JobRunner
 from tests.ageing import Connection, age, broker_of, clean, until
 from tests.api import Api
 from tests.conftest import StartServer
@@ -259,7 +259,7 @@ async def test_segments_of_expired_messages_are_removed(api: Api, connection: Co
 
 async def test_a_deleted_queue_leaves_nothing_behind(start_server: StartServer, connection: Connection) -> None:
     api = await start_server(retention_batch_size=3)
-    await broker_of(api).janitor.elected.wait()
+    await broker_of(api).jobs.elected.wait()
     for number in range(10):
         await api.push("gone", number, partition=f"p{number % 3}")
     await api.ack(await api.pop("gone"), "dlq")
@@ -381,18 +381,18 @@ async def test_old_history_is_removed(start_server: StartServer, connection: Con
 
 async def test_one_of_two_janitors_is_elected_and_the_other_takes_over(start_server: StartServer) -> None:
     first = await start_server()
-    await broker_of(first).janitor.elected.wait()
+    await broker_of(first).jobs.elected.wait()
     second = await start_server()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1.5):
-            await broker_of(second).janitor.elected.wait()
-    await broker_of(first).janitor.stop()
+            await broker_of(second).jobs.elected.wait()
+    await broker_of(first).jobs.stop()
     async with asyncio.timeout(5):
-        await broker_of(second).janitor.elected.wait()
+        await broker_of(second).jobs.elected.wait()
 
 
 async def test_losing_the_connection_ends_the_term_at_once(start_server: StartServer, connection: Connection) -> None:
-    janitor = broker_of(await start_server()).janitor
+    janitor = broker_of(await start_server()).jobs
     await janitor.elected.wait()
     assert await connection.fetchval(
         "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
@@ -470,5 +470,5 @@ async def delivers_nothing(api: Api, queue: str) -> bool:
     return not await api.pop(queue, consumerGroup=f"group-{asyncio.get_running_loop().time()}")
 
 
-async def resigned(janitor: Janitor) -> bool:
+async def resigned(janitor: JobRunner) -> bool:
     return not janitor.elected.is_set()

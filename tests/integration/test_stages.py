@@ -256,7 +256,7 @@ async def test_orphans_are_removed_after_a_day(writer: Writer, connection: Conne
     await writer.stage(0, messages("q", 1))
     fresh = await writer.stage(1, messages("q", 2))
     await connection.execute("UPDATE queen.stages SET staged_at = now() - interval '25 hours' WHERE batch = 0")
-    await writer.api.worker.broker.janitor.run_once()
+    await writer.api.worker.broker.jobs.run_once()
     assert await staged(connection) == 1
     await writer.publish(1, fresh)
     assert await payloads(connection, "q") == ["2"]

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from queen.broker.push.dedup_filter import SeenFilter
+from queen.broker.push.dedup_filter import DedupFilter
 from queen.broker.transactions.stager import Stager
 from queen.broker.transactions.stages import Attempt, Stages
 from queen.spark.publish import topic_steps
@@ -109,7 +109,7 @@ class Publisher:
             topic_steps(self.database),
             lambda fed: None,
             dedup_window=3600,
-            seen=SeenFilter(1 << 20),
+            seen=DedupFilter(1 << 20),
         )
 
 

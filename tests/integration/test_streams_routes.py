@@ -444,7 +444,7 @@ async def test_state_goes_with_its_partition(api: Api, connection: Connection) -
     await cycle(api, query, message["partitionId"], state_ops=[upsert("k", 1)])
     await api.call("DELETE", "/api/v1/resources/queues/in")
     assert api.worker is not None
-    await api.worker.broker.janitor.run_once()
+    await api.worker.broker.jobs.run_once()
     assert await connection.fetchval("SELECT count(*) FROM queen.stream_state") == 0
 
 

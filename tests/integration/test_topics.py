@@ -229,7 +229,7 @@ async def test_an_item_past_its_ttl_is_not_delivered_and_is_removed(topics: Topi
     await asyncio.sleep(0.8)
     assert values(await topics.dequeue(topic="short")) == ["own"]
     assert topics.api.worker is not None
-    await topics.api.worker.broker.janitor.run_once()
+    await topics.api.worker.broker.jobs.run_once()
     assert await connection.fetchval("SELECT count(*) FROM queen.topic_items WHERE leased_until IS NULL") == 0
 
 
@@ -258,7 +258,7 @@ async def test_keys_are_per_namespace_and_outlive_their_items(topics: TopicApi, 
     assert await topics.dequeue(namespace="a") == []
     assert topics.api.worker is not None
     await connection.execute("UPDATE queen.topic_keys SET created_at = created_at - interval '2 h'")
-    await topics.api.worker.broker.janitor.run_once()
+    await topics.api.worker.broker.jobs.run_once()
     assert [row["item_id"] for row in await connection.fetch("SELECT * FROM queen.topic_keys")] == [other], (
         "it is there"
     )
@@ -358,7 +358,7 @@ async def test_enqueues_beside_deletes_are_stored_or_deleted_and_never_fail(
     left = await topics.dequeue(1000)
     assert left[-1]["data"] == "last"
     assert topics.api.worker is not None
-    await topics.api.worker.broker.janitor.run_once()
+    await topics.api.worker.broker.jobs.run_once()
     strays = "SELECT count(*) FROM queen.topic_items WHERE topic_id NOT IN (SELECT id FROM queen.topics)"
     assert await connection.fetchval(strays) == 0
 

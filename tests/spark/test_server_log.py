@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from queen.errors import DatabaseAway, NotFound, QueenError
+from queen.errors import DatabaseUnavailable, NotFound, QueenError
 from queen.spark.logs import ServerLog, ShardLog, Span
 from queen.spark.options import Access
 from queen.spark.reading import open_log
@@ -72,7 +72,7 @@ async def test_what_the_server_says_reaches_the_reader(start_server: StartServer
         span = Span("vault", "Default", 0, 1, 0, 1)
         with pytest.raises(QueenError, match=r"409.*offset 0 cannot be read"):
             list(ServerLog(keyless.url, None).segments([span]))
-        with pytest.raises(DatabaseAway, match=r"127\.0\.0\.1:1 is not reachable"):
+        with pytest.raises(DatabaseUnavailable, match=r"127\.0\.0\.1:1 is not reachable"):
             open_log(Access(server="http://127.0.0.1:1")).positions(["orders"])
 
     await asyncio.to_thread(ask)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from queen.broker.topics.throttle import Courtesy
+from queen.broker.topics.throttle import TenantThrottle
 
 USUAL, SLOW = 0.001, 0.010
 
@@ -25,12 +25,12 @@ def clock() -> Clock:
     return Clock()
 
 
-def make(directory: Path, clock: Clock, worker: int = 0, longest: float = 4.0) -> Courtesy:
-    return Courtesy(directory, worker, 2, longest, clock)
+def make(directory: Path, clock: Clock, worker: int = 0, longest: float = 4.0) -> TenantThrottle:
+    return TenantThrottle(directory, worker, 2, longest, clock)
 
 
 def serve(
-    courtesy: Courtesy, clock: Clock, seconds: float, *, windows: int, tenant: str = "quiet", beside: bool = True
+    courtesy: TenantThrottle, clock: Clock, seconds: float, *, windows: int, tenant: str = "quiet", beside: bool = True
 ) -> None:
     """Ten requests of a quiet tenant in each window, each of which takes so long, beside one with much to do."""
     for _ in range(10 * windows):

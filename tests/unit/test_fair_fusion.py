@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from queen.broker.topics.batching import LIGHT, FairFusion
-from queen.broker.topics.throttle import Courtesy
+from queen.broker.topics.batching import LIGHT, FairBatcher
+from queen.broker.topics.throttle import TenantThrottle
 from queen.errors import Overloaded
 
 MUCH = LIGHT + 1
@@ -32,10 +32,10 @@ class Stage:
     failed: list[Work] = field(default_factory=list)
     gates: list[asyncio.Event] = field(default_factory=list)
 
-    def fusion(
-        self, limit: int = 100, share: int = 100, most: int = 1000, courtesy: Courtesy | None = None
-    ) -> FairFusion[Work]:
-        return FairFusion(
+    def batcher(
+        self, limit: int = 100, share: int = 100, most: int = 1000, courtesy: TenantThrottle | None = None
+    ) -> FairBatcher[Work]:
+        return FairBatcher(
             self.run,
             lambda work, error: self.failed.append(work),
             tenant=lambda work: work.tenant,
@@ -61,22 +61,22 @@ class Stage:
 
 async def test_what_arrives_together_goes_together_and_in_order() -> None:
     stage = Stage()
-    fusion = stage.fusion()
+    batcher = stage.batcher()
     for number in range(3):
-        fusion.submit(Work("a", number))
-        fusion.submit(Work("b", number))
+        batcher.submit(Work("a", number))
+        batcher.submit(Work("b", number))
     assert await stage.shown() == [[("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1), ("b", 2)]]
 
 
 async def test_quiet_tenant_does_not_wait_for_the_batch_of_a_noisy_one() -> None:
     stage = Stage()
-    fusion = stage.fusion()
-    fusion.submit(Work("noisy", 0, MUCH))
+    batcher = stage.batcher()
+    batcher.submit(Work("noisy", 0, MUCH))
     await stage.shown()
-    fusion.submit(Work("noisy", 1, MUCH))
-    fusion.submit(Work("quiet", 0))
+    batcher.submit(Work("noisy", 1, MUCH))
+    batcher.submit(Work("quiet", 0))
     assert await stage.shown() == [[("noisy", 0)], [("quiet", 0)]]
-    fusion.submit(Work("quiet", 1))
+    batcher.submit(Work("quiet", 1))
     stage.gates[1].set()
     assert (await stage.shown())[2:] == [[("quiet", 1)]]
     stage.gates[0].set()
@@ -85,19 +85,19 @@ async def test_quiet_tenant_does_not_wait_for_the_batch_of_a_noisy_one() -> None
 
 async def test_noisy_tenants_never_take_the_place_of_quiet_ones() -> None:
     stage = Stage()
-    fusion = stage.fusion(limit=MUCH)
+    batcher = stage.batcher(limit=MUCH)
     for tenant in ("a", "b", "c"):
-        fusion.submit(Work(tenant, 0, MUCH))
+        batcher.submit(Work(tenant, 0, MUCH))
     assert await stage.shown() == [[("a", 0)]]
-    fusion.submit(Work("quiet", 0))
+    batcher.submit(Work("quiet", 0))
     assert await stage.shown() == [[("a", 0)], [("quiet", 0)]]
 
 
 async def test_tenant_is_in_one_batch_at_a_time_whether_it_has_much_or_little() -> None:
     stage = Stage()
-    fusion = stage.fusion(share=1)
-    fusion.submit(Work("a", 0, MUCH))
-    fusion.submit(Work("a", 1))
+    batcher = stage.batcher(share=1)
+    batcher.submit(Work("a", 0, MUCH))
+    batcher.submit(Work("a", 1))
     assert await stage.shown() == [[("a", 0)]]
     stage.gates[0].set()
     assert await stage.shown() == [[("a", 0)], [("a", 1)]]
@@ -106,40 +106,40 @@ async def test_tenant_is_in_one_batch_at_a_time_whether_it_has_much_or_little() 
 @pytest.mark.parametrize("weight", [1, MUCH])
 async def test_tenants_are_taken_in_turn_with_equal_shares(weight: int) -> None:
     stage = Stage()
-    fusion = stage.fusion(limit=4 * weight, most=10**9)
+    batcher = stage.batcher(limit=4 * weight, most=10**9)
     for tenant in ("a", "b", "c", "d", "e"):
         for number in range(20):
-            fusion.submit(Work(tenant, number, weight))
+            batcher.submit(Work(tenant, number, weight))
     much = weight > 1
-    tenants, first, _ = fusion.take(much, 100)
+    tenants, first, _ = batcher.take(much, 100)
     assert [(work.tenant, work.number) for work in first] == [("a", 0), ("b", 0), ("c", 0), ("d", 0)]
     assert tenants == {"a", "b", "c", "d"}
-    assert [(work.tenant, work.number) for work in fusion.take(much, 100)[1]] == [
+    assert [(work.tenant, work.number) for work in batcher.take(much, 100)[1]] == [
         ("e", 0),
         ("a", 1),
         ("b", 1),
         ("c", 1),
     ]
     for _ in range(100):
-        fusion.take(much, 100)
-    assert len(fusion) == 0
+        batcher.take(much, 100)
+    assert len(batcher) == 0
     await asyncio.sleep(0)
 
 
 async def test_big_request_is_taken_whole() -> None:
     stage = Stage()
-    fusion = stage.fusion(limit=10, share=5)
-    fusion.submit(Work("a", 0, weight=500))
-    fusion.submit(Work("a", 1))
-    fusion.submit(Work("b", 0))
+    batcher = stage.batcher(limit=10, share=5)
+    batcher.submit(Work("a", 0, weight=500))
+    batcher.submit(Work("a", 1))
+    batcher.submit(Work("b", 0))
     assert await stage.shown() == [[("b", 0)], [("a", 0)]]
 
 
 async def test_too_much_that_waits_is_refused() -> None:
-    fusion = Stage().fusion(most=2)
-    fusion.submit(Work("a", 0, weight=2))
+    batcher = Stage().batcher(most=2)
+    batcher.submit(Work("a", 0, weight=2))
     with pytest.raises(Overloaded):
-        fusion.submit(Work("b", 0))
+        batcher.submit(Work("b", 0))
 
 
 async def test_batch_that_fails_is_told_and_the_next_runs() -> None:
@@ -151,7 +151,7 @@ async def test_batch_that_fails_is_told_and_the_next_runs() -> None:
             raise RuntimeError("no")
         done.extend(batch)
 
-    fusion: FairFusion[int] = FairFusion(
+    batcher: FairBatcher[int] = FairBatcher(
         run,
         lambda item, error: failed.append(item),
         tenant=str,
@@ -161,8 +161,8 @@ async def test_batch_that_fails_is_told_and_the_next_runs() -> None:
         most=10,
     )
     for number in range(4):
-        fusion.submit(number)
-    await fusion.join()
+        batcher.submit(number)
+    await batcher.join()
     assert (sorted(done), failed) == ([0, 2, 3], [1])
 
 
@@ -170,10 +170,10 @@ class TestCourtesy:
     """A noisy tenant beside a quiet one that is served slowly."""
 
     @pytest.fixture
-    def courtesy(self, tmp_path: Path) -> Courtesy:
-        return Courtesy(tmp_path, 0, 1, 4.0)
+    def courtesy(self, tmp_path: Path) -> TenantThrottle:
+        return TenantThrottle(tmp_path, 0, 1, 4.0)
 
-    async def annoy(self, courtesy: Courtesy) -> None:
+    async def annoy(self, courtesy: TenantThrottle) -> None:
         for seconds in (0.001, 0.001, 0.1, 0.1, 0.1):
             for _ in range(6):
                 courtesy.served(["quiet"], seconds)
@@ -182,9 +182,9 @@ class TestCourtesy:
             courtesy.served(["quiet"], seconds)
         assert courtesy.pause_of("noisy") >= 1
 
-    async def test_has_one_small_batch_at_a_time_over_all_lanes_and_pauses(self, courtesy: Courtesy) -> None:
+    async def test_has_one_small_batch_at_a_time_over_all_lanes_and_pauses(self, courtesy: TenantThrottle) -> None:
         stage = Stage()
-        lanes = [stage.fusion(limit=5000, share=1000, most=10_000, courtesy=courtesy) for _ in range(2)]
+        lanes = [stage.batcher(limit=5000, share=1000, most=10_000, courtesy=courtesy) for _ in range(2)]
         await self.annoy(courtesy)
         for number in range(4):
             for lane in lanes:
@@ -200,13 +200,13 @@ class TestCourtesy:
         for gate in stage.gates:
             gate.set()
 
-    async def test_everything_is_done_in_the_end(self, courtesy: Courtesy) -> None:
+    async def test_everything_is_done_in_the_end(self, courtesy: TenantThrottle) -> None:
         done: list[int] = []
 
         async def run(batch: list[Work]) -> None:
             done.extend(work.number for work in batch)
 
-        lane: FairFusion[Work] = FairFusion(
+        lane: FairBatcher[Work] = FairBatcher(
             run,
             lambda work, error: None,
             tenant=lambda work: work.tenant,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from queen.broker.batcher import Fusion
+from queen.broker.batcher import Batcher
 
 
 class Stage:
@@ -15,7 +15,7 @@ class Stage:
 
     def __init__(self, turn: asyncio.Lock) -> None:
         self.events: list[tuple[str, tuple[int, ...]]] = []
-        self.fusion: Fusion[int] = Fusion(
+        self.batcher: Batcher[int] = Batcher(
             self._run,
             lambda item, error: self.events.append(("failed", (item,))),
             limit=100,
@@ -33,22 +33,22 @@ async def test_what_waits_for_its_turn_is_made_ready_meanwhile() -> None:
     turn = asyncio.Lock()
     stage = Stage(turn)
     async with turn:
-        stage.fusion.submit(1)
+        stage.batcher.submit(1)
         await asyncio.sleep(0)
         # This one comes just in time, the third is late.
-        stage.fusion.submit(2)
+        stage.batcher.submit(2)
         await asyncio.sleep(0.01)
-        stage.fusion.submit(3)
+        stage.batcher.submit(3)
         await asyncio.sleep(0.01)
         assert stage.events == [("ahead", (1, 2))]
-    await stage.fusion.join()
+    await stage.batcher.join()
     assert stage.events[1:] == [("run", (1, 2, 3)), ("answered", (1, 2, 3))]
 
 
 async def test_whoever_need_not_wait_makes_nothing_ready() -> None:
     stage = Stage(asyncio.Lock())
-    stage.fusion.submit(1)
-    await stage.fusion.join()
+    stage.batcher.submit(1)
+    await stage.batcher.join()
     assert stage.events == [("run", (1,)), ("answered", (1,))]
 
 
@@ -57,10 +57,10 @@ async def test_more_than_a_batch_holds_is_not_made_ready() -> None:
     stage = Stage(turn)
     async with turn:
         for number in range(101):
-            stage.fusion.submit(number)
+            stage.batcher.submit(number)
         await asyncio.sleep(0.01)
         assert not stage.events
-    await stage.fusion.join()
+    await stage.batcher.join()
     assert [len(items) for what, items in stage.events if what == "run"] == [100, 1]
 
 
@@ -71,9 +71,9 @@ async def test_an_answer_comes_when_the_turn_has_been_passed_on() -> None:
     async def run(batch: list[int]) -> Callable[[], None]:
         return lambda: held.append(turn.locked())
 
-    fusion: Fusion[int] = Fusion(run, lambda item, error: None, turn=turn)
-    fusion.submit(1)
-    await fusion.join()
+    batcher: Batcher[int] = Batcher(run, lambda item, error: None, turn=turn)
+    batcher.submit(1)
+    await batcher.join()
     assert held == [False]
 
 
@@ -94,8 +94,8 @@ async def test_one_bad_batch_does_not_end_the_lane(when: str) -> None:
             raise ValueError("run")
         return afterwards
 
-    fusion: Fusion[int] = Fusion(run, lambda item, error: failed.append(item), limit=1)
+    batcher: Batcher[int] = Batcher(run, lambda item, error: failed.append(item), limit=1)
     for number in range(3):
-        fusion.submit(number)
-    await fusion.join()
+        batcher.submit(number)
+    await batcher.join()
     assert (failed, done) == ([1], [0, 2])

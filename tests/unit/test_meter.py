@@ -11,7 +11,7 @@ import pytest
 
 from queen.metrics.counters import BATCH_SIZES, Gauge, Histogram, Tally, WorkerTally
 from queen.metrics.meter import Meter
-from queen.metrics.report import Board, Report, decode_report, encode_report, new_life
+from queen.metrics.report import Report, SnapshotStore, decode_report, encode_report, new_life
 
 
 def report_of(meter: Meter, *, worker_id: int = 0, base: WorkerTally | None = None) -> Report:
@@ -102,7 +102,7 @@ def test_a_report_survives_the_way_through_a_file() -> None:
 
 
 async def test_a_worker_reads_what_the_others_have_pinned_up(tmp_path: Path) -> None:
-    boards = [Board(tmp_path, number, 3) for number in range(3)]
+    boards = [SnapshotStore(tmp_path, number, 3) for number in range(3)]
     meter = Meter()
     meter.stored("a", 3)
     await boards[1].pin(report_of(meter, worker_id=1))

@@ -13,14 +13,14 @@ from queen.bus.members import Members, Tracked
 from queen.bus.packets import (
     FRESH_SECONDS,
     Event,
-    Gate,
     Heartbeat,
     Packet,
+    PacketRefusal,
+    PacketRefused,
+    PacketSigner,
+    PacketValidator,
     PacketWriter,
-    Refusal,
-    Refused,
     ReplayGuard,
-    Sealer,
     boot_number,
     plain_frame,
 )
@@ -31,18 +31,18 @@ numbers = st.integers(0, 2**63 - 1)
 events = st.tuples(st.text(max_size=2), numbers, numbers, numbers, numbers, st.text(max_size=300))
 
 
-def refusal(gate: Gate, frame: bytes) -> Refusal | None:
+def refusal(gate: PacketValidator, frame: bytes) -> PacketRefusal | None:
     try:
         gate.admit(frame)
-    except Refused as refused:
+    except PacketRefused as refused:
         return refused.reason
     return None
 
 
 @given(st.lists(events, max_size=200), st.sampled_from([(), (KEY,)]))
 def test_events_arrive_as_they_were_sent(sent: list[Event], keys: tuple[bytes, ...]) -> None:
-    frames = list(PacketWriter(7, Sealer(keys)).events(sent, DATAGRAM_BYTES))
-    gate = Gate(Sealer(keys))
+    frames = list(PacketWriter(7, PacketSigner(keys)).events(sent, DATAGRAM_BYTES))
+    gate = PacketValidator(PacketSigner(keys))
     arrived: list[Event] = []
     for frame, count in frames:
         packet, _ = gate.admit(frame)
@@ -55,64 +55,68 @@ def test_events_arrive_as_they_were_sent(sent: list[Event], keys: tuple[bytes, .
 
 @given(st.binary(max_size=300), st.sampled_from([(), (KEY,)]))
 def test_any_bytes_are_refused_or_are_a_packet(data: bytes, keys: tuple[bytes, ...]) -> None:
-    for frame in (data, plain_frame(data), Sealer((KEY,)).seal(data)):
-        assert refusal(Gate(Sealer(keys)), frame) in (None, *Refusal)
+    for frame in (data, plain_frame(data), PacketSigner((KEY,)).seal(data)):
+        assert refusal(PacketValidator(PacketSigner(keys)), frame) in (None, *PacketRefusal)
 
 
 @given(st.data())
 def test_a_packet_that_was_damaged_is_refused(data: st.DataObject) -> None:
-    writer = PacketWriter(7, Sealer((KEY,)))
+    writer = PacketWriter(7, PacketSigner((KEY,)))
     ((frame, _),) = writer.events([("p", 1, 2, 3, 4, "name")], DATAGRAM_BYTES)
     place = data.draw(st.integers(0, len(frame) - 1))
     flipped = data.draw(st.integers(1, 255))
     damaged = frame[:place] + bytes([frame[place] ^ flipped]) + frame[place + 1 :]
-    assert refusal(Gate(Sealer((KEY,))), damaged) is not None
-    assert refusal(Gate(Sealer((KEY,))), frame[:place]) is not None
-    assert refusal(Gate(Sealer((KEY,))), frame) is None
+    assert refusal(PacketValidator(PacketSigner((KEY,))), damaged) is not None
+    assert refusal(PacketValidator(PacketSigner((KEY,))), frame[:place]) is not None
+    assert refusal(PacketValidator(PacketSigner((KEY,))), frame) is None
 
 
 @pytest.mark.parametrize("numbers", [(-1, 0), (0, 2**63), (0, 2**64 - 1)])
 def test_numbers_that_the_database_could_not_take_are_malformed(numbers: tuple[int, int]) -> None:
-    ((frame, _),) = PacketWriter(7, Sealer(())).events([("p", 1, *numbers, 1, "")], DATAGRAM_BYTES)
-    assert refusal(Gate(Sealer(())), frame) is Refusal.MALFORMED
+    ((frame, _),) = PacketWriter(7, PacketSigner(())).events([("p", 1, *numbers, 1, "")], DATAGRAM_BYTES)
+    assert refusal(PacketValidator(PacketSigner(())), frame) is PacketRefusal.MALFORMED
 
 
 def test_with_a_secret_only_the_right_signature_gets_in() -> None:
-    gate = Gate(Sealer((KEY,)))
+    gate = PacketValidator(PacketSigner((KEY,)))
     heartbeat = Heartbeat("a:1", "b:2")
-    assert refusal(gate, PacketWriter(7, Sealer(())).heartbeat(heartbeat)) is Refusal.UNSIGNED
-    assert refusal(gate, PacketWriter(7, Sealer((OTHER,))).heartbeat(heartbeat)) is Refusal.FORGED
-    assert refusal(gate, PacketWriter(7, Sealer((KEY, OTHER))).heartbeat(heartbeat)) is None
+    assert refusal(gate, PacketWriter(7, PacketSigner(())).heartbeat(heartbeat)) is PacketRefusal.UNSIGNED
+    assert refusal(gate, PacketWriter(7, PacketSigner((OTHER,))).heartbeat(heartbeat)) is PacketRefusal.FORGED
+    assert refusal(gate, PacketWriter(7, PacketSigner((KEY, OTHER))).heartbeat(heartbeat)) is None
 
 
 def test_a_secret_can_be_changed_without_a_moment_of_deafness() -> None:
     heartbeat = Heartbeat("a:1", "b:2")
-    changing = Gate(Sealer((OTHER, KEY)))
-    assert refusal(changing, PacketWriter(7, Sealer((KEY,))).heartbeat(heartbeat)) is None
-    assert refusal(changing, PacketWriter(7, Sealer((OTHER,))).heartbeat(heartbeat)) is None
-    assert refusal(Gate(Sealer(())), PacketWriter(7, Sealer((KEY,))).heartbeat(heartbeat)) is None
+    changing = PacketValidator(PacketSigner((OTHER, KEY)))
+    assert refusal(changing, PacketWriter(7, PacketSigner((KEY,))).heartbeat(heartbeat)) is None
+    assert refusal(changing, PacketWriter(7, PacketSigner((OTHER,))).heartbeat(heartbeat)) is None
+    assert (
+        refusal(PacketValidator(PacketSigner(())), PacketWriter(7, PacketSigner((KEY,))).heartbeat(heartbeat)) is None
+    )
 
 
 def test_a_packet_gets_in_once() -> None:
-    gate, writer = Gate(Sealer((KEY,))), PacketWriter(7, Sealer((KEY,)))
+    gate, writer = PacketValidator(PacketSigner((KEY,))), PacketWriter(7, PacketSigner((KEY,)))
     frames = [writer.heartbeat(Heartbeat("a:1", "b:2")) for _ in range(5)]
     assert [refusal(gate, frame) for frame in reversed(frames)] == [None] * 5
-    assert [refusal(gate, frame) for frame in frames] == [Refusal.REPLAYED] * 5
+    assert [refusal(gate, frame) for frame in frames] == [PacketRefusal.REPLAYED] * 5
 
 
 def test_what_another_worker_has_admitted_does_not_get_in_again() -> None:
-    gate, colleague = Gate(Sealer((KEY,))), Gate(Sealer((KEY,)))
-    frame = PacketWriter(7, Sealer((KEY,))).heartbeat(Heartbeat("a:1", "b:2"))
+    gate, colleague = PacketValidator(PacketSigner((KEY,))), PacketValidator(PacketSigner((KEY,)))
+    frame = PacketWriter(7, PacketSigner((KEY,))).heartbeat(Heartbeat("a:1", "b:2"))
     packet, _ = colleague.admit(frame)
     gate.note(packet)
-    assert refusal(gate, frame) is Refusal.REPLAYED
+    assert refusal(gate, frame) is PacketRefusal.REPLAYED
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_a_packet_of_another_time_is_stale(hours: int) -> None:
-    frame = PacketWriter(7, Sealer((KEY,))).heartbeat(Heartbeat("a:1", "b:2"))
-    assert refusal(Gate(Sealer((KEY,)), lambda: time.time() + hours * 3600), frame) is Refusal.STALE
-    assert refusal(Gate(Sealer((KEY,)), lambda: time.time() + FRESH_SECONDS / 2), frame) is None
+    frame = PacketWriter(7, PacketSigner((KEY,))).heartbeat(Heartbeat("a:1", "b:2"))
+    assert (
+        refusal(PacketValidator(PacketSigner((KEY,)), lambda: time.time() + hours * 3600), frame) is PacketRefusal.STALE
+    )
+    assert refusal(PacketValidator(PacketSigner((KEY,)), lambda: time.time() + FRESH_SECONDS / 2), frame) is None
 
 
 @given(st.lists(st.integers(0, 3000), max_size=100))

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from queen.broker.catalog import Partition, Queue
-from queen.broker.push.slices import Part, Preparer, split_by_target
+from queen.broker.push.slices import PushSlice, SlicePreparer, split_by_target
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource
 from queen.wire.push import PushItem
@@ -61,13 +61,13 @@ def items(count: int, size: int = 10, *, traced: bool = True) -> list[PushItem]:
     ]
 
 
-def packed(sent: list[PushItem]) -> Part:
+def packed(sent: list[PushItem]) -> PushSlice:
     (part,) = split_by_target(Sender(), sent)
     return prepared(part, 7)
 
 
-def prepared(part: Part, partition_id: int) -> Part:
-    Preparer(Envelope(), IdSource()).prepare(part, Partition(0, partition_id, 1, "q", "p"), QUEUE)
+def prepared(part: PushSlice, partition_id: int) -> PushSlice:
+    SlicePreparer(Envelope(), IdSource()).prepare(part, Partition(0, partition_id, 1, "q", "p"), QUEUE)
     return part
 
 

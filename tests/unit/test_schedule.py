@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queen.broker.maintenance.schedule import AT_ONCE, PAGE, Agenda, Ears, Memory, Room, Schedule
+from queen.broker.maintenance.schedule import AT_ONCE, PAGE, Memory, PushListener, Room, Schedule, TimingWheel
 
 SECONDS = 10.0
 ROUNDING = 1e-6
 
 
 @pytest.fixture
-def ears() -> Ears:
-    return Ears()
+def push_listener() -> PushListener:
+    return PushListener()
 
 
 @pytest.fixture
-def schedule(ears: Ears) -> Iterator[Schedule]:
+def schedule(push_listener: PushListener) -> Iterator[Schedule]:
     """Of a queue with partitions 1, 2 and 3, met at the moment 100 and to be looked at from 150 on."""
-    schedule = Schedule(SECONDS, Memory(Room(100), Room(10)), ears.listen(1), 100.0)
+    schedule = Schedule(SECONDS, Memory(Room(100), Room(10)), push_listener.listen(1), 100.0)
     assert schedule.due(100.0) == []
     assert meet(schedule, 1, 2, 3) == [1, 2, 3]
     for id_ in (1, 2, 3):
@@ -44,7 +44,7 @@ def test_an_agenda_gives_out_each_id_once_and_never_early(
     entries: list[tuple[int, float]], moments: list[float], grain: float
 ) -> None:
     room = Room(10_000)
-    agenda = Agenda(grain, room)
+    agenda = TimingWheel(grain, room)
     for entry in entries:
         assert agenda.put(*entry)
     left = list(entries)
@@ -58,7 +58,7 @@ def test_an_agenda_gives_out_each_id_once_and_never_early(
 
 def test_an_agenda_takes_no_more_than_there_is_room_for() -> None:
     room = Room(1)
-    first, second = Agenda(1.0, room), Agenda(1.0, room)
+    first, second = TimingWheel(1.0, room), TimingWheel(1.0, room)
     assert first.put(1, AT_ONCE)
     assert not second.put(2, AT_ONCE)
     assert first.take(0.0) == [1]
@@ -93,9 +93,9 @@ def test_pages_go_on_where_the_last_ended(schedule: Schedule) -> None:
     assert meet(schedule, *many, 5000, settled=True) == [5000]
 
 
-def test_a_push_brings_the_look_forward(schedule: Schedule, ears: Ears) -> None:
-    ears.pushed(1, 2)
-    ears.pushed(7, 3)
+def test_a_push_brings_the_look_forward(schedule: Schedule, push_listener: PushListener) -> None:
+    push_listener.pushed(1, 2)
+    push_listener.pushed(7, 3)
     assert schedule.due(105.0) == []
     assert schedule.due(109.0) == []
     assert schedule.due(110.0) == [2]
@@ -105,8 +105,8 @@ def test_a_push_brings_the_look_forward(schedule: Schedule, ears: Ears) -> None:
     assert sorted(schedule.due(150.0)) == [1, 2, 3]
 
 
-def test_a_partition_that_is_empty_again_is_left_to_the_agenda(schedule: Schedule, ears: Ears) -> None:
-    ears.pushed(1, 2)
+def test_a_partition_that_is_empty_again_is_left_to_the_agenda(schedule: Schedule, push_listener: PushListener) -> None:
+    push_listener.pushed(1, 2)
     schedule.due(105.0)
     assert schedule.due(110.0) == [2]
     schedule.look_again(2, 20.0, 110.0, empty=True)
@@ -114,8 +114,10 @@ def test_a_partition_that_is_empty_again_is_left_to_the_agenda(schedule: Schedul
     assert sorted(schedule.due(150.0)) == [1, 2, 3]
 
 
-def test_a_push_that_is_heard_before_its_partition_is_met_counts_once(schedule: Schedule, ears: Ears) -> None:
-    ears.pushed(1, 4)
+def test_a_push_that_is_heard_before_its_partition_is_met_counts_once(
+    schedule: Schedule, push_listener: PushListener
+) -> None:
+    push_listener.pushed(1, 4)
     schedule.due(105.0)
     assert schedule.due(110.0) == [4]
     schedule.look_again(4, 60.0, 110.0, empty=False)
@@ -130,9 +132,9 @@ def test_after_a_day_everything_is_looked_at_anew(schedule: Schedule) -> None:
     assert schedule.after == 0
 
 
-def test_without_room_the_queue_is_paged_through_again_and_again(ears: Ears) -> None:
+def test_without_room_the_queue_is_paged_through_again_and_again(push_listener: PushListener) -> None:
     memory = Memory(Room(2), Room(2))
-    schedule = Schedule(SECONDS, memory, ears.listen(1), 100.0)
+    schedule = Schedule(SECONDS, memory, push_listener.listen(1), 100.0)
     for now in (100.0, 161.0):
         assert schedule.due(now) == []
         assert schedule.after == 0
@@ -144,12 +146,12 @@ def test_without_room_the_queue_is_paged_through_again_and_again(ears: Ears) -> 
     assert schedule.after is None
 
 
-def test_ears_keep_nothing_for_those_who_stopped_listening(ears: Ears) -> None:
-    first, second = ears.listen(1), ears.listen(1)
-    ears.pushed(1, 5)
-    ears.stop(1, first)
-    ears.pushed(1, 6)
+def test_ears_keep_nothing_for_those_who_stopped_listening(push_listener: PushListener) -> None:
+    first, second = push_listener.listen(1), push_listener.listen(1)
+    push_listener.pushed(1, 5)
+    push_listener.stop(1, first)
+    push_listener.pushed(1, 6)
     assert (first.take(), second.take()) == (set(), {5, 6})
-    ears.stop(1, second)
-    ears.pushed(1, 7)
+    push_listener.stop(1, second)
+    push_listener.pushed(1, 7)
     assert second.take() == set()

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queen.broker.push import dedup_filter as overflow
-from queen.broker.push.dedup_filter import Hashes, Overflow, SeenFilter
+from queen.broker.push.dedup_filter import DedupFilter, Hashes, SpillFile
 from queen.wire.segment import transaction_hash
 
 
@@ -27,7 +27,7 @@ def random_hashes(count: int, seed: int) -> Hashes:
     return np.random.default_rng(seed).integers(0, 1 << 64, count, dtype=np.uint64)
 
 
-def maybe(seen: SeenFilter, hashes: Hashes) -> npt.NDArray[np.bool_]:
+def maybe(seen: DedupFilter, hashes: Hashes) -> npt.NDArray[np.bool_]:
     """For each hash: whether it may have been added."""
     found = np.zeros(len(hashes), dtype=np.bool_)
     found[seen.suspects(hashes.tolist())] = True
@@ -37,14 +37,14 @@ def maybe(seen: SeenFilter, hashes: Hashes) -> npt.NDArray[np.bool_]:
 @settings(max_examples=30)
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=50))
 def test_what_was_added_is_found(ids: list[str]) -> None:
-    seen = SeenFilter(1 << 20)
+    seen = DedupFilter(1 << 20)
     seen.add(hashes_of(*ids))
     assert maybe(seen, hashes_of(*ids)).all()
 
 
 def test_ids_added_one_by_one_are_found_in_bulk_and_the_other_way_round() -> None:
     hashes = random_hashes(1000, 3)
-    singly, at_once = SeenFilter(1 << 20), SeenFilter(1 << 20)
+    singly, at_once = DedupFilter(1 << 20), DedupFilter(1 << 20)
     for value in hashes:
         singly.add(np.array([value], dtype=np.uint64))
     at_once.add(hashes)
@@ -55,20 +55,20 @@ def test_ids_added_one_by_one_are_found_in_bulk_and_the_other_way_round() -> Non
 
 
 def test_the_same_id_in_another_partition_is_another_id() -> None:
-    seen = SeenFilter(1 << 20)
+    seen = DedupFilter(1 << 20)
     seen.add(hashes_of("t-1", partition=1))
     assert not maybe(seen, hashes_of("t-1", partition=2)).any()
 
 
 def test_an_empty_filter_holds_nothing() -> None:
-    seen = SeenFilter(1 << 20)
+    seen = DedupFilter(1 << 20)
     assert not maybe(seen, random_hashes(1000, 1)).any()
     seen.add(np.array([], dtype=np.uint64))
     assert not maybe(seen, random_hashes(1000, 1)).any()
 
 
 def test_nothing_added_is_forgotten_while_memory_lasts() -> None:
-    seen = SeenFilter(64 << 20)
+    seen = DedupFilter(64 << 20)
     added = [random_hashes(100_000, seed) for seed in range(5)]
     for several in added:
         seen.add(several)
@@ -77,13 +77,13 @@ def test_nothing_added_is_forgotten_while_memory_lasts() -> None:
 
 
 def test_strangers_are_rarely_suspected() -> None:
-    seen = SeenFilter(64 << 20)
+    seen = DedupFilter(64 << 20)
     seen.add(random_hashes(500_000, 1))
     assert maybe(seen, random_hashes(100_000, 2)).mean() < 0.001
 
 
 def test_memory_is_bounded_and_what_was_dropped_is_owned_up_to() -> None:
-    seen = SeenFilter(4 << 20)
+    seen = DedupFilter(4 << 20)
     before = time.time()
     newest = random_hashes(1000, 0)
     for seed in range(40):
@@ -95,7 +95,7 @@ def test_memory_is_bounded_and_what_was_dropped_is_owned_up_to() -> None:
 
 
 def test_old_generations_are_dropped_and_the_newest_is_kept() -> None:
-    seen = SeenFilter(64 << 20)
+    seen = DedupFilter(64 << 20)
     seen.add(random_hashes(300_000, 1))
     newest = random_hashes(10, 2)
     seen.add(newest)
@@ -106,8 +106,8 @@ def test_old_generations_are_dropped_and_the_newest_is_kept() -> None:
 
 def test_what_memory_has_no_room_for_is_found_on_disk(tmp_path: Path) -> None:
     directory = tmp_path / "not" / "made" / "yet"
-    room = Overflow(directory, 64 << 20)
-    seen = SeenFilter(2 << 20, room)
+    room = SpillFile(directory, 64 << 20)
+    seen = DedupFilter(2 << 20, room)
     added = [random_hashes(20_000, seed) for seed in range(100)]
     for several in added:
         seen.add(several)
@@ -122,8 +122,8 @@ def test_what_memory_has_no_room_for_is_found_on_disk(tmp_path: Path) -> None:
 def test_when_the_disk_is_full_too_the_oldest_go_and_their_place_is_used_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    room = Overflow(tmp_path, 4 << 20)
-    seen = SeenFilter(2 << 20, room)
+    room = SpillFile(tmp_path, 4 << 20)
+    seen = DedupFilter(2 << 20, room)
     with caplog.at_level(logging.WARNING):
         for seed in range(200):
             seen.add(random_hashes(20_000, seed))
@@ -143,7 +143,7 @@ def test_when_the_disk_is_full_too_the_oldest_go_and_their_place_is_used_again(
     )
 )
 def test_what_was_foreseen_and_added_since_is_no_stranger(steps: list[tuple[str, list[int]]]) -> None:
-    seen = SeenFilter(1 << 20)
+    seen = DedupFilter(1 << 20)
     known = random_hashes(41, 7).tolist()
     added: set[int] = set()
     for what, which in steps:
@@ -159,7 +159,7 @@ def test_what_was_foreseen_and_added_since_is_no_stranger(steps: list[tuple[str,
 
 
 def test_what_was_foreseen_is_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = SeenFilter(1 << 20)
+    seen = DedupFilter(1 << 20)
     seen.add(random_hashes(1000, 1))
     strangers, late = random_hashes(40, 2).tolist(), random_hashes(12, 3).tolist()
     for value in strangers:
@@ -177,7 +177,7 @@ def test_what_was_foreseen_is_not_looked_for_again(monkeypatch: pytest.MonkeyPat
 
 
 def test_ids_that_are_refused_again_and_again_are_not_remembered_for_ever() -> None:
-    seen = SeenFilter(1 << 20)
+    seen = DedupFilter(1 << 20)
     for value in range(30_000):
         seen.foresee([value])
     assert len(seen._strangers) <= 10_001
@@ -187,7 +187,7 @@ def test_ids_that_are_refused_again_and_again_are_not_remembered_for_ever() -> N
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=40), st.integers(0, 1 << 30))
 def test_batches_of_any_size_are_found_at_once_and_in_their_time(sizes: list[int], seed: int) -> None:
     """Small batches are gathered before their bits are set."""
-    seen = SeenFilter(1 << 20)
+    seen = DedupFilter(1 << 20)
     hashes = random_hashes(sum(sizes), seed)
     at = 0
     for moment, size in enumerate(sizes):
@@ -204,7 +204,7 @@ def test_batches_of_any_size_are_found_at_once_and_in_their_time(sizes: list[int
 def test_without_any_room_on_disk_the_log_tells_that_ids_are_dropped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seen = SeenFilter(2 << 20, Overflow(tmp_path, 0))
+    seen = DedupFilter(2 << 20, SpillFile(tmp_path, 0))
     with caplog.at_level(logging.WARNING):
         for seed in range(100):
             seen.add(random_hashes(20_000, seed))
@@ -217,7 +217,7 @@ def test_a_disk_that_is_nearly_full_is_left_to_others(tmp_path: Path, monkeypatc
         free: int
 
     monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(1 << 30))
-    seen = SeenFilter(2 << 20, Overflow(tmp_path, 64 << 20))
+    seen = DedupFilter(2 << 20, SpillFile(tmp_path, 64 << 20))
     for seed in range(50):
         seen.add(random_hashes(20_000, seed))
     assert seen.disk_bytes == 0
@@ -227,8 +227,8 @@ def test_a_disk_that_is_nearly_full_is_left_to_others(tmp_path: Path, monkeypatc
 def test_a_write_that_fails_half_way_loses_what_was_being_written_and_owns_up_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = Overflow(tmp_path, 64 << 20)
-    seen = SeenFilter(2 << 20, room)
+    room = SpillFile(tmp_path, 64 << 20)
+    seen = DedupFilter(2 << 20, room)
     steps = 0
 
     def fail_at_the_third(move: overflow.Move) -> overflow.Bytes | None:

@@ -27,7 +27,7 @@ from queen.spool.files import (
 )
 from queen.spool.reader import SpoolReader, Taken
 from queen.spool.record import UNNUMBERED, Record, bucket_of, decode_record, encode_record
-from queen.spool.shared_state import Board
+from queen.spool.shared_state import SharedSpoolState
 from queen.spool.spool import Spool
 from queen.spool.writer import SpoolRefused, SpoolWriter
 from tests.faults.load import until
@@ -62,8 +62,8 @@ def replay(spool: Spool) -> list[int]:
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Iterator[Board]:
-    board = Board(tmp_path)
+def board(tmp_path: Path) -> Iterator[SharedSpoolState]:
+    board = SharedSpoolState(tmp_path)
     board.join(list)
     yield board
     board.close()
@@ -314,7 +314,7 @@ def test_a_record_that_was_set_aside_says_why_and_comes_back(tmp_path: Path) -> 
     asyncio.run(spool.close())
 
 
-def test_a_writer_that_dies_in_the_middle_of_a_batch_was_not_heard(board: Board, tmp_path: Path) -> None:
+def test_a_writer_that_dies_in_the_middle_of_a_batch_was_not_heard(board: SharedSpoolState, tmp_path: Path) -> None:
     """What it counted but never wrote keeps nobody waiting once the spool is empty."""
     with board.locked():
         board.accept([record(1)], 100, 0.0, 1)
@@ -370,7 +370,7 @@ def _run(command: str) -> None:
     subprocess.run(command.split(), check=True, capture_output=True)
 
 
-def test_a_file_is_finished_when_it_is_full_or_nobody_writes_to_it(board: Board, tmp_path: Path) -> None:
+def test_a_file_is_finished_when_it_is_full_or_nobody_writes_to_it(board: SharedSpoolState, tmp_path: Path) -> None:
     def are_finished() -> bool:
         return all(path.suffix == ".buf" for path in _files(tmp_path))
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from queen.broker.topics.multi_dequeue import Field
+from queen.broker.topics.multi_dequeue import TopicSet
 
 A, B = ("ns", "a"), ("ns", "b")
 
 
 def test_topic_that_was_found_empty_is_not_looked_at_until_it_is_fed() -> None:
-    field = Field("ns", frozenset())
+    field = TopicSet("ns", frozenset())
     field.fed(A, 0.0, 1.0)
     assert field.look(1.0) == {A}
     field.found_empty({A})
@@ -18,7 +18,7 @@ def test_topic_that_was_found_empty_is_not_looked_at_until_it_is_fed() -> None:
 
 
 def test_what_is_told_while_somebody_looks_is_not_forgotten() -> None:
-    field = Field("ns", frozenset())
+    field = TopicSet("ns", frozenset())
     field.fed(A, 0.0, 1.0)
     field.fed(B, 0.0, 1.0)
     looked = field.look(1.0)
@@ -29,7 +29,7 @@ def test_what_is_told_while_somebody_looks_is_not_forgotten() -> None:
 
 
 def test_delayed_items_count_from_their_time_on() -> None:
-    field = Field("ns", frozenset())
+    field = TopicSet("ns", frozenset())
     field.fed(B, 9.0, 1.0)
     field.fed(A, 5.0, 1.0)
     assert (field.look(1.0), field.next_at) == (set(), 5.0)
@@ -38,13 +38,13 @@ def test_delayed_items_count_from_their_time_on() -> None:
 
 
 def test_names_choose_and_none_means_all() -> None:
-    assert Field("ns", frozenset()).covers(A)
-    assert Field("ns", frozenset({"a"})).covers(A)
-    assert not Field("ns", frozenset({"b"})).covers(A)
+    assert TopicSet("ns", frozenset()).covers(A)
+    assert TopicSet("ns", frozenset({"a"})).covers(A)
+    assert not TopicSet("ns", frozenset({"b"})).covers(A)
 
 
 def test_of_many_delayed_items_of_a_topic_the_first_is_remembered() -> None:
-    field = Field("ns", frozenset())
+    field = TopicSet("ns", frozenset())
     for at in (9.0, 8.0, 8.5, 7.0, 20.0):
         field.fed(A, at, 1.0)
     assert (field.next_at, field.look(7.0)) == (7.0, {A})

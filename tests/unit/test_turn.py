@@ -11,27 +11,29 @@ from pathlib import Path
 import pytest
 
 from queen.broker.push import append_lock as module
-from queen.broker.push.append_lock import Turn
+from queen.broker.push.append_lock import AppendLock
 
 
 @pytest.fixture
-async def workers(tmp_path: Path) -> AsyncIterator[tuple[Turn, Turn]]:
+async def workers(tmp_path: Path) -> AsyncIterator[tuple[AppendLock, AppendLock]]:
     """Two workers that hear each other at the next turn of the event loop."""
-    turns: list[Turn] = []
+    turns: list[AppendLock] = []
 
-    def tell(index: int, *, wants: bool) -> None:
+    def hint(index: int, *, wants: bool) -> None:
         peer = turns[index]
         asyncio.get_running_loop().call_soon(peer.peer_wants if wants else peer.peer_done)
 
     for peer in (1, 0):
-        turns.append(Turn(tmp_path, wanted=partial(tell, peer, wants=True), passed_on=partial(tell, peer, wants=False)))
+        turns.append(
+            AppendLock(tmp_path, wanted=partial(hint, peer, wants=True), passed_on=partial(hint, peer, wants=False))
+        )
     yield turns[0], turns[1]
     for one in turns:
         one.close()
 
 
 async def test_workers_that_both_have_work_alternate(
-    workers: tuple[Turn, Turn], monkeypatch: pytest.MonkeyPatch
+    workers: tuple[AppendLock, AppendLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_POLL", 60.0)
     order: list[int] = []
@@ -53,7 +55,7 @@ async def test_workers_that_both_have_work_alternate(
 
 
 async def test_a_worker_whose_peer_had_its_turn_does_not_wait_for_it(
-    workers: tuple[Turn, Turn], monkeypatch: pytest.MonkeyPatch
+    workers: tuple[AppendLock, AppendLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_POLL", 60.0)
     first, second = workers
@@ -66,13 +68,13 @@ async def test_a_worker_whose_peer_had_its_turn_does_not_wait_for_it(
         await _take(first)
 
 
-async def test_a_peer_that_asked_and_died_holds_nobody_up_for_long(workers: tuple[Turn, Turn]) -> None:
+async def test_a_peer_that_asked_and_died_holds_nobody_up_for_long(workers: tuple[AppendLock, AppendLock]) -> None:
     first, _ = workers
     first.peer_wants()
     async with asyncio.timeout(5):
         await _take(first)
 
 
-async def _take(turn: Turn) -> None:
+async def _take(turn: AppendLock) -> None:
     async with turn:
         pass

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Fusion(Generic[T]):
+class Batcher(Generic[T]):
     """Runs `run(batch)` for everything submitted, one batch at a time.
 
     There is no timer: an idle lane starts at once, a busy one gathers. `weigh` says how much of a batch an item takes,

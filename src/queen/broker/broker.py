@@ -30,26 +30,26 @@ from queen.broker.events import (
     taken,
     turn,
 )
-from queen.broker.heartbeat import DatabaseProbe, Mode, Modes, Watch
+from queen.broker.heartbeat import DatabaseHeartbeat, DatabaseProbe, MaintenanceModes, Mode
 from queen.broker.inspect.browse import MessageBrowser
 from queen.broker.inspect.find import MessageFinder
 from queen.broker.inspect.messages import Messages
 from queen.broker.inspect.traces import Traces
 from queen.broker.maintenance.cleanup import shard_jobs
-from queen.broker.maintenance.jobs import Janitor, cleaning_jobs
+from queen.broker.maintenance.jobs import JobRunner, cleaning_jobs
 from queen.broker.pop.claims import Claimer
-from queen.broker.pop.namespace_pop import Selections
+from queen.broker.pop.namespace_pop import NamespacePops
 from queen.broker.pop.popper import Popper
 from queen.broker.pop.scanner import Share
-from queen.broker.push.append_batch import Assembler
-from queen.broker.push.append_lock import Turn
+from queen.broker.push.append_batch import BatchAssembler
+from queen.broker.push.append_lock import AppendLock
 from queen.broker.push.appender import Appender, Spans
 from queen.broker.push.dedup import Dedup
-from queen.broker.push.dedup_filter import Overflow, SeenFilter, unpack_hashes
+from queen.broker.push.dedup_filter import DedupFilter, SpillFile, unpack_hashes
 from queen.broker.push.pusher import Pusher
-from queen.broker.push.replay import Replayer
-from queen.broker.push.slices import Preparer
-from queen.broker.push.spool_router import Detour
+from queen.broker.push.replay import SpoolDrainer
+from queen.broker.push.slices import SlicePreparer
+from queen.broker.push.spool_router import SpoolRouter
 from queen.broker.segments import SegmentCache
 from queen.broker.topics.jobs import topic_jobs
 from queen.broker.topics.topics import TOPIC_EVENTS, Topics
@@ -86,7 +86,7 @@ class Broker:
     ) -> None:
         """`peers` are ties to other hosts that are somebody else's."""
         self.settings = settings
-        self.kin: Sequence[Broker] = ()
+        self.siblings: Sequence[Broker] = ()
         """The brokers of all shards in the order of their numbers, where there are several."""
         self.worker_id = worker_id
         self.meter = meter
@@ -108,10 +108,10 @@ class Broker:
         self.bus = LocalBus(runtime_dir, worker_id, settings.num_workers, self._receive)
         self._alone = settings.num_workers == 1
         self.peers = peers or Peers(settings, runtime_dir, self.bus.send, self._heard)
-        preparer = Preparer(self.envelope, self.ids)
-        assembler = Assembler(self.dedup, preparer, dedup_window=settings.dedup_window_seconds)
+        preparer = SlicePreparer(self.envelope, self.ids)
+        assembler = BatchAssembler(self.dedup, preparer, dedup_window=settings.dedup_window_seconds)
         appender = Appender(assembler, self.dedup, self.cache, announce=self._announce_stored, on_stored=self._stored)
-        self.turn = Turn(
+        self.turn = AppendLock(
             runtime_dir,
             wanted=lambda: self._send([turn(EventKind.TURN_WANTED)]),
             passed_on=lambda: self._send([turn(EventKind.TURN_DONE)]),
@@ -122,19 +122,19 @@ class Broker:
             records_per_file=settings.file_buffer_events_per_file,
             most_bytes=settings.file_buffer_max_mb << 20,
         )
-        self.modes = Modes()
-        self.watch = Watch(
+        self.modes = MaintenanceModes()
+        self.watch = DatabaseHeartbeat(
             self.database,
             self.modes,
             patience=settings.db_away_ms / 1000,
             on_lost=lambda: self.spool.board.set_trouble(True),
             on_modes=self._modes_changed,
         )
-        detour = Detour(self.spool, self.modes, self.database.presence, preparer, self.envelope)
+        spool_router = SpoolRouter(self.spool, self.modes, self.database.presence, preparer, self.envelope)
         self.pusher = Pusher(
-            self.database, self.catalog, preparer, appender, self.ids, self.turn, self.bus.drain, detour, meter
+            self.database, self.catalog, preparer, appender, self.ids, self.turn, self.bus.drain, spool_router, meter
         )
-        self.replayer = Replayer(
+        self.replayer = SpoolDrainer(
             self.spool,
             self.database,
             self.catalog,
@@ -167,7 +167,7 @@ class Broker:
             share=Share(worker_id, settings.num_workers),
             default_subscription=settings.default_subscription_mode,
         )
-        self.selections = Selections(self.catalog, self.popper)
+        self.selections = NamespacePops(self.catalog, self.popper)
         self.changes = ChangeReader(
             self.database,
             self.catalog,
@@ -222,12 +222,16 @@ class Broker:
         )
         finder = MessageFinder(self.catalog, self.envelope)
         self.message_browser = MessageBrowser(self.database, self.catalog, self.envelope, finder)
-        self.messages = Messages(self.database, self.catalog, self.envelope, finder, redriver, self.tell)
+        self.messages = Messages(self.database, self.catalog, self.envelope, finder, redriver, self.publish)
         self.dead_letters = DeadLetters(self.database, self.catalog, self.envelope, redriver)
         self.traces = Traces(self.database, self.catalog, self.leases, self.envelope, worker_id)
-        self.janitor = Janitor(
+        self.jobs = JobRunner(
             self.database,
-            lambda ears: [*cleaning_jobs(settings, self.tell, ears), *topic_jobs(settings), *shard_jobs(settings)],
+            lambda push_listener: [
+                *cleaning_jobs(settings, self.publish, push_listener),
+                *topic_jobs(settings),
+                *shard_jobs(settings),
+            ],
         )
 
     async def start(self) -> None:
@@ -238,23 +242,23 @@ class Broker:
         await self.topics.start()
         self.changes.start()
         self.peers.start()
-        self.janitor.start()
+        self.jobs.start()
 
     async def stop(self) -> None:
         """Finish what was accepted, answer parked pops, and close."""
-        await self.janitor.stop()
+        await self.jobs.stop()
         await self.changes.stop()
         await self.popper.stop()
         await self.topics.stop()
-        fusions = (
-            self.pusher.fusion,
+        batchers = (
+            self.pusher.batcher,
             self.pusher.buffering,
-            self.acker.fusion,
-            self.renewer.fusion,
-            self.releaser.fusion,
+            self.acker.batcher,
+            self.renewer.batcher,
+            self.releaser.batcher,
         )
-        for fusion in fusions:
-            await fusion.join()
+        for batcher in batchers:
+            await batcher.join()
         await self.peers.stop()
         await self.replayer.stop()
         await self.watch.stop()
@@ -264,7 +268,7 @@ class Broker:
         await self.database_probe.stop()
         await self.database.close()
 
-    def tell(self, events: Sequence[Event]) -> None:
+    def publish(self, events: Sequence[Event]) -> None:
         """Let this and every other worker know."""
         for event in events:
             if event[0] == EventKind.PARTITION_GONE:
@@ -278,7 +282,7 @@ class Broker:
         if queue is None:
             return
         partition = await self.catalog.partition(queue, partition_name) if partition_name else None
-        self.tell([look(queue.id) if partition is None else pushed(queue.id, partition.id, 1)])
+        self.publish([look(queue.id) if partition is None else pushed(queue.id, partition.id, 1)])
 
     async def switch(self, mode: Mode, enabled: bool) -> None:
         """Switch a maintenance mode on or off, for every worker of every host."""
@@ -301,12 +305,12 @@ class Broker:
             self.meter.stored(partition.queue_name, count)
             self._fed(partition.queue_id, partition.id, count)
         if self.peers.active:
-            self.peers.tell([pushed(partition.queue_id, partition.id, count) for partition, _, count in stored])
+            self.peers.publish([pushed(partition.queue_id, partition.id, count) for partition, _, count in stored])
 
     def _fed(self, queue_id: int, partition_id: int, count: int) -> None:
         """Messages were added to a partition, here or elsewhere."""
         self.popper.fed(queue_id, partition_id, count)
-        self.janitor.ears.pushed(queue_id, partition_id)
+        self.jobs.push_listener.pushed(queue_id, partition_id)
 
     def _announce_stored(self, stored: Spans, hashes: list[int]) -> Callable[[], None]:
         """Put what is going to be stored into words; returns what sends them to the other workers."""
@@ -332,7 +336,7 @@ class Broker:
         """Messages were published that nobody here has seen."""
         for partition, count in fed:
             self.meter.stored(partition.queue_name, count)
-        self.tell([pushed(partition.queue_id, partition.id, count) for partition, count in fed])
+        self.publish([pushed(partition.queue_id, partition.id, count) for partition, count in fed])
 
     def _freed(self, leases: Sequence[tuple[int, int, int, int]]) -> None:
         # What the others said before comes first: that a lease began must not be heard after it has ended.
@@ -375,11 +379,11 @@ class Broker:
         self._send([named(EventKind.GROUP_CHANGED, group, change)])
 
     def _queue_created(self, names: Sequence[str]) -> None:
-        self.tell([named(EventKind.QUEUE_CHANGED, name) for name in names])
+        self.publish([named(EventKind.QUEUE_CHANGED, name) for name in names])
 
     def _send(self, events: Sequence[Event]) -> None:
         if self.peers.active:
-            self.peers.tell([event for event in events if event[0] not in HOST_ONLY])
+            self.peers.publish([event for event in events if event[0] not in HOST_ONLY])
         if not self._alone:
             for datagram in self._datagrams(events):
                 self.bus.send(datagram)
@@ -424,7 +428,7 @@ class Broker:
     def _heard(self, events: Sequence[Event]) -> None:
         """Another host did something."""
         for shard, some in by_shard(events).items():
-            broker = self if shard == 0 else self.kin[shard] if shard < len(self.kin) else None
+            broker = self if shard == 0 else self.siblings[shard] if shard < len(self.siblings) else None
             if broker is not None:
                 broker._take_in_news([event for event in some if event[0] not in HOST_ONLY])
 
@@ -445,7 +449,7 @@ class Broker:
             return
         if kind == EventKind.QUEUE_GONE:
             self.catalog.forget_queue(name)
-            self.janitor.nudge()
+            self.jobs.nudge()
         elif kind == EventKind.GROUP_CHANGED:
             self.catalog.forget_group(name)
             self.changes.told(event[4])
@@ -469,9 +473,9 @@ class Broker:
         self.popper.forget_everything()
 
 
-def _seen_filter(settings: Settings) -> SeenFilter:
-    overflow = Overflow(settings.queen_data_dir, settings.dedup_disk_mb << 20)
-    return SeenFilter(settings.dedup_memory_mb << 20, overflow)
+def _seen_filter(settings: Settings) -> DedupFilter:
+    overflow = SpillFile(settings.queen_data_dir, settings.dedup_disk_mb << 20)
+    return DedupFilter(settings.dedup_memory_mb << 20, overflow)
 
 
 def _portions(stored: Spans) -> Iterator[list[tuple[Partition, int, int]]]:

@@ -15,7 +15,7 @@ import asyncpg
 
 from queen.broker.catalog import Catalog, Queue
 from queen.broker.events import Event, EventKind, named, partition_changed
-from queen.concurrency import Background
+from queen.concurrency import BackgroundTask
 from queen.errors import QueenError
 from queen.storage.database import Database, Fetcher, Record
 
@@ -64,7 +64,7 @@ class ChangeReader:
         self._read_at = 0.0
         self._seen: set[int] = set()
         self._told: set[int] = set()
-        self._background = Background()
+        self._background = BackgroundTask()
 
     def start(self) -> None:
         self._background.start(self._keep_reading())

@@ -11,8 +11,8 @@ from enum import StrEnum
 
 import asyncpg
 
-from queen.concurrency import Background
-from queen.errors import DatabaseAway, QueenError
+from queen.concurrency import BackgroundTask
+from queen.errors import DatabaseUnavailable, QueenError
 from queen.storage.database import AWAY_ERRORS, Connection, Database, Record
 from queen.storage.migrate import load_migrations
 
@@ -26,7 +26,7 @@ class Mode(StrEnum):
     """Pops are answered empty at once."""
 
 
-class Modes:
+class MaintenanceModes:
     """The modes as this worker knows them. `known` is false until they were read once."""
 
     def __init__(self) -> None:
@@ -44,19 +44,19 @@ class Modes:
 
 log = logging.getLogger(__name__)
 
-_LOST: tuple[type[BaseException], ...] = (DatabaseAway, *AWAY_ERRORS)
+_LOST: tuple[type[BaseException], ...] = (DatabaseUnavailable, *AWAY_ERRORS)
 APPLICATION_NAME = "queen watch"
 _BEAT_SECONDS = 0.4
 _SEARCH_SECONDS = 0.2
 
 
-class Watch:
+class DatabaseHeartbeat:
     """Asks every worker's PostgreSQL for the modes, several times a second, on a connection of its own."""
 
     def __init__(
         self,
         database: Database,
-        modes: Modes,
+        modes: MaintenanceModes,
         *,
         patience: float,
         on_lost: Callable[[], None],
@@ -70,7 +70,7 @@ class Watch:
         self._on_modes = on_modes
         self._connection: Connection | None = None
         self._nudged = asyncio.Event()
-        self._background = Background()
+        self._background = BackgroundTask()
 
     async def start(self) -> None:
         """Look once, so that the modes are known when the first request comes, then go on looking."""
@@ -231,6 +231,6 @@ class DatabaseProbe:
     async def _applied(self) -> list[Record]:
         try:
             return await self._link.fetch("applied_migrations")
-        except DatabaseAway:
+        except DatabaseUnavailable:
             # A connection that was cut while nobody used it says nothing about PostgreSQL; a new one does.
             return await self._link.fetch("applied_migrations")

@@ -119,7 +119,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 
-Tell: TypeAlias = Callable[[Sequence[Event]], None]
+Publish: TypeAlias = Callable[[Sequence[Event]], None]
 """Lets this and every other worker know."""
 
 _STEP: Final = 5000
@@ -139,10 +139,10 @@ class Configured:
 class Queues:
     """Changes queues as a whole, and has every worker know of it."""
 
-    def __init__(self, database: Database, catalog: Catalog, tell: Tell, meter: Meter) -> None:
+    def __init__(self, database: Database, catalog: Catalog, publish: Publish, meter: Meter) -> None:
         self._database = database
         self._catalog = catalog
-        self._tell = tell
+        self._publish = publish
         self._meter = meter
 
     async def configure(self, name: str, namespace: str, task: str, options: Sequence[OptionValue]) -> Configured:
@@ -155,7 +155,7 @@ class Queues:
         self._meter.partitions_made(name, len(made))
         # What is told to oneself does not make the catalog read again, because who makes a queue knows it already.
         self._catalog.refresh_queue(name)
-        self._tell([named(EventKind.QUEUE_CHANGED, name)])
+        self._publish([named(EventKind.QUEUE_CHANGED, name)])
         return Configured(queue, partition_uuid(self._catalog.shard, partition["id"]))
 
     async def delete(self, name: str) -> bool:
@@ -170,7 +170,7 @@ class Queues:
                 dropped = await transaction.fetch("drop_queue_partitions", held[0]["id"])
                 await transaction.fetch("drop_queue", held[0]["id"])
         # Also when it is not there: somebody may still believe it is.
-        self._tell([named(EventKind.QUEUE_GONE, name)])
+        self._publish([named(EventKind.QUEUE_GONE, name)])
         if held:
             self._meter.partitions_removed(name, len(dropped))
             await self._sweep([row["partition_id"] for row in dropped])
@@ -189,7 +189,7 @@ class Queues:
         for start in range(0, len(ids), _PARTITIONS_AT_ONCE):
             some = ids[start : start + _PARTITIONS_AT_ONCE]
             await self._remove_cleared(some)
-            self._tell([partition_changed(queue.id, id) for id in some])
+            self._publish([partition_changed(queue.id, id) for id in some])
         return sum(row["messages"] for row in rows)
 
     async def _queue(self, name: str) -> Queue:

@@ -39,7 +39,7 @@ class HttpPeer:
         self.is_self: bool | None = None
         """Whether it is this very host; None as long as that is not known."""
 
-    def tell(self, events: Iterable[Event]) -> None:
+    def publish(self, events: Iterable[Event]) -> None:
         """Queue events; beyond a number the oldest are dropped, which the other host's slow poll makes up for."""
         if self.is_self:
             return

@@ -96,7 +96,7 @@ _HEAD = len(_MAGIC) + 1
 _MAC = 32
 
 
-class Refusal(StrEnum):
+class PacketRefusal(StrEnum):
     """Why a packet that came in was not taken."""
 
     MALFORMED = "malformed"
@@ -106,15 +106,15 @@ class Refusal(StrEnum):
     REPLAYED = "replayed"
 
 
-class Refused(Exception):
+class PacketRefused(Exception):
     """A packet that is not taken."""
 
-    def __init__(self, reason: Refusal) -> None:
+    def __init__(self, reason: PacketRefusal) -> None:
         super().__init__(reason.value)
         self.reason = reason
 
 
-class Sealer:
+class PacketSigner:
     """Puts bodies into frames and takes them out. The first key signs, every key verifies; without keys all is open."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
@@ -134,16 +134,16 @@ class Sealer:
         """The body of a frame. Who has no key takes a signed one as it is, so that signing can be introduced."""
         flag = frame[len(_MAGIC) : _HEAD]
         if not is_frame(frame) or flag not in (_PLAIN, _SIGNED):
-            raise Refused(Refusal.MALFORMED)
+            raise PacketRefused(PacketRefusal.MALFORMED)
         if flag == _PLAIN:
             if self._keys:
-                raise Refused(Refusal.UNSIGNED)
+                raise PacketRefused(PacketRefusal.UNSIGNED)
             return frame[_HEAD:]
         if len(frame) < _HEAD + _MAC:
-            raise Refused(Refusal.MALFORMED)
+            raise PacketRefused(PacketRefusal.MALFORMED)
         framed, mac = frame[:-_MAC], frame[-_MAC:]
         if self._keys and not any(hmac.compare_digest(_mac(key, framed), mac) for key in self._keys):
-            raise Refused(Refusal.FORGED)
+            raise PacketRefused(PacketRefusal.FORGED)
         return framed[_HEAD:]
 
 
@@ -198,25 +198,25 @@ LARGEST_FRAME = 60_000
 """What a datagram of the local bus holds, by which it is passed on."""
 
 
-class Gate:
+class PacketValidator:
     """Turns frames into packets. Age and repetition matter only with a secret: without one, anybody makes new ones."""
 
-    def __init__(self, sealer: Sealer, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, sealer: PacketSigner, clock: Callable[[], float] = time.time) -> None:
         self._sealer = sealer
         self._guard = ReplayGuard()
         self._clock = clock
 
     def admit(self, frame: bytes) -> tuple[Packet, bytes]:
-        """The packet and its bare body; raises `Refused`."""
+        """The packet and its bare body; raises `PacketRefused`."""
         if len(frame) > LARGEST_FRAME:
-            raise Refused(Refusal.MALFORMED)
+            raise PacketRefused(PacketRefusal.MALFORMED)
         body = self._sealer.open(frame)
         packet = decode(body)
         if self._sealer.signs:
             if abs(self._clock() - packet.sent_ms / 1000) > FRESH_SECONDS:
-                raise Refused(Refusal.STALE)
+                raise PacketRefused(PacketRefusal.STALE)
             if not self._guard.admit(packet.sender, packet.sequence):
-                raise Refused(Refusal.REPLAYED)
+                raise PacketRefused(PacketRefusal.REPLAYED)
         return packet, body
 
     def note(self, packet: Packet) -> None:
@@ -226,11 +226,11 @@ class Gate:
 
 
 def decode(body: bytes) -> Packet:
-    """A packet from its body; raises `Refused`."""
+    """A packet from its body; raises `PacketRefused`."""
     try:
         return decode_packet(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(Refusal.MALFORMED) from error
+        raise PacketRefused(PacketRefusal.MALFORMED) from error
 
 
 def boot_number(directory: Path) -> int:
@@ -260,7 +260,7 @@ def server_name(port: int) -> str:
 class PacketWriter:
     """Numbers packets one after the other, and seals them."""
 
-    def __init__(self, boot: int, sealer: Sealer) -> None:
+    def __init__(self, boot: int, sealer: PacketSigner) -> None:
         self._boot = boot
         self._sealer = sealer
         self._sender = draw_number()

@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Final
 from queen.bus.members import Members, PeerStats, Traffic
 from queen.bus.packets import (
     Event,
-    Gate,
     Heartbeat,
     Packet,
+    PacketRefused,
+    PacketSigner,
+    PacketValidator,
     PacketWriter,
-    Refused,
-    Sealer,
     boot_number,
     decode,
     is_frame,
     plain_frame,
     server_name,
 )
-from queen.bus.udp import DATAGRAM_BYTES, Address, AddressBook, Speaker, UdpSocket
+from queen.bus.udp import DATAGRAM_BYTES, Address, AddressBook, UdpLeader, UdpSocket
 from queen.settings import Settings
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 _STAND_SECONDS = 0.25
 _FAREWELL_SECONDS = 0.5
 # What the workers of a host pass on to each other needs no signature.
-_BARE = Sealer(())
+_BARE = PacketSigner(())
 
 
 class Peers:
@@ -59,12 +59,12 @@ class Peers:
         self.name = server_name(settings.port)
         self._relay = relay
         self._deliver = deliver
-        self._sealer = Sealer([bytes.fromhex(key) for key in settings.queen_sync_secret])
-        self._gate = Gate(self._sealer)
+        self._sealer = PacketSigner([bytes.fromhex(key) for key in settings.queen_sync_secret])
+        self._gate = PacketValidator(self._sealer)
         self._dead_after = settings.queen_sync_dead_threshold_ms / 1000
         self._beat_seconds = settings.queen_sync_heartbeat_ms / 1000
         self._members = Members(self._dead_after)
-        self._speaker = Speaker(runtime_dir)
+        self._speaker = UdpLeader(runtime_dir)
         self._traffic = Traffic()
         self._boot = boot_number(runtime_dir)
         writer = self._writer = PacketWriter(self._boot, self._sealer)
@@ -125,7 +125,7 @@ class Peers:
             self._udp.close()
         self._speaker.close()
 
-    def tell(self, events: Sequence[Event]) -> None:
+    def publish(self, events: Sequence[Event]) -> None:
         """Let every other host know; what comes within one turn of the event loop goes together."""
         if not self.active or not events:
             return
@@ -134,11 +134,11 @@ class Peers:
         self._pending += events
 
     def receive(self, frame: bytes) -> bool:
-        """Take in a frame from the network; whether it is this host's own. Raises `Refused`, which is counted."""
+        """Take in a frame from the network; whether it is this host's own. Raises `PacketRefused`, which is counted."""
         self._traffic.packets_received += 1
         try:
             packet, body = self._gate.admit(frame)
-        except Refused as refused:
+        except PacketRefused as refused:
             self._traffic.dropped[refused.reason.value] += 1
             raise
         if packet.boot != self._boot or packet.heartbeat is not None:
@@ -150,7 +150,7 @@ class Peers:
         self._traffic.packets_relayed += 1
         try:
             packet = decode(_BARE.open(frame))
-        except Refused as refused:
+        except PacketRefused as refused:
             # A worker of another version, during an upgrade.
             self._traffic.dropped[refused.reason.value] += 1
             return
@@ -179,7 +179,7 @@ class Peers:
         if not events:
             return
         for peer in self._http:
-            peer.tell(events)
+            peer.publish(events)
         addresses = self._others()
         if self._udp is None or not addresses:
             return
@@ -198,7 +198,7 @@ class Peers:
     def _arrived(self, frame: bytes) -> None:
         try:
             self.receive(frame)
-        except Refused as refused:
+        except PacketRefused as refused:
             log.debug("a datagram was dropped: %s", refused.reason.value)
 
     def _take_in(self, packet: Packet) -> bool:
@@ -278,8 +278,8 @@ class ShardPeers(Peers):
     def start(self) -> None:
         return
 
-    def tell(self, events: Sequence[Event]) -> None:
-        self._ties.tell([(*event[:5], f"{_MARK}{self._shard}{_MARK}{event[5]}") for event in events])
+    def publish(self, events: Sequence[Event]) -> None:
+        self._ties.publish([(*event[:5], f"{_MARK}{self._shard}{_MARK}{event[5]}") for event in events])
 
 
 def by_shard(events: Sequence[Event]) -> dict[int, list[Event]]:

@@ -79,7 +79,7 @@ async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, str
     return [(family, str(where[0])) for family, _, _, _, where in found]
 
 
-class Speaker:
+class UdpLeader:
     """A lock over the workers that share a directory. The kernel frees it when its holder dies."""
 
     def __init__(self, directory: Path) -> None:

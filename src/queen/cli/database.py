@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import asyncpg
 import msgspec
 
-from queen.errors import DatabaseAway, QueenError
+from queen.errors import DatabaseUnavailable, QueenError
 from queen.storage.migrate import load_migrations
 from queen.storage.shard_setup import set_up_shards
 
@@ -61,7 +61,7 @@ async def prepare_database(
             if mark is not None:
                 mark.leave()
             return
-        except DatabaseAway as error:
+        except DatabaseUnavailable as error:
             if mark is not None and mark.is_there():
                 _log.warning("PostgreSQL at %s is away; starting without it: %s", describe_dsn(dsn), error)
                 return
@@ -81,9 +81,9 @@ async def prepare_shards(dsns: Sequence[str], migrate: Migrate, patience: float 
     deadline = time.monotonic() + patience
     while True:
         outcomes = await asyncio.gather(*(migrate(dsn) for dsn in dsns), return_exceptions=True)
-        away: list[tuple[int, DatabaseAway]] = []
+        away: list[tuple[int, DatabaseUnavailable]] = []
         for number, (dsn, outcome) in enumerate(zip(dsns, outcomes, strict=True)):
-            if isinstance(outcome, DatabaseAway):
+            if isinstance(outcome, DatabaseUnavailable):
                 away.append((number, outcome))
             elif isinstance(outcome, asyncpg.PostgresError | asyncpg.InterfaceError):
                 raise QueenError(f"shard {number} at {describe_dsn(dsn)} cannot be used: {outcome}") from outcome
@@ -93,7 +93,7 @@ async def prepare_shards(dsns: Sequence[str], migrate: Migrate, patience: float 
             if len(away) < len(dsns):
                 await set_up_shards(dsns)
                 return
-        except DatabaseAway as error:
+        except DatabaseUnavailable as error:
             away = away or [(0, error)]
         number, reason = away[0]
         if time.monotonic() >= deadline:

@@ -136,7 +136,7 @@ def _iso(timestamp: float) -> str:
 log = logging.getLogger(__name__)
 
 
-class Board:
+class SnapshotStore:
     """Where a worker pins up its report, and reads those of the others."""
 
     def __init__(self, directory: Path, worker_id: int, workers: int) -> None:

@@ -55,7 +55,7 @@ class HostFamilies:
         from prometheus_client.core import GaugeMetricFamily
 
         up = GaugeMetricFamily("queen_shard_up", "1 when the shard answers this worker.", labels=("shard",))
-        for number, broker in enumerate(self._broker.kin or (self._broker,)):
+        for number, broker in enumerate(self._broker.siblings or (self._broker,)):
             up.add_metric((str(number),), float(not broker.database.presence.away))
         yield up
 
@@ -63,7 +63,7 @@ class HostFamilies:
         """What the worker that answers remembers of transactionIds."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        dedups = [broker.dedup for broker in self._broker.kin or (self._broker,)]
+        dedups = [broker.dedup for broker in self._broker.siblings or (self._broker,)]
         for name, meaning, size in (
             ("memory", "Memory that transactionIds take.", sum(dedup.filter.nbytes for dedup in dedups)),
             ("disk", "Disk space that they take.", sum(dedup.filter.disk_bytes for dedup in dedups)),
@@ -105,7 +105,7 @@ class HostFamilies:
         """What this host has accepted for buffered namespaces and not stored yet. The same from each of its workers."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        wals = [broker.topics.wal for broker in self._broker.kin or (self._broker,)]
+        wals = [broker.topics.wal for broker in self._broker.siblings or (self._broker,)]
         stats = [wal.stats() for wal in wals]
         for name, meaning, value in (
             ("items", "Items of buffered namespaces that wait to be stored.", sum(one.messages for one in stats)),

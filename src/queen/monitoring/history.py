@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from queen.concurrency import gently
+from queen.concurrency import chunked_map
 from queen.metrics.counters import WorkerTally
 from queen.metrics.report import Row
 from queen.monitoring.recorder import Recorder
@@ -144,7 +144,7 @@ class History:
         rows = await self._database.fetch(
             "queue_lag_series", times.since, times.until, 1, await self._pending_queues(), names
         )
-        return await gently(partial(_lag_point, cache(iso_seconds)), rows)
+        return await chunked_map(partial(_lag_point, cache(iso_seconds)), rows)
 
     async def queue_operations(self, times: TimeRange, names: Sequence[str] | None) -> dict[str, Any]:
         """Everything that was counted for queues."""
@@ -152,7 +152,7 @@ class History:
         return {
             "timeRange": times.show(),
             "bucketMinutes": times.bucket_minutes,
-            "series": await gently(partial(_operations, cache(iso_seconds), cache(times.seconds_in)), rows),
+            "series": await chunked_map(partial(_operations, cache(iso_seconds), cache(times.seconds_in)), rows),
             "queues": sorted({row["queue_name"] for row in rows}),
         }
 

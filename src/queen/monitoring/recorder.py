@@ -19,14 +19,14 @@ import psutil
 from queen.broker.broker import Broker
 from queen.errors import QueenError
 from queen.metrics.counters import Gauge, WorkerTally
-from queen.metrics.report import Board, Report, Row, new_life
+from queen.metrics.report import Report, Row, SnapshotStore, new_life
 
 
-class Probe:
+class ProcessStats:
     """Looks at one worker. Counters that its parts keep themselves are taken over into the tally."""
 
     def __init__(self, broker: Broker) -> None:
-        self._brokers = broker.kin or (broker,)
+        self._brokers = broker.siblings or (broker,)
         self._process = psutil.Process()
         self._cpu = self._process.cpu_times()
         self._cpu_at = time.monotonic()
@@ -39,7 +39,7 @@ class Probe:
         memory = self._process.memory_info()
         user, system = self._cpu_use()
         waiting = sum(
-            len(broker.pusher.fusion) + len(broker.acker.fusion) + len(broker.renewer.fusion)
+            len(broker.pusher.batcher) + len(broker.acker.batcher) + len(broker.renewer.batcher)
             for broker in self._brokers
         )
         return {
@@ -65,7 +65,7 @@ class Probe:
         errors = sum(broker.database.errors for broker in self._brokers)
         batches = sum(
             broker.claimer.batches
-            + sum(fusion.batches for fusion in (broker.pusher.fusion, broker.acker.fusion, broker.renewer.fusion))
+            + sum(batcher.batches for batcher in (broker.pusher.batcher, broker.acker.batcher, broker.renewer.batcher))
             for broker in self._brokers
         )
         total.db_errors += errors - self._errors
@@ -102,13 +102,13 @@ class ShellView:
 class Recorder:
     """One worker's record. `report` is what it is now; `others` what the other workers of the host last said."""
 
-    def __init__(self, broker: Broker, board: Board, host: str, shell: ShellView) -> None:
+    def __init__(self, broker: Broker, board: SnapshotStore, host: str, shell: ShellView) -> None:
         settings = broker.settings
         self._broker = broker
         self._meter = broker.meter
         self._board = board
         self._shell = shell
-        self._probe = Probe(broker)
+        self._probe = ProcessStats(broker)
         self._sample_seconds = settings.metrics_sample_interval_ms / 1000
         self._flush_seconds = float(settings.metrics_aggregate_interval_s)
         self._host = host
@@ -242,7 +242,7 @@ class Recorder:
 
     def _sample(self, loop_lag_ms: float) -> None:
         parked: dict[str, int] = {}
-        for broker in self._broker.kin or (self._broker,):
+        for broker in self._broker.siblings or (self._broker,):
             parked |= broker.popper.parked_by_queue()
         sampled = self._probe.gauges() | {
             "loop_lag_ms": loop_lag_ms,

@@ -12,7 +12,7 @@ from typing import Any, Final
 import asyncpg
 
 from queen.broker.inspect.groups import Groups
-from queen.concurrency import Lately
+from queen.concurrency import SingleFlightCache
 from queen.errors import QueenError
 from queen.metrics.counters import WorkerTally
 from queen.metrics.report import Report
@@ -69,7 +69,7 @@ class Scraper:
         groups: Groups,
         history: History,
         recorder: Recorder,
-        standings: Lately[list[Record]],
+        standings: SingleFlightCache[list[Record]],
         most_queues: int,
     ) -> None:
         self._database = database

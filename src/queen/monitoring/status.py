@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
-from queen.concurrency import Lately
+from queen.concurrency import SingleFlightCache
 from queen.monitoring.history import History, TimeRange, lag, last_seen, number, seen_worker
 from queen.storage.database import Database, Record
 from queen.wire.times import iso_millis, iso_seconds
@@ -32,7 +32,7 @@ class QueueFilter:
 class Status:
     """Views over one shard. Counts are read live and are exact; series are what workers have counted."""
 
-    def __init__(self, database: Database, history: History, standings: Lately[list[Record]]) -> None:
+    def __init__(self, database: Database, history: History, standings: SingleFlightCache[list[Record]]) -> None:
         """`standings` are those of all queues."""
         self._database = database
         self._history = history

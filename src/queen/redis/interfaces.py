@@ -47,7 +47,7 @@ TURN_SECONDS: Final = 2.0
 """A turn that did not end in this time never will: its queue is lost."""
 
 
-class TurnState(StrEnum):
+class FillTurnState(StrEnum):
     YOURS = "yours"
     BUSY = "busy"
     """Somebody else has the turn."""
@@ -55,14 +55,14 @@ class TurnState(StrEnum):
     """The queue is not what it was opened as, or its last turn never ended: it has to be opened anew."""
 
 
-class Turn(msgspec.Struct):
+class FillTurn(msgspec.Struct):
     """A stretch of time in which nobody else touches the ready queue of a topic.
 
     `items` are its most urgent ones, in order; they stay until the turn ends. `depth` is how many there are in all.
     `number` counts the turns in which the queue was changed.
     """
 
-    state: TurnState
+    state: FillTurnState
     items: list[ReadyItem] = []
     depth: int = 0
     number: int = 0
@@ -75,7 +75,7 @@ class ReadyQueue(Protocol):
         """Begin with nothing; whoever knows another token of this topic has lost it."""
         ...
 
-    async def begin(self, topic: int, token: str, limit: int) -> Turn:
+    async def begin(self, topic: int, token: str, limit: int) -> FillTurn:
         """Take the turn, and look at the `limit` most urgent items."""
         ...
 

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
-from queen.concurrency import Background
-from queen.errors import RedisAway, SettingsError
+from queen.concurrency import BackgroundTask
+from queen.errors import RedisUnavailable, SettingsError
 from queen.setting_kinds import split_host_port
 from queen.settings import Settings
 
@@ -44,7 +44,7 @@ class Script:
 
 
 class RedisLink:
-    """Commands to Redis, which raise `RedisAway` when it is not there."""
+    """Commands to Redis, which raise `RedisUnavailable` when it is not there."""
 
     def __init__(self, settings: Settings) -> None:
         try:
@@ -57,7 +57,7 @@ class RedisLink:
         self._client = _connect(settings)
         self._failures = (redis.exceptions.RedisError, OSError, TimeoutError)
         self._no_script = redis.exceptions.NoScriptError
-        self._background = Background()
+        self._background = BackgroundTask()
         self._gone = asyncio.Event()
         self.here = False
         """Whether the last command was answered."""
@@ -80,7 +80,7 @@ class RedisLink:
         await self._client.aclose()
 
     async def command(self, *args: Any) -> Any:
-        """Run one command. Raises `RedisAway`; whether it was done is then unknown."""
+        """Run one command. Raises `RedisUnavailable`; whether it was done is then unknown."""
         return await self._ask(lambda: self._client.execute_command(*args))
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
@@ -107,7 +107,7 @@ class RedisLink:
 
     async def _ask(self, ask: Callable[[], Awaitable[Any]]) -> Any:
         if not self.here:
-            raise RedisAway("Redis is not reachable: it is away, and is being looked for")
+            raise RedisUnavailable("Redis is not reachable: it is away, and is being looked for")
         try:
             async with asyncio.timeout(self._timeout):
                 return await ask()
@@ -115,7 +115,7 @@ class RedisLink:
             raise
         except self._failures as error:
             self._lose(error)
-            raise RedisAway(f"Redis is not reachable: {error or type(error).__name__}") from error
+            raise RedisUnavailable(f"Redis is not reachable: {error or type(error).__name__}") from error
 
     def _lose(self, error: BaseException) -> None:
         self.errors += 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
-from queen.redis.interfaces import TURN_SECONDS, Copied, Counted, Turn, TurnState
+from queen.redis.interfaces import TURN_SECONDS, Copied, Counted, FillTurn, FillTurnState
 from queen.wire.topic_items import ReadyItem
 
 
@@ -117,15 +117,15 @@ class MemoryReadyQueue:
     async def open(self, topic: int, token: str) -> None:
         self._queues[topic] = _Queue(token)
 
-    async def begin(self, topic: int, token: str, limit: int) -> Turn:
+    async def begin(self, topic: int, token: str, limit: int) -> FillTurn:
         queue = self._queues.get(topic)
         if queue is None or queue.token != token:
-            return Turn(TurnState.LOST)
+            return FillTurn(FillTurnState.LOST)
         now = time.monotonic()
         if queue.busy_until is not None:
-            return Turn(TurnState.BUSY if now < queue.busy_until else TurnState.LOST)
+            return FillTurn(FillTurnState.BUSY if now < queue.busy_until else FillTurnState.LOST)
         queue.busy_until = now + TURN_SECONDS
-        return Turn(TurnState.YOURS, queue.items[:limit], len(queue.items), queue.number)
+        return FillTurn(FillTurnState.YOURS, queue.items[:limit], len(queue.items), queue.number)
 
     async def end(self, topic: int, token: str, number: int, taken: int, offered: Sequence[ReadyItem]) -> int:
         queue = self._queues.get(topic)

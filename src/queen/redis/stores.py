@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from queen.redis.interfaces import TURN_SECONDS, Copied, Counted, Turn, TurnState
+from queen.redis.interfaces import TURN_SECONDS, Copied, Counted, FillTurn, FillTurnState
 from queen.redis.link import RedisLink, Script
 from queen.wire.topic_items import ReadyItem
 
@@ -195,13 +195,13 @@ class RedisReadyQueue:
     async def open(self, topic: int, token: str) -> None:
         await self._link.run(_OPEN, self._keys(topic), [token, _KEEP_MS])
 
-    async def begin(self, topic: int, token: str, limit: int) -> Turn:
+    async def begin(self, topic: int, token: str, limit: int) -> FillTurn:
         answer = await self._link.run(_BEGIN, self._keys(topic), [token, limit, self._me, _TURN_MS, _WISH_MS])
-        state = TurnState(answer[0].decode())
-        if state is not TurnState.YOURS:
-            return Turn(state)
+        state = FillTurnState(answer[0].decode())
+        if state is not FillTurnState.YOURS:
+            return FillTurn(state)
         items = [_decode_ready(member[_PLACE.size :]) for member in answer[2]]
-        return Turn(state, items, answer[1], int(answer[3]) - 1)
+        return FillTurn(state, items, answer[1], int(answer[3]) - 1)
 
     async def end(self, topic: int, token: str, number: int, taken: int, offered: Sequence[ReadyItem]) -> int:
         members = [place_bytes(item) + _encode_ready(item) for item in offered]

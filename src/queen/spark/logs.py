@@ -16,7 +16,7 @@ import msgspec
 import psycopg
 from psycopg.raw_cursor import RawCursor
 
-from queen.errors import DatabaseAway, NotFound, QueenError, SettingsError
+from queen.errors import DatabaseUnavailable, NotFound, QueenError, SettingsError
 from queen.spark.offsets import Place
 from queen.storage.statements import load_statements
 from queen.wire.ids import parse_partition_uuid
@@ -155,10 +155,10 @@ def _kept(url: str, pid: int) -> ShardConnection:
     return ShardConnection(url)
 
 
-def _away(url: str, error: Exception) -> DatabaseAway:
+def _away(url: str, error: Exception) -> DatabaseUnavailable:
     where = psycopg.conninfo.conninfo_to_dict(url)
     place = f"{where.get('host') or 'the local socket'}:{where.get('port') or 5432}/{where.get('dbname') or ''}"
-    return DatabaseAway(f"PostgreSQL at {place} is not reachable: {str(error).strip()}")
+    return DatabaseUnavailable(f"PostgreSQL at {place} is not reachable: {str(error).strip()}")
 
 
 class ShardLog:
@@ -317,7 +317,7 @@ class ServerLog:
                 raise NotFound(f"{self._url} answered 404: {said}") from error
             raise QueenError(f"{self._url} answered {error.code} to a read: {said}") from error
         except OSError as error:
-            raise DatabaseAway(f"the server at {self._url} is not reachable: {error}") from error
+            raise DatabaseUnavailable(f"the server at {self._url} is not reachable: {error}") from error
 
 
 def _row(one: _Partition) -> tuple[int, int]:

@@ -11,15 +11,15 @@ import uuid
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
-from queen.broker.push.dedup_filter import SeenFilter
+from queen.broker.push.dedup_filter import DedupFilter
 from queen.broker.topics.catalog import TopicCatalog
 from queen.broker.topics.enqueue import Enqueuer, ItemIds, SeenKeys
 from queen.broker.topics.quotas import Quotas
-from queen.broker.topics.transaction_ops import TopicSteps
+from queen.broker.topics.transaction_ops import TopicTransactionOps
 from queen.broker.transactions.stager import Stager
 from queen.broker.transactions.stages import Attempt as Attempt
 from queen.broker.transactions.stages import Published, Stages
-from queen.errors import DatabaseAway
+from queen.errors import DatabaseUnavailable
 from queen.metrics.meter import Meter
 from queen.redis.memory import MemoryKeys
 from queen.storage.database import Database
@@ -58,7 +58,7 @@ class Shard:
             # Servers read of it in the log of changes.
             lambda fed: None,
             dedup_window=dedup_window,
-            seen=SeenFilter(_DEDUP_MEMORY),
+            seen=DedupFilter(_DEDUP_MEMORY),
         )
 
     def stager(self, run: str, batch: int, attempt: uuid.UUID) -> ShardStager:
@@ -70,7 +70,7 @@ class Shard:
         while True:
             try:
                 return self.run(self.stages.publish(run, batch, attempts))
-            except DatabaseAway:
+            except DatabaseUnavailable:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_PAUSE_SECONDS)
@@ -113,11 +113,11 @@ class ShardStager:
         return self._shard.run(self._stager.finish())
 
 
-def topic_steps(database: Database) -> TopicSteps:
+def topic_steps(database: Database) -> TopicTransactionOps:
     """What stores items of topics."""
     meter = Meter()
     catalog = TopicCatalog(database)
     quotas = Quotas(database, {}, meter)
     keys = SeenKeys(MemoryKeys())
     enqueuer = Enqueuer(database, catalog, ItemIds(database, None), quotas, keys, lambda fed: None, meter)
-    return TopicSteps(catalog, enqueuer, quotas)
+    return TopicTransactionOps(catalog, enqueuer, quotas)

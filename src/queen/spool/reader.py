@@ -30,7 +30,7 @@ from queen.spool.files import (
     write_durably,
 )
 from queen.spool.record import Record
-from queen.spool.shared_state import Board
+from queen.spool.shared_state import SharedSpoolState
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Taken:
 class SpoolReader:
     """Used by the one process of a host that replays."""
 
-    def __init__(self, root: Path, board: Board) -> None:
+    def __init__(self, root: Path, board: SharedSpoolState) -> None:
         self._root = root
         self._board = board
         self._tails: dict[Path, list[_Tail]] = {}

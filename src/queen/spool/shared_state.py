@@ -28,7 +28,7 @@ _COUNT = struct.Struct("<I")
 _NEVER = (1 << 63) - 1
 
 
-class Board:
+class SharedSpoolState:
     """Opened by every worker that uses a spool directory. Numbers change only inside `locked`."""
 
     def __init__(self, root: Path) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from queen.spool.files import directories, left_records, make_directory, spool_files
 from queen.spool.quarantine import FailedRecords
 from queen.spool.reader import SpoolReader
-from queen.spool.shared_state import Board
+from queen.spool.shared_state import SharedSpoolState
 from queen.spool.writer import SpoolWriter
 
 
@@ -81,7 +81,7 @@ class Spool:
         self._replay_lock = os.open(root / "replay.lock", os.O_RDWR | os.O_CREAT, 0o600)
         self._replaying = False
         self._closed = False
-        self.board = Board(root)
+        self.board = SharedSpoolState(root)
         self.board.join(lambda: left_records(root))
         self.writer = SpoolWriter(
             root,

@@ -25,7 +25,7 @@ from queen.spool.files import (
     write_all,
 )
 from queen.spool.record import Record, encode_record
-from queen.spool.shared_state import Board
+from queen.spool.shared_state import SharedSpoolState
 from queen.wire.ids import IdSource
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class SpoolWriter:
     def __init__(
         self,
         root: Path,
-        board: Board,
+        board: SharedSpoolState,
         *,
         records_per_file: int,
         most_bytes: int,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 import asyncpg
 from asyncpg import prepared_stmt
 
-from queen.errors import DatabaseAway, Overloaded, QueenError
+from queen.errors import DatabaseUnavailable, Overloaded, QueenError
 from queen.storage.statements import load_statements
 
 log = logging.getLogger(__name__)
@@ -50,12 +50,12 @@ class Presence:
         self.answers = 0
 
     def check(self) -> None:
-        """Raises `DatabaseAway` at once rather than after trying in vain."""
+        """Raises `DatabaseUnavailable` at once rather than after trying in vain."""
         if self.away:
             raise self.absence()
 
-    def absence(self) -> DatabaseAway:
-        return DatabaseAway("PostgreSQL is not reachable: it is away, and is being looked for")
+    def absence(self) -> DatabaseUnavailable:
+        return DatabaseUnavailable("PostgreSQL is not reachable: it is away, and is being looked for")
 
 
 class Fetcher(Protocol):
@@ -85,7 +85,7 @@ class Link:
         self._prepared: dict[str, prepared_stmt.PreparedStatement[Record]] = {}
 
     async def fetch(self, name: str, *args: Any) -> list[Record]:
-        """Run a named statement. Raises `DatabaseAway` when PostgreSQL is not there: its outcome is then unknown."""
+        """Run a named statement. Raises `DatabaseUnavailable` when the connection fails: its outcome is unknown."""
         try:
             statement = self._prepared.get(name)
             if statement is None or self._connection is None or self._connection.is_closed():
@@ -100,7 +100,7 @@ class Link:
         except (*AWAY_ERRORS, *BUSY_ERRORS) as error:
             self._on_error()
             translated = _translate(error)
-            if isinstance(translated, DatabaseAway):
+            if isinstance(translated, DatabaseUnavailable):
                 self.drop()
             raise translated from error
 
@@ -115,7 +115,7 @@ class Link:
                 yield
         except (*AWAY_ERRORS, *BUSY_ERRORS) as error:
             translated = _translate(error)
-            if isinstance(translated, DatabaseAway):
+            if isinstance(translated, DatabaseUnavailable):
                 self.drop()
             raise translated from error
         except asyncio.CancelledError:
@@ -230,7 +230,7 @@ class Database:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[PooledConnection]:
-        """A pooled connection; raises `DatabaseAway` when PostgreSQL is not there."""
+        """A pooled connection; raises `DatabaseUnavailable` when PostgreSQL is not there."""
         self.presence.check()
         try:
             if self._pool is None:
@@ -254,7 +254,7 @@ class Database:
                 self._dsn, timeout=self._connect_timeout, server_settings=self._hot_settings | settings
             )
         except AWAY_ERRORS as error:
-            raise DatabaseAway(f"PostgreSQL is not reachable: {error or type(error).__name__}") from error
+            raise DatabaseUnavailable(f"PostgreSQL is not reachable: {error or type(error).__name__}") from error
 
     def lose(self) -> None:
         """PostgreSQL is away: whoever waits for an answer is told now, whoever asks is told at once."""
@@ -316,7 +316,7 @@ def _translate(error: BaseException) -> QueenError:
     """What an error of the driver means for whoever asked."""
     if isinstance(error, BUSY_ERRORS):
         return Overloaded(f"PostgreSQL could not do it in time, so nothing was done; try again soon ({error})")
-    return DatabaseAway(f"PostgreSQL is not reachable: {error or type(error).__name__}")
+    return DatabaseUnavailable(f"PostgreSQL is not reachable: {error or type(error).__name__}")
 
 
 class AdvisoryLock(IntEnum):

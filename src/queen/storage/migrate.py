@@ -14,7 +14,7 @@ from importlib.resources import files
 
 import asyncpg
 
-from queen.errors import DatabaseAway, SchemaTooNew, UnsupportedPostgres
+from queen.errors import DatabaseUnavailable, SchemaTooNew, UnsupportedPostgres
 from queen.storage.database import AWAY_ERRORS, AdvisoryLock, Connection
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ async def _connect(dsn: str, wait_seconds: float) -> Connection:
             return await asyncpg.connect(dsn, timeout=5)
         except AWAY_ERRORS as error:
             if time.monotonic() > deadline:
-                raise DatabaseAway(f"cannot connect to PostgreSQL: {error or type(error).__name__}") from error
+                raise DatabaseUnavailable(f"cannot connect to PostgreSQL: {error or type(error).__name__}") from error
             await asyncio.sleep(0.2)
 
 

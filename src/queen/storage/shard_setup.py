@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import asyncpg
 
-from queen.errors import DatabaseAway, QueenError
+from queen.errors import DatabaseUnavailable, QueenError
 from queen.storage.database import AWAY_ERRORS, AdvisoryLock, Connection, Database, Record
 from queen.wire.shards import MOST_SHARDS, PARTITION_BITS, SMALL_ID_BITS
 
@@ -49,7 +49,7 @@ async def set_up_shards(dsns: Sequence[str]) -> list[int]:
         for number, row in known.items():
             check_number(row["number"], number)
         if not known and away:
-            raise DatabaseAway(
+            raise DatabaseUnavailable(
                 f"shard {away[0]} is not reachable: the first time that several shards are used, all must be there"
             )
         layout = await _layout(reached, known)

@@ -11,13 +11,13 @@ import asyncpg
 import msgspec
 
 from queen.broker.ack.cursors import CursorKey, apply_decisions, lock_cursors
-from queen.broker.ack.fast_path import AckRequest, WholeAcks, complete_leases
+from queen.broker.ack.fast_path import AckFastPath, AckRequest, complete_leases
 from queen.broker.ack.leases import LeaseBook, OnFreed
 from queen.broker.ack.rules import INVALID_LEASE, NOT_FOUND, Ack, AckStatus, Decision, Outcome, decide, parse_status
-from queen.broker.batcher import Fusion
+from queen.broker.batcher import Batcher
 from queen.broker.catalog import Catalog, Partition, Queue
 from queen.broker.segments import leased_offsets, locate
-from queen.errors import DatabaseAway, Overloaded, QueenError
+from queen.errors import DatabaseUnavailable, Overloaded, QueenError
 from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Link
 from queen.wire.ack import AckItem
@@ -61,8 +61,8 @@ class Acker:
         self._envelope = envelope
         self._on_freed = on_freed
         self._meter = meter
-        self._whole = WholeAcks(catalog, leases, on_freed, meter)
-        self.fusion: Fusion[AckRequest] = Fusion(
+        self._whole = AckFastPath(catalog, leases, on_freed, meter)
+        self.batcher: Batcher[AckRequest] = Batcher(
             self._run, _fail, weigh=lambda request: len(request.items), limit=5000, sizes=meter.ack_batches
         )
 
@@ -70,14 +70,14 @@ class Acker:
         """Apply the items; the future gives what `render` makes of the JSON array of their results."""
         request = AckRequest(items, group, batch, render, asyncio.get_running_loop().create_future(), clock())
         self._meter.total.ack_requests += 1
-        self.fusion.submit(request)
+        self.batcher.submit(request)
         return request.answer
 
     async def _run(self, batch: list[AckRequest]) -> None:
         try:
             await self._apply(batch)
         except (asyncpg.PostgresError, QueenError) as error:
-            if len(batch) == 1 or isinstance(error, DatabaseAway | Overloaded):
+            if len(batch) == 1 or isinstance(error, DatabaseUnavailable | Overloaded):
                 for request in batch:
                     _fail(request, error)
                 return

@@ -81,10 +81,12 @@ async def _bury(
     for key, decision in decisions.items():
         partition_id, group_id = key
         for offset, error, retries in decision.dead:
-            await bury(fetcher, envelope, partitions[partition_id], group_id, offset, error, retries, queues[key])
+            await dead_letter(
+                fetcher, envelope, partitions[partition_id], group_id, offset, error, retries, queues[key]
+            )
 
 
-async def bury(
+async def dead_letter(
     fetcher: Fetcher,
     envelope: Envelope,
     partition: Partition,

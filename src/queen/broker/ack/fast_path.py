@@ -61,7 +61,7 @@ async def complete_leases(fetcher: Fetcher, acks: Sequence[tuple[CursorKey, str,
     return {row["slot"] - 1: (row["released"], row["available"]) for row in rows}
 
 
-class WholeAcks:
+class AckFastPath:
     """Serves the common requests without looking at every item more than it must."""
 
     def __init__(self, catalog: Catalog, leases: LeaseBook, on_freed: OnFreed, meter: Meter) -> None:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import asyncpg
 
-from queen.broker.batcher import Fusion
+from queen.broker.batcher import Batcher
 from queen.broker.segments import find_message, leased_offsets
 from queen.errors import NotFound, QueenError
 from queen.storage.database import Database, Fetcher, Link
@@ -109,12 +109,12 @@ class Renewer:
 
     def __init__(self, database: Database) -> None:
         self._link: Link = database.link()
-        self.fusion: Fusion[Renewal] = Fusion(self._run, _fail, limit=500)
+        self.batcher: Batcher[Renewal] = Batcher(self._run, _fail, limit=500)
 
     def renew(self, lease_id: str, seconds: float) -> asyncio.Future[datetime]:
         """The future gives the earliest time at which the lease now ends; `NotFound` when it is not live."""
         renewal = Renewal(lease_id, seconds, asyncio.get_running_loop().create_future())
-        self.fusion.submit(renewal)
+        self.batcher.submit(renewal)
         return renewal.answer
 
     async def _run(self, batch: list[Renewal]) -> None:
@@ -182,14 +182,14 @@ class Releaser:
         self._link: Link = database.link()
         self._leases = leases
         self._on_freed = on_freed
-        self.fusion: Fusion[_Release] = Fusion(
+        self.batcher: Batcher[_Release] = Batcher(
             self._run, _fail_release, weigh=lambda release: len(release.leases), limit=1000
         )
 
     def release(self, leases: Sequence[HeldLease]) -> asyncio.Future[int]:
         """The future gives how many partitions came free; those whose lease had ended before are none of them."""
         release = _Release(leases, asyncio.get_running_loop().create_future())
-        self.fusion.submit(release)
+        self.batcher.submit(release)
         return release.answer
 
     async def _run(self, batch: list[_Release]) -> None:

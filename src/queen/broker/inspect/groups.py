@@ -15,7 +15,7 @@ from queen.broker.catalog import Catalog
 from queen.broker.change_log import note_group_change
 from queen.broker.events import Event
 from queen.broker.segments import Moment, offsets_after
-from queen.concurrency import gently
+from queen.concurrency import chunked_map
 from queen.errors import NotFound
 from queen.storage.database import Database, Record, Transaction
 from queen.wire.ids import partition_uuid
@@ -67,10 +67,10 @@ class PartitionSeek:
 class Groups:
     """Shows and changes where consumer groups are, and has every worker know of it."""
 
-    def __init__(self, database: Database, catalog: Catalog, tell: Callable[[Sequence[Event]], None]) -> None:
+    def __init__(self, database: Database, catalog: Catalog, publish: Callable[[Sequence[Event]], None]) -> None:
         self._database = database
         self._catalog = catalog
-        self._tell = tell
+        self._publish = publish
         self._oldest = Oldest(database)
 
     async def summaries(self) -> list[dict[str, Any]]:
@@ -111,7 +111,7 @@ class Groups:
         group_id = await self._group(group)
         rows = [] if group_id is None else await self._positions([group_id], None, None, 0)
         queues: dict[str, dict[str, list[dict[str, Any]]]] = {}
-        for row, place in zip(rows, await gently(_place, rows), strict=True):
+        for row, place in zip(rows, await chunked_map(_place, rows), strict=True):
             queues.setdefault(row["queue_name"], {"partitions": []})["partitions"].append(place)
         return queues
 
@@ -128,7 +128,7 @@ class Groups:
             (row,) = await transaction.fetch("forget_cursors", group_id, queue)
             changed = forgotten or row["partitions"]
             changes = [await note_group_change(transaction, group)] if changed else []
-        self._tell(changes)
+        self._publish(changes)
         return int(row["partitions"])
 
     async def move_subscriptions(self, group: str, since: datetime) -> int:
@@ -139,7 +139,7 @@ class Groups:
         async with self._database.transaction() as transaction:
             rows = await transaction.fetch("move_subscriptions", group_id, since)
             changes = [await note_group_change(transaction, group)] if rows else []
-        self._tell(changes)
+        self._publish(changes)
         return len(rows)
 
     async def seek(self, group: str, queue: str, moment: datetime | None) -> int:
@@ -172,7 +172,7 @@ class Groups:
             targets = await _targets(transaction, spans, moment)
             await transaction.fetch("move_cursors", group_id, [span["id"] for span in spans], targets)
             changes = [await note_group_change(transaction, group)] if spans else []
-        self._tell(changes)
+        self._publish(changes)
         return spans
 
     async def _meet(self, group_id: int, queue_id: int, partition: str | None) -> None:

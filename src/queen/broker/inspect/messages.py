@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from queen.broker.ack.cursors import bury
+from queen.broker.ack.cursors import dead_letter
 from queen.broker.ack.redrive import Copy, Redriver
 from queen.broker.catalog import QUEUE_MODE, Catalog
 from queen.broker.change_log import note_partition_change
@@ -28,14 +28,14 @@ class Messages:
         envelope: Envelope,
         finder: MessageFinder,
         redriver: Redriver,
-        tell: Callable[[Sequence[Event]], None],
+        publish: Callable[[Sequence[Event]], None],
     ) -> None:
         self._database = database
         self._catalog = catalog
         self._envelope = envelope
         self._finder = finder
         self._redriver = redriver
-        self._tell = tell
+        self._publish = publish
 
     async def delete(self, partition_id: str, transaction_id: str) -> dict[str, Any]:
         """Delete a message, its dead letters and its traces. Who leases it right now keeps what it has.
@@ -53,7 +53,7 @@ class Messages:
             await transaction.fetch("delete_traces_of", found.partition.id, list(offsets))
             if rewritten:
                 changes.append(await note_partition_change(transaction, found.partition.queue_id, found.partition.id))
-        self._tell(changes)
+        self._publish(changes)
         if not rewritten and not rows:
             raise NotFound("Message not found")
         return _answer(found) | {"message": "Message deleted successfully"}
@@ -93,7 +93,7 @@ class Messages:
             raise NotFound("Message not found")
         group_id = await self._catalog.group(group)
         assert group_id is not None
-        stored = await bury(
+        stored = await dead_letter(
             self._database, self._envelope, found.partition, group_id, found.offset, error, 0, found.queue
         )
         if not stored:

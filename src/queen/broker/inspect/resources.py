@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from queen.concurrency import gently
+from queen.concurrency import chunked_map
 from queen.errors import NotFound
 from queen.storage.database import Database, Record
 from queen.wire.ids import partition_uuid
@@ -57,7 +57,7 @@ class Resources:
     async def queue(self, name: str) -> dict[str, Any]:
         """One queue with its partitions, by name. Here `pending` includes what is being processed."""
         queue, rows = await self._queue_and_partitions(name)
-        partitions = await gently(self._partition, rows)
+        partitions = await chunked_map(self._partition, rows)
         return {
             "id": str(queue["public_id"]),
             "name": queue["name"],
@@ -104,7 +104,7 @@ class Resources:
     async def queue_status(self, name: str) -> dict[str, Any]:
         """One queue as it is watched: its configuration, and how far its partitions have come."""
         queue, rows = await self._queue_and_partitions(name)
-        partitions = await gently(self._partition_status, rows)
+        partitions = await chunked_map(self._partition_status, rows)
         totals = {counter: sum(partition["stats"][counter] for partition in partitions) for counter in _COUNTERS}
         return {
             "queue": {

@@ -14,7 +14,7 @@ from queen.settings import Settings
 
 log = logging.getLogger(__name__)
 
-Tell: TypeAlias = Callable[[Sequence[Event]], None]
+Publish: TypeAlias = Callable[[Sequence[Event]], None]
 
 _PAGE = 1000
 _PAGES_PER_RUN = 10
@@ -62,10 +62,10 @@ class Rounds:
     interrupted, say), and removes partitions that have been empty and unused for `days`.
     """
 
-    def __init__(self, batch: int, days: int, tell: Tell) -> None:
+    def __init__(self, batch: int, days: int, publish: Publish) -> None:
         self._sweeper = Sweeper(batch)
         self._days = days
-        self._tell = tell
+        self._publish = publish
         self._after = 0
         self._next_round = 0.0
 
@@ -92,7 +92,7 @@ class Rounds:
             if await session.fetch("remove_partition", row["id"], row["next_offset"])
         ]
         if gone:
-            self._tell(gone)
+            self._publish(gone)
             log.info("removed %d partitions that were empty and unused for %d days", len(gone), self._days)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import asyncpg
 
-from queen.errors import DatabaseAway
+from queen.errors import DatabaseUnavailable
 from queen.storage.database import AWAY_ERRORS, AdvisoryLock, Connection, Database, Record
 
 log = logging.getLogger(__name__)
@@ -49,13 +49,13 @@ class Session:
         return cls(database, await database.connect(**_KEEPALIVE))
 
     async def fetch(self, name: str, *args: Any, patience: float = _LONGEST_STEP_SECONDS) -> list[Record]:
-        """Run a named statement. Raises `DatabaseAway` when the connection is lost, and with it the lock."""
+        """Run a named statement. Raises `DatabaseUnavailable` when the connection is lost, and with it the lock."""
         async with self._free:
             try:
                 return await self._connection.fetch(self._statements[name], *args, timeout=patience)
             except AWAY_ERRORS as error:
                 self.lost.set()
-                raise DatabaseAway(f"PostgreSQL is not reachable: {error or type(error).__name__}") from error
+                raise DatabaseUnavailable(f"PostgreSQL is not reachable: {error or type(error).__name__}") from error
 
     async def keep_alive(self) -> None:
         """Let PostgreSQL hear of this session until it is lost: others end a session that holds the lock in silence."""
@@ -108,7 +108,7 @@ class Election:
                     await self._end_silent_holder()
                 return None
             return await self._take(await Session.open(self._database))
-        except (DatabaseAway, asyncpg.PostgresError) as error:
+        except (DatabaseUnavailable, asyncpg.PostgresError) as error:
             log.debug("the lock of the background jobs cannot be asked for: %s", error)
             return None
 

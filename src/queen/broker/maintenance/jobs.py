@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable, Sequence
 
 from queen.broker.change_log import KEPT_SECONDS
-from queen.broker.maintenance.cleanup import DroppedPartitions, OldMetrics, OldRows, Rounds, Tell
+from queen.broker.maintenance.cleanup import DroppedPartitions, OldMetrics, OldRows, Publish, Rounds
 from queen.broker.maintenance.election import Election, Job, Session
 from queen.broker.maintenance.retention import Eviction, Retention, Trimmer
 from queen.broker.maintenance.rewrite import Rewrite
-from queen.broker.maintenance.schedule import Ears
-from queen.concurrency import Background
-from queen.errors import DatabaseAway
+from queen.broker.maintenance.schedule import PushListener
+from queen.concurrency import BackgroundTask
+from queen.errors import DatabaseUnavailable
 from queen.settings import Settings
 from queen.storage.database import Database
 
@@ -31,7 +31,7 @@ _BETWEEN_PIECES = 0.05
 _BETWEEN_TERMS = 1.0
 
 
-def cleaning_jobs(settings: Settings, tell: Tell, ears: Ears) -> list[Job]:
+def cleaning_jobs(settings: Settings, publish: Publish, push_listener: PushListener) -> list[Job]:
     """The jobs that keep the tables of the queues small; `tell` lets the workers know what is gone.
 
     What they remember of partitions they have learnt by looking, and by what `ears` hear of pushes.
@@ -39,9 +39,13 @@ def cleaning_jobs(settings: Settings, tell: Tell, ears: Ears) -> list[Job]:
     retention_seconds = settings.retention_interval / 1000
     batch = settings.retention_batch_size
     jobs = [
-        Job("retention", retention_seconds, Retention(Trimmer(batch, ears)).run),
-        Job("eviction", settings.eviction_interval / 1000, Eviction(Trimmer(settings.eviction_batch_size, ears)).run),
-        Job("rounds", retention_seconds, Rounds(batch, settings.partition_cleanup_days, tell).run),
+        Job("retention", retention_seconds, Retention(Trimmer(batch, push_listener)).run),
+        Job(
+            "eviction",
+            settings.eviction_interval / 1000,
+            Eviction(Trimmer(settings.eviction_batch_size, push_listener)).run,
+        ),
+        Job("rounds", retention_seconds, Rounds(batch, settings.partition_cleanup_days, publish).run),
         Job("old history", retention_seconds, OldRows("remove_old_history", _HISTORY_DAYS, batch).run),
         Job("old changes", _CHANGES_INTERVAL, OldRows("remove_old_changes", KEPT_SECONDS, batch).run),
         Job("old stages", retention_seconds, OldRows("remove_old_stages", _STAGED_SECONDS, batch).run),
@@ -55,17 +59,17 @@ def cleaning_jobs(settings: Settings, tell: Tell, ears: Ears) -> list[Job]:
     return jobs
 
 
-class Janitor:
+class JobRunner:
     """Stands for election as long as it runs, and does the jobs while elected."""
 
-    def __init__(self, database: Database, make_jobs: Callable[[Ears], Sequence[Job]]) -> None:
+    def __init__(self, database: Database, make_jobs: Callable[[PushListener], Sequence[Job]]) -> None:
         """Jobs are made for each term of office: what those of another term remember may be long out of date."""
         self._database = database
         self._election = Election(database)
         self._make_jobs = make_jobs
         self._wake_ups: dict[Job, asyncio.Event] = {}
-        self.ears = Ears()
-        self._background = Background()
+        self.push_listener = PushListener()
+        self._background = BackgroundTask()
         self.elected = asyncio.Event()
 
     def start(self) -> None:
@@ -88,7 +92,7 @@ class Janitor:
         """
         session = await Session.open(self._database)
         try:
-            for job in self._make_jobs(Ears()):
+            for job in self._make_jobs(PushListener()):
                 while await job.run(session):
                     pass
         finally:
@@ -111,14 +115,14 @@ class Janitor:
         """Run the jobs side by side until the lock is lost."""
         loop = asyncio.get_running_loop()
         lost = loop.create_task(session.lost.wait())
-        self.ears = Ears()
-        self._wake_ups = {job: asyncio.Event() for job in self._make_jobs(self.ears)}
+        self.push_listener = PushListener()
+        self._wake_ups = {job: asyncio.Event() for job in self._make_jobs(self.push_listener)}
         jobs = [loop.create_task(self._repeat(job, wake_up, session)) for job, wake_up in self._wake_ups.items()]
         jobs.append(loop.create_task(session.keep_alive()))
         try:
             await asyncio.wait([lost, *jobs], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self.ears = Ears()
+            self.push_listener = PushListener()
             self._wake_ups = {}
             for task in (lost, *jobs):
                 task.cancel()
@@ -129,7 +133,7 @@ class Janitor:
             wake_up.clear()
             try:
                 more = await job.run(session)
-            except DatabaseAway:
+            except DatabaseUnavailable:
                 raise
             except Exception:
                 # A job that fails must not take the others with it.

@@ -13,7 +13,7 @@ from enum import Enum, StrEnum
 import asyncpg
 
 from queen.broker.maintenance.election import Session
-from queen.broker.maintenance.schedule import PAGE, UNSETTLED_SECONDS, Ears, Memory, Room, Schedule
+from queen.broker.maintenance.schedule import PAGE, UNSETTLED_SECONDS, Memory, PushListener, Room, Schedule
 from queen.storage.database import Record
 
 LONGEST_PAUSE = 3600.0
@@ -164,11 +164,16 @@ class Trimmer:
     """Makes cuts, `batch` segments at a time, and remembers where there can be nothing to cut yet."""
 
     def __init__(
-        self, batch: int, ears: Ears, *, clock: Callable[[], float] = time.monotonic, most_known: int = _MOST_KNOWN
+        self,
+        batch: int,
+        push_listener: PushListener,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        most_known: int = _MOST_KNOWN,
     ) -> None:
         self._batch = batch
         self._clock = clock
-        self._ears = ears
+        self._ears = push_listener
         self._memory = Memory(Room(most_known), Room(_MOST_AWAKE))
         self._sweeper = Sweeper(batch)
         self._schedules: dict[Cut, Schedule] = {}

@@ -33,7 +33,7 @@ class Listener:
         return heard
 
 
-class Ears:
+class PushListener:
     """Tells listeners of pushes to their queues."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Room:
     left: int
 
 
-class Agenda:
+class TimingWheel:
     """Ids on pages, one for each `grain` seconds: 8 bytes for an id, and some 250 for a page that is in use.
 
     Taking what is due costs as much as there is to take, however much waits on later pages.
@@ -149,9 +149,9 @@ class Schedule:
         grain = min(max(1.0, seconds / 1000), 60.0)
         self.listener = listener
         self._seconds = seconds
-        self._agenda = Agenda(grain, memory.known)
+        self._agenda = TimingWheel(grain, memory.known)
         # Partitions that were pushed to stand here too, while they hold something and wherever the agenda has them.
-        self._news = Agenda(grain, memory.awake)
+        self._news = TimingWheel(grain, memory.awake)
         self._awake: set[int] = set()
         self.forget(now)
 

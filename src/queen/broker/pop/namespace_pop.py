@@ -11,7 +11,7 @@ from queen.broker.pop.requests import PopOptions
 _REFRESH_SECONDS = 2.0
 
 
-class Selections:
+class NamespacePops:
     """Which queues a namespace and task mean, read anew every little while."""
 
     def __init__(self, catalog: Catalog, popper: Popper) -> None:

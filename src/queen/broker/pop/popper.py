@@ -18,9 +18,9 @@ from queen.broker.events import Event, EventKind
 from queen.broker.pop.claims import Claim, Claimer
 from queen.broker.pop.lanes import UNKNOWN, Holds, Lane, LaneRegister
 from queen.broker.pop.matcher import MOST_CLAIMS, Matcher
-from queen.broker.pop.requests import Homeless, Pop, PopOptions
-from queen.broker.pop.scanner import HoldTimer, Lookout, Share
-from queen.errors import DatabaseAway, QueenError
+from queen.broker.pop.requests import MissingQueuePops, Pop, PopOptions
+from queen.broker.pop.scanner import HoldTimer, LaneScanner, Share
+from queen.errors import DatabaseUnavailable, QueenError
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Fetcher
 
@@ -92,10 +92,10 @@ class Popper:
         self._subscriptions = Subscriptions(database, on_subscribed, default_subscription)
         self._safety_poll = safety_poll
         self._lanes = LaneRegister()
-        self._homeless = Homeless()
+        self._homeless = MissingQueuePops()
         self._holds = Holds()
         self._hold_timer = HoldTimer(self._holds, self._came_free)
-        self._lookout = Lookout(
+        self._lookout = LaneScanner(
             database, self._holds, self._hold_timer, share, self._kick, self._spawn, safety_poll=safety_poll
         )
         self._active: set[Lane] = set()
@@ -345,7 +345,7 @@ class Popper:
                 if not pop.done:
                     try:
                         await self._target(lane, pop, name)
-                    except DatabaseAway:
+                    except DatabaseUnavailable:
                         # The next look may find it; until then it waits as before.
                         lane.unresolved.setdefault(name, []).append(pop)
                     except (QueenError, asyncpg.PostgresError) as error:
@@ -385,14 +385,14 @@ class Popper:
                 # looked at, kicks it again.
                 self._active.discard(lane)
                 if lane.untold:
-                    self._tell(lane, list(lane.untold))
+                    self._publish(lane, list(lane.untold))
                 if not lane.has_work:
                     self._lookout.settle_empty(lane)
             if len(claims) >= MOST_CLAIMS:
                 break
         return claims
 
-    def _tell(self, lane: Lane, partitions: Sequence[int]) -> None:
+    def _publish(self, lane: Lane, partitions: Sequence[int]) -> None:
         """Nobody here has leased these, which the other workers believe to be leased."""
         lane.untold.difference_update(partitions)
         self._on_left([(lane.queue_id, id, lane.group_id, lane.ready.get(id, 0)) for id in partitions])
@@ -412,12 +412,12 @@ class Popper:
                 claim.lane.claimed(claim.partition_id)
                 claim.lane.ready.setdefault(claim.partition_id, UNKNOWN)
                 for pop in claim.pops:
-                    if isinstance(error, DatabaseAway) and pop.is_parked(_PARKED_SECONDS):
+                    if isinstance(error, DatabaseUnavailable) and pop.is_parked(_PARKED_SECONDS):
                         # It has been waiting, and goes on waiting.
                         self._again(claim, pop)
                     else:
                         pop.fail(error)
-            if isinstance(error, DatabaseAway):
+            if isinstance(error, DatabaseUnavailable):
                 await asyncio.sleep(0.1)
             return
         now = asyncio.get_running_loop().time()
@@ -436,7 +436,7 @@ class Popper:
                 if claim.lease_id and claim.end > 0 and claim.hold_for > 0:
                     lane.untold.discard(claim.partition_id)
                 else:
-                    self._tell(lane, [claim.partition_id])
+                    self._publish(lane, [claim.partition_id])
         for claim in claims:
             for pop in claim.pops:
                 self._again(claim, pop)

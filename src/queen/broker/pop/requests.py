@@ -114,7 +114,7 @@ class Pop:
         self.lanes.clear()
 
 
-class Homeless:
+class MissingQueuePops:
     """Pops by the name of the queue that they wait for."""
 
     def __init__(self) -> None:

@@ -81,7 +81,7 @@ async def scan_lane(database: Fetcher, lane: Lane, holds: Holds, share: Share, o
     lane.scanned_at = loop.time()
 
 
-async def check_doubted(database: Fetcher, lane: Lane, holds: Holds) -> None:
+async def check_stale(database: Fetcher, lane: Lane, holds: Holds) -> None:
     """Read which of the partitions that another worker has taken from have something all the same."""
     doubted, lane.doubted = lane.doubted, {}
     partitions = sorted(doubted)
@@ -115,7 +115,7 @@ def _note(lane: Lane, holds: Holds, partition_id: int, available: int, held_for:
 Look: TypeAlias = Callable[[Lane, Iterable[Pop]], Coroutine[None, None, None]]
 
 
-class Lookout:
+class LaneScanner:
     """Looks into PostgreSQL for lanes."""
 
     def __init__(
@@ -162,7 +162,7 @@ class Lookout:
 
     async def _check_doubted(self, lane: Lane, impatient: Iterable[Pop]) -> None:
         """Find out whether what other workers took from has something left, then go on as if they had not."""
-        if await self._is_read(lane, check_doubted(self._database, lane, self._holds), impatient):
+        if await self._is_read(lane, check_stale(self._database, lane, self._holds), impatient):
             self._kick(lane)
 
     async def scan(self, lane: Lane, impatient: Iterable[Pop] = ()) -> None:

@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 from queen.broker.catalog import Partition, Queue
 from queen.broker.push.dedup import Dedup, Earlier
-from queen.broker.push.slices import Chunk, Part, Preparer
+from queen.broker.push.slices import Chunk, PushSlice, SlicePreparer
 from queen.storage.database import Fetcher
 from queen.wire.push import PushItem
 from queen.wire.segment import Segment
@@ -18,7 +18,7 @@ _UNKNOWN_SECONDS = 60.0
 """Longer than a push is tried again when PostgreSQL goes away."""
 
 
-class Fate(Enum):
+class ItemOutcome(Enum):
     """What becomes of an item."""
 
     STORED = auto()
@@ -30,12 +30,12 @@ class Fate(Enum):
 
 
 @dataclass(slots=True)
-class Lot:
+class AppendBatch:
     """Everything a batch has for one partition. `fates` is None when every item is stored."""
 
     partition: Partition
     queue: Queue
-    parts: list[Part] = field(default_factory=list)
+    parts: list[PushSlice] = field(default_factory=list)
     size: int = 0
     """Items that were sent."""
     base: int = 0
@@ -45,15 +45,15 @@ class Lot:
     chunks: list[Chunk] = field(default_factory=list)
     count: int = 0
     """Messages that are to be stored."""
-    fates: list[Fate] | None = None
+    fates: list[ItemOutcome] | None = None
     winners: dict[str, str] = field(default_factory=dict)
     """Ids of the messages that items which are not stored duplicate, by transaction id."""
 
-    def add(self, part: Part) -> None:
+    def add(self, part: PushSlice) -> None:
         self.parts.append(part)
         self.size += part.count
 
-    def fill(self, chunks: list[Chunk], fates: list[Fate] | None) -> None:
+    def fill(self, chunks: list[Chunk], fates: list[ItemOutcome] | None) -> None:
         """Settle what is stored, and what becomes of each item."""
         self.chunks = chunks
         self.count = sum([chunk.count for chunk in chunks])
@@ -72,21 +72,21 @@ class Lot:
         return made
 
 
-class Assembler:
+class BatchAssembler:
     """Decides which items of lots are new, and puts those into segments."""
 
-    def __init__(self, dedup: Dedup, preparer: Preparer, *, dedup_window: float) -> None:
+    def __init__(self, dedup: Dedup, preparer: SlicePreparer, *, dedup_window: float) -> None:
         self._dedup = dedup
         self._preparer = preparer
         self._dedup_window = float(dedup_window)
 
-    def window(self, lot: Lot) -> float:
+    def window(self, lot: AppendBatch) -> float:
         """Seconds inside which a transaction id is accepted once, counted from when the messages were accepted."""
         own = lot.queue.dedup_window_seconds
         window = self._dedup_window if own is None else float(own)
         return window + lot.waited if window > 0 else window
 
-    async def assemble(self, fetcher: Fetcher, lots: Sequence[Lot]) -> None:
+    async def assemble(self, fetcher: Fetcher, lots: Sequence[AppendBatch]) -> None:
         """Fill `chunks` and `fates` of each lot, for the partitions as this worker knows them."""
         for lot in lots:
             # Fixed before anything is awaited: what is learnt meanwhile was not checked, so it must stop the store.
@@ -113,7 +113,7 @@ class Assembler:
             else:
                 self._take_all(lot)
 
-    def _are_plainly_new(self, lots: Sequence[Lot], hashes: list[int]) -> bool:
+    def _are_plainly_new(self, lots: Sequence[AppendBatch], hashes: list[int]) -> bool:
         """The common case, told for all lots at once. The filter has seen none of the hashes."""
         if len(set(hashes)) < len(hashes) or any(lot.room is not None for lot in lots):
             return False
@@ -122,7 +122,9 @@ class Assembler:
         windows = [self.window(lot) for lot in {lot.queue.id: lot for lot in lots}.values()]
         return min(windows) > 0 and self._dedup.vouches_for_all(max(windows))
 
-    def _suspects(self, lots: Sequence[Lot], hashes: list[int], maybe: list[int]) -> list[dict[int, str] | None]:
+    def _suspects(
+        self, lots: Sequence[AppendBatch], hashes: list[int], maybe: list[int]
+    ) -> list[dict[int, str] | None]:
         """For each lot the ids, by hash, that may be stored already; None where duplicates are allowed."""
         result: list[dict[int, str] | None] = []
         start = 0
@@ -141,7 +143,7 @@ class Assembler:
             start = end
         return result
 
-    def _repeats(self, lot: Lot) -> bool:
+    def _repeats(self, lot: AppendBatch) -> bool:
         """Whether an id occurs more than once in the lot."""
         if len(lot.parts) == 1:
             hashes = lot.parts[0].hashes
@@ -151,12 +153,12 @@ class Assembler:
             distinct.update(part.hashes)
         return len(distinct) < lot.size
 
-    def pack_ahead(self, lots: Sequence[Lot]) -> None:
+    def pack_ahead(self, lots: Sequence[AppendBatch]) -> None:
         """Make the segments of lots that are most likely to be stored as they are, while there is time."""
         for lot in lots:
             self._pack_all(lot)
 
-    def _take_all(self, lot: Lot) -> None:
+    def _take_all(self, lot: AppendBatch) -> None:
         """Every item is new."""
         chunks = self._pack_all(lot)
         # Not where somebody may know their ids already: from the spool, or from an attempt of unknown outcome.
@@ -164,10 +166,10 @@ class Assembler:
             self._preparer.put_ids_in_order(chunks)
         lot.fill(chunks, None)
 
-    def _pack_all(self, lot: Lot) -> list[Chunk]:
+    def _pack_all(self, lot: AppendBatch) -> list[Chunk]:
         """The segments of all items: large parts are segments already, small ones in a row become one."""
         chunks: list[Chunk] = []
-        small: list[Part] = []
+        small: list[PushSlice] = []
         for part in lot.parts:
             if part.chunks is None:
                 small.append(part)
@@ -180,7 +182,7 @@ class Assembler:
             chunks += self._join(small, lot.queue)
         return chunks
 
-    def _join(self, parts: list[Part], queue: Queue) -> list[Chunk]:
+    def _join(self, parts: list[PushSlice], queue: Queue) -> list[Chunk]:
         one, encrypt = parts[0], queue.encryption_enabled
         if one.joint is not None and one.joint[0] == len(parts):
             return one.joint[1]
@@ -192,7 +194,7 @@ class Assembler:
         one.joint = (len(parts), chunks)
         return chunks
 
-    def _join_several(self, parts: list[Part], encrypt: bool) -> list[Chunk]:
+    def _join_several(self, parts: list[PushSlice], encrypt: bool) -> list[Chunk]:
         return self._preparer.pack(
             [item for part in parts for item in part.items],
             [length for part in parts for length in part.lengths],
@@ -202,10 +204,10 @@ class Assembler:
             encrypt,
         )
 
-    def _take_new(self, lot: Lot, earlier: dict[str, Earlier], *, deduplicate: bool) -> None:
+    def _take_new(self, lot: AppendBatch, earlier: dict[str, Earlier], *, deduplicate: bool) -> None:
         """The careful way: some items are duplicates, of stored messages or of each other, or do not fit."""
         ours = {block for part in lot.parts for block in part.sender.blocks}
-        fates: list[Fate] = []
+        fates: list[ItemOutcome] = []
         lot.winners = {}
         seen: set[str] = set()
         stored = 0
@@ -216,16 +218,16 @@ class Assembler:
             for index, (item, length, value, transaction) in enumerate(columns):
                 before = earlier.get(item.transaction_id)
                 if deduplicate and item.transaction_id in seen:
-                    fate = Fate.DUPLICATE
+                    fate = ItemOutcome.DUPLICATE
                 elif before is not None:
                     lot.winners[item.transaction_id] = before.message_id
                     seen.add(item.transaction_id)
-                    fate = Fate.STORED_BEFORE if before.block in ours else Fate.DUPLICATE
+                    fate = ItemOutcome.STORED_BEFORE if before.block in ours else ItemOutcome.DUPLICATE
                 elif lot.room is not None and stored >= lot.room:
-                    fate = Fate.REFUSED
+                    fate = ItemOutcome.REFUSED
                 else:
                     seen.add(item.transaction_id)
-                    fate = Fate.STORED
+                    fate = ItemOutcome.STORED
                     stored += 1
                     new.add(index, item, length, value, transaction)
                 fates.append(fate)
@@ -238,15 +240,15 @@ class _New:
     Ids that were given before stay with their items: a gap among those begins another segment.
     """
 
-    def __init__(self, preparer: Preparer, queue: Queue) -> None:
+    def __init__(self, preparer: SlicePreparer, queue: Queue) -> None:
         self._preparer = preparer
         self._encrypt = queue.encryption_enabled
         self._chunks: list[Chunk] = []
-        self._part: Part | None = None
+        self._part: PushSlice | None = None
         self._first = 0
         self._clear()
 
-    def begin(self, part: Part) -> None:
+    def begin(self, part: PushSlice) -> None:
         if part.block is not None or (self._part is not None and self._part.block is not None):
             self._pack()
         self._part = part

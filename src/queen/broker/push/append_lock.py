@@ -19,7 +19,7 @@ _POLL = 0.005
 """How long a word from the other worker is waited for; it does not come only when that worker has died."""
 
 
-class Turn:
+class AppendLock:
     """An `async with` lock over the processes that share a directory. The kernel frees it when its holder dies."""
 
     def __init__(self, directory: Path, *, wanted: Callable[[], None], passed_on: Callable[[], None]) -> None:

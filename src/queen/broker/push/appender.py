@@ -10,9 +10,9 @@ from functools import partial
 from typing import TypeAlias
 
 from queen.broker.catalog import Partition
-from queen.broker.push.append_batch import Assembler, Lot
+from queen.broker.push.append_batch import AppendBatch, BatchAssembler
 from queen.broker.push.dedup import Dedup
-from queen.broker.push.slices import Part
+from queen.broker.push.slices import PushSlice
 from queen.broker.segments import SegmentCache
 from queen.storage.database import Fetcher, Link
 
@@ -27,7 +27,7 @@ class Appender:
 
     def __init__(
         self,
-        assembler: Assembler,
+        assembler: BatchAssembler,
         dedup: Dedup,
         cache: SegmentCache,
         *,
@@ -43,15 +43,17 @@ class Appender:
         self._on_stored = on_stored
         self._shared_until: dict[int, float] = {}
 
-    def foresee(self, part: Part) -> None:
+    def foresee(self, part: PushSlice) -> None:
         """A part has just been made ready: see whether its ids were stored before, if it has only a few."""
         self._dedup.filter.foresee(part.hashes)
 
-    def pack_ahead(self, lots: Sequence[Lot]) -> None:
+    def pack_ahead(self, lots: Sequence[AppendBatch]) -> None:
         """Do for lots that will be appended soon what does not depend on what others append before."""
         self._assembler.pack_ahead(lots)
 
-    async def append(self, link: Link, lots: Sequence[Lot], meanwhile: Callable[[], None]) -> Callable[[], None] | None:
+    async def append(
+        self, link: Link, lots: Sequence[AppendBatch], meanwhile: Callable[[], None]
+    ) -> Callable[[], None] | None:
         """Store the lots in one transaction. None: a partition does not exist (any more), nothing was stored.
 
         Returns what is left to do, to be called before anything else is awaited: the other workers know already what
@@ -79,7 +81,7 @@ class Appender:
         meanwhile()
         return self._tell(_News(lots, self._announce), times)
 
-    async def meet(self, fetcher: Fetcher, lots: Sequence[Lot]) -> None:
+    async def meet(self, fetcher: Fetcher, lots: Sequence[AppendBatch]) -> None:
         """Learn the ids of partitions that this worker has not pushed to before."""
         for lot in lots:
             if lot.waited and lot.partition.known_since > time.time() - self._assembler.window(lot):
@@ -92,7 +94,7 @@ class Appender:
                 windows[lot.queue.id] = max(windows.get(lot.queue.id, 0.0), self._assembler.window(lot))
             await self._dedup.meet(fetcher, strangers, windows)
 
-    async def append_locked(self, fetcher: Fetcher, lots: Sequence[Lot]) -> list[datetime] | None:
+    async def append_locked(self, fetcher: Fetcher, lots: Sequence[AppendBatch]) -> list[datetime] | None:
         """Inside a transaction: lock, learn what others added, then append. None: a partition does not exist."""
         ids = [lot.partition.id for lot in lots]
         partitions = [lot.partition for lot in lots]
@@ -109,7 +111,7 @@ class Appender:
         await self._assembler.assemble(fetcher, lots)
         return await _store(fetcher, lots)
 
-    def settle(self, lots: Sequence[Lot], times: Sequence[datetime]) -> None:
+    def settle(self, lots: Sequence[AppendBatch], times: Sequence[datetime]) -> None:
         """What was appended inside a transaction is committed: let everybody know."""
         self._tell(_News(lots, self._announce), times)()
 
@@ -137,7 +139,7 @@ class Appender:
         if len(self._shared_until) > 10_000:
             self._shared_until = {id: until for id, until in self._shared_until.items() if until > now}
 
-    async def _allot_room(self, fetcher: Fetcher, lots: Sequence[Lot]) -> None:
+    async def _allot_room(self, fetcher: Fetcher, lots: Sequence[AppendBatch]) -> None:
         """How many more messages each queue with a size limit takes, first come first served."""
         rooms: dict[int, int] = {}
         for lot in lots:
@@ -156,8 +158,8 @@ class _News:
 
     __slots__ = ("_announce", "_lots", "hashes", "spans", "stored", "tell")
 
-    def __init__(self, lots: Sequence[Lot], announce: Callable[[Spans, list[int]], Callable[[], None]]) -> None:
-        self._lots: Sequence[Lot] | None = lots
+    def __init__(self, lots: Sequence[AppendBatch], announce: Callable[[Spans, list[int]], Callable[[], None]]) -> None:
+        self._lots: Sequence[AppendBatch] | None = lots
         self._announce = announce
 
     def prepare(self) -> None:
@@ -171,7 +173,9 @@ class _News:
         self._lots = None
 
 
-async def _store_while(fetcher: Fetcher, lots: Sequence[Lot], meanwhile: Callable[[], None]) -> list[datetime] | None:
+async def _store_while(
+    fetcher: Fetcher, lots: Sequence[AppendBatch], meanwhile: Callable[[], None]
+) -> list[datetime] | None:
     """The same as `_store`; the statement is on its way when the loop comes to `meanwhile`."""
     soon = asyncio.get_running_loop().call_soon(meanwhile)
     try:
@@ -180,7 +184,7 @@ async def _store_while(fetcher: Fetcher, lots: Sequence[Lot], meanwhile: Callabl
         soon.cancel()
 
 
-async def _store(fetcher: Fetcher, lots: Sequence[Lot]) -> list[datetime] | None:
+async def _store(fetcher: Fetcher, lots: Sequence[AppendBatch]) -> list[datetime] | None:
     """Run the statement; when each lot that has messages was stored. None: a partition has moved, nothing was."""
     full = [lot for lot in lots if lot.chunks]
     if not full:
@@ -190,13 +194,13 @@ async def _store(fetcher: Fetcher, lots: Sequence[Lot]) -> list[datetime] | None
     return await _store_many(fetcher, full)
 
 
-async def _store_one(fetcher: Fetcher, lot: Lot) -> list[datetime] | None:
+async def _store_one(fetcher: Fetcher, lot: AppendBatch) -> list[datetime] | None:
     chunk = lot.chunks[0]
     rows = await fetcher.fetch("push_one", lot.partition.id, lot.base, chunk.count, chunk.ids, chunk.sealed)
     return [rows[0]["created_at"]] if rows else None
 
 
-async def _store_many(fetcher: Fetcher, lots: Sequence[Lot]) -> list[datetime] | None:
+async def _store_many(fetcher: Fetcher, lots: Sequence[AppendBatch]) -> list[datetime] | None:
     slots, bases, counts, ids, bodies = [], [], [], [], []
     for slot, lot in enumerate(lots, 1):
         base = lot.base

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from queen.broker.catalog import Partition
-from queen.broker.push.dedup_filter import Hashes, SeenFilter
+from queen.broker.push.dedup_filter import DedupFilter, Hashes
 from queen.broker.segments import Moment, offsets_after, read_segment
 from queen.storage.database import Fetcher, Record
 from queen.wire.envelope import Envelope, EnvelopeError
@@ -41,7 +41,7 @@ class Earlier:
 class Dedup:
     """What this worker knows of transaction ids."""
 
-    def __init__(self, envelope: Envelope, filter: SeenFilter) -> None:
+    def __init__(self, envelope: Envelope, filter: DedupFilter) -> None:
         self._envelope = envelope
         self.filter = filter
         self.lookups = 0

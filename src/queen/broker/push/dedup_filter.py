@@ -23,7 +23,7 @@ _PIECE: Final = 512 << 10
 """Bytes that are written in one go: few enough for everybody else to wait for."""
 
 
-class Overflow:
+class SpillFile:
     """Files without a name, which end with the process. What is read often stays in the memory the kernel has to spare.
 
     Takes `most_bytes` at most, and nothing while the disk is nearly full.
@@ -100,14 +100,14 @@ def unpack_hashes(packed: bytes) -> Hashes | list[int]:
     return np.frombuffer(packed, dtype=np.uint64)
 
 
-class SeenFilter:
+class DedupFilter:
     """Bloom filters in generations: a new one when the last is full.
 
     When memory is full, the oldest in it goes to the `overflow` on disk; without room there the oldest is dropped.
     `complete_since` is the time from which nothing is missing: what was added before may have been dropped.
     """
 
-    def __init__(self, memory_bytes: int, overflow: Overflow | None = None) -> None:
+    def __init__(self, memory_bytes: int, overflow: SpillFile | None = None) -> None:
         self._memory_bytes = memory_bytes
         self._largest = min(_LARGEST, memory_bytes * 8 // _BITS_PER_ENTRY // 4)
         self._overflow = overflow

@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from queen.broker.batcher import Fusion
+from queen.broker.batcher import Batcher
 from queen.broker.catalog import Catalog, Partition, Queue
-from queen.broker.push.append_batch import Fate, Lot
-from queen.broker.push.append_lock import Turn
+from queen.broker.push.append_batch import AppendBatch, ItemOutcome
+from queen.broker.push.append_lock import AppendLock
 from queen.broker.push.appender import Appender
 from queen.broker.push.results import join_results, refusal, render_results, stored_ids
-from queen.broker.push.slices import Part, Preparer, split_by_target
-from queen.broker.push.spool_router import Detour
-from queen.concurrency import Answer
-from queen.errors import DatabaseAway, Overloaded, QueenError
+from queen.broker.push.slices import PushSlice, SlicePreparer, split_by_target
+from queen.broker.push.spool_router import SpoolRouter
+from queen.concurrency import EagerFuture
+from queen.errors import DatabaseUnavailable, Overloaded, QueenError
 from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Fetcher, Link, TransactionConflict
 from queen.wire.ids import IdSource
@@ -43,9 +43,9 @@ class Push:
     nbytes: int
     subject: str | None
     render: Callable[[bytes], Any]
-    answer: Answer[Any]
+    answer: EagerFuture[Any]
     began: float
-    parts: list[Part] = field(default_factory=list)
+    parts: list[PushSlice] = field(default_factory=list)
     blocks: frozenset[bytes] = frozenset()
     hold: Hold | None = None
 
@@ -54,8 +54,8 @@ class Push:
 class StoredPush:
     """What a transaction pushed."""
 
-    parts: list[Part]
-    lots: list[Lot]
+    parts: list[PushSlice]
+    lots: list[AppendBatch]
     times: list[datetime]
 
     @property
@@ -79,7 +79,7 @@ class _TransactionSender:
 class _Answers:
     """What the requests of a batch are told once it is stored."""
 
-    def __init__(self, batch: Sequence[Push], lots: Sequence[Lot]) -> None:
+    def __init__(self, batch: Sequence[Push], lots: Sequence[AppendBatch]) -> None:
         self._batch = batch
         self._lots = lots
         self._rendered: list[Any] | None = None
@@ -124,24 +124,24 @@ class Pusher:
         self,
         database: Database,
         catalog: Catalog,
-        preparer: Preparer,
+        preparer: SlicePreparer,
         appender: Appender,
         ids: IdSource,
-        turn: Turn,
+        turn: AppendLock,
         drain_bus: Callable[[], None],
-        detour: Detour,
+        spool_router: SpoolRouter,
         meter: Meter,
     ) -> None:
         self._link: Link = database.link()
         self._presence = database.presence
-        self._detour = detour
+        self._spool_router = spool_router
         self._catalog = catalog
         self._preparer = preparer
         self._appender = appender
         self._ids = ids
         self._drain_bus = drain_bus
-        self.fusion = _fusion(self._run, meter, turn, self._pack_ahead)
-        self.buffering = _fusion(self._buffer, meter)
+        self.batcher = _batcher(self._run, meter, turn, self._pack_ahead)
+        self.buffering = _batcher(self._buffer, meter)
         self._meter = meter
 
     def push(
@@ -157,20 +157,20 @@ class Pusher:
         With a `hold` they go to the spool, and from there to PostgreSQL when that says.
         """
         self._name_nameless(items)
-        push = Push(len(items), nbytes, subject, render, Answer(), clock())
+        push = Push(len(items), nbytes, subject, render, EagerFuture(), clock())
         push.parts = split_by_target(push, items)
         self._meter.push_requested([part.target[0] for part in push.parts])
         # While the batch before is being stored, this one is made ready.
         for part in push.parts:
             self._prepare(part)
         push.hold = hold
-        (self.fusion if hold is None else self.buffering).submit(push)
+        (self.batcher if hold is None else self.buffering).submit(push)
         return push.answer
 
     async def prepare(self, items: Sequence[PushItem]) -> None:
         """Before a transaction that stores the items: make their queues and partitions."""
         targets = {(item.queue, item.partition) for item in items}
-        await self._detour.let_pass(targets)
+        await self._spool_router.let_pass(targets)
         await self._catalog.ensure_partitions(targets)
 
     async def store_in(self, transaction: Fetcher, items: list[PushItem], subject: str | None) -> StoredPush:
@@ -197,14 +197,14 @@ class Pusher:
         lots = self.lots_of(parts)
         return StoredPush(parts, lots, await self.append_in(transaction, lots))
 
-    def lots_of(self, parts: Sequence[Part]) -> list[Lot]:
+    def lots_of(self, parts: Sequence[PushSlice]) -> list[AppendBatch]:
         """What a transaction has for each partition. Raises `QueueChanged` if one of them was just forgotten."""
         lots = self._lots(parts)
         if lots is None:
             raise QueueChanged("a queue of the transaction is being changed again and again; try later")
         return lots
 
-    async def append_in(self, transaction: Fetcher, lots: list[Lot]) -> list[datetime]:
+    async def append_in(self, transaction: Fetcher, lots: list[AppendBatch]) -> list[datetime]:
         """Append lots inside a transaction. Raises `QueueChanged` when a partition is gone."""
         await self._appender.meet(transaction, lots)
         times = await self._appender.append_locked(transaction, lots)
@@ -218,7 +218,7 @@ class Pusher:
         """The transaction that stored them has committed."""
         self.settle_lots(stored.lots, stored.times)
 
-    def settle_lots(self, lots: list[Lot], times: list[datetime]) -> None:
+    def settle_lots(self, lots: list[AppendBatch], times: list[datetime]) -> None:
         self._appender.settle(lots, times)
 
     def _name_nameless(self, items: list[PushItem]) -> None:
@@ -227,7 +227,7 @@ class Pusher:
             if not item.transaction_id:
                 item.transaction_id = self._ids.uuid()
 
-    def _prepare(self, part: Part) -> Queue | None:
+    def _prepare(self, part: PushSlice) -> Queue | None:
         """Make a part ready if its partition is known; the queue it belongs to."""
         queue = self._catalog.cached_queue(part.target[0])
         partition = self._catalog.cached_partition_in(queue, part.target[1]) if queue is not None else None
@@ -252,16 +252,16 @@ class Pusher:
         Returns what answers the requests, to be called when the turn has been passed on.
         """
         try:
-            if self._detour.engaged and await self._detour.takes(
+            if self._spool_router.engaged and await self._spool_router.takes(
                 {part.target for push in batch for part in push.parts}
             ):
-                return await self._detour.take(batch)
+                return await self._spool_router.take(batch)
             try:
                 answers, settle = await self._store_persistently(batch)
-            except DatabaseAway:
-                return await self._detour.take(batch, trouble=True)
+            except DatabaseUnavailable:
+                return await self._spool_router.take(batch, trouble=True)
         except (asyncpg.PostgresError, QueenError) as error:
-            if len(batch) == 1 or isinstance(error, DatabaseAway | Overloaded):
+            if len(batch) == 1 or isinstance(error, DatabaseUnavailable | Overloaded):
                 for push in batch:
                     _fail(push, error)
                 return None
@@ -285,7 +285,7 @@ class Pusher:
     async def _buffer(self, batch: list[Push]) -> Callable[[], None] | None:
         """Spool pushes that asked for it."""
         try:
-            return await self._detour.take(batch)
+            return await self._spool_router.take(batch)
         except QueenError as error:
             for push in batch:
                 _fail(push, error)
@@ -297,7 +297,7 @@ class Pusher:
         while True:
             try:
                 return await self._store(batch)
-            except (DatabaseAway, asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
+            except (DatabaseUnavailable, asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
                 for push in batch:
                     for part in push.parts:
                         if part.partition is not None:
@@ -317,7 +317,7 @@ class Pusher:
             answers = _Answers(batch, lots)
             try:
                 settle = await self._appender.append(self._link, lots, answers.prepare)
-            except DatabaseAway:
+            except DatabaseUnavailable:
                 _note_tried(lots)
                 raise
             if settle is not None:
@@ -327,12 +327,12 @@ class Pusher:
                 self._catalog.forget_queue(lot.queue.name)
         raise QueenError("a queue is deleted again and again while it is pushed to; try later")
 
-    def _lots(self, parts: Sequence[Part]) -> list[Lot] | None:
+    def _lots(self, parts: Sequence[PushSlice]) -> list[AppendBatch] | None:
         """What goes to each partition, in ascending order of their ids: the order in which they are locked.
 
         None: one of them is not known, or has just been forgotten because its queue was deleted or changed.
         """
-        lots: dict[int, Lot] = {}
+        lots: dict[int, AppendBatch] = {}
         for part in parts:
             queue = self._prepare(part)
             if queue is None:
@@ -341,18 +341,18 @@ class Pusher:
             assert partition is not None
             lot = lots.get(partition.id)
             if lot is None:
-                lot = lots[partition.id] = Lot(partition, queue)
+                lot = lots[partition.id] = AppendBatch(partition, queue)
             lot.add(part)
         return [lots[id] for id in sorted(lots)]
 
 
-def _fusion(
+def _batcher(
     run: Callable[[list[Push]], Awaitable[Callable[[], None] | None]],
     meter: Meter,
-    turn: Turn | None = None,
+    turn: AppendLock | None = None,
     meanwhile: Callable[[Sequence[Push]], None] | None = None,
-) -> Fusion[Push]:
-    return Fusion(
+) -> Batcher[Push]:
+    return Batcher(
         run,
         _fail,
         weigh=lambda push: push.nbytes + 512,
@@ -364,7 +364,7 @@ def _fusion(
     )
 
 
-def _note_tried(lots: Sequence[Lot]) -> None:
+def _note_tried(lots: Sequence[AppendBatch]) -> None:
     """Whether these were stored is not known: the next attempt recognises their segments, should it meet them."""
     for lot in lots:
         tried = frozenset([chunk.ids[:16] for chunk in lot.chunks])
@@ -372,19 +372,19 @@ def _note_tried(lots: Sequence[Lot]) -> None:
             part.sender.blocks |= tried
 
 
-def _check_none_refused(lot: Lot) -> None:
+def _check_none_refused(lot: AppendBatch) -> None:
     """In a transaction, anything that does not fit refuses the whole."""
-    if lot.fates is not None and Fate.REFUSED in lot.fates:
+    if lot.fates is not None and ItemOutcome.REFUSED in lot.fates:
         raise NotStored(refusal(lot))
 
 
-def _check_all_stored(lot: Lot) -> None:
+def _check_all_stored(lot: AppendBatch) -> None:
     """Where duplicates are not to be either, they do so too."""
     _check_none_refused(lot)
     if lot.fates is None:
         return
     for item, fate in zip(lot.items(), lot.fates, strict=True):
-        if fate is Fate.DUPLICATE:
+        if fate is ItemOutcome.DUPLICATE:
             raise NotStored(
                 "duplicate key value violates unique constraint: partition"
                 f" {lot.partition.name!r} of queue {lot.queue.name!r} has transactionId {item.transaction_id!r} already"

@@ -18,12 +18,12 @@ import asyncpg
 import msgspec
 
 from queen.broker.catalog import Catalog
-from queen.broker.heartbeat import Modes
-from queen.broker.push.append_batch import Fate, Lot
+from queen.broker.heartbeat import MaintenanceModes
+from queen.broker.push.append_batch import AppendBatch, ItemOutcome
 from queen.broker.push.pusher import Pusher, QueueChanged
 from queen.broker.push.results import refusal
-from queen.broker.push.slices import Part, Target, items_of
-from queen.errors import DatabaseAway, Overloaded, QueenError
+from queen.broker.push.slices import PushSlice, Target, items_of
+from queen.errors import DatabaseUnavailable, Overloaded, QueenError
 from queen.spool.quarantine import Failed
 from queen.spool.reader import Taken
 from queen.spool.record import Record
@@ -35,7 +35,7 @@ from queen.wire.ids import IdBlock
 from queen.wire.segment import MalformedSegment, Segment, pack_segment
 
 
-class SpoolLedger:
+class SpoolPositions:
     """For the one process of a host that replays a spool: where to go on, and which files can go."""
 
     def __init__(
@@ -105,10 +105,10 @@ class _Batch:
 
     records: Sequence[Record]
     positions: Mapping[uuid.UUID, int]
-    parts: list[Part] = field(default_factory=list)
+    parts: list[PushSlice] = field(default_factory=list)
 
 
-class Replayer:
+class SpoolDrainer:
     """Empties the spool of this host, if no other worker of it does."""
 
     def __init__(
@@ -118,7 +118,7 @@ class Replayer:
         catalog: Catalog,
         pusher: Pusher,
         envelope: Envelope,
-        modes: Modes,
+        modes: MaintenanceModes,
         *,
         interval: float,
         most_records: int,
@@ -133,7 +133,7 @@ class Replayer:
         self._most_records = most_records
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
-        self._ledger = SpoolLedger(spool, database)
+        self._ledger = SpoolPositions(spool, database)
         self._failed_at = 0.0
         self.send_on: Callable[[Record], Awaitable[bool]] | None = None
         """With several shards: stores a record on the shard that its queue has moved to."""
@@ -157,7 +157,7 @@ class Replayer:
             pause = self._interval
             try:
                 await self._round()
-            except (DatabaseAway, Overloaded) as error:
+            except (DatabaseUnavailable, Overloaded) as error:
                 log.warning("replay of the spool has to wait: %s", error)
                 pause = _PAUSE_SECONDS
             except Exception:
@@ -223,7 +223,7 @@ class Replayer:
         batch = _Batch([one.record for one in taken], {one.file_id: one.end for one in taken})
         try:
             await self._store(batch)
-        except (DatabaseAway, Overloaded):
+        except (DatabaseUnavailable, Overloaded):
             raise
         except (QueenError, asyncpg.PostgresError, EnvelopeError, MalformedSegment) as error:
             if len(taken) > 1:
@@ -268,7 +268,7 @@ class Replayer:
             if failed.file_id not in await self._ledger.progress({failed.file_id}):
                 try:
                     await self._store(_Batch([failed.record], {failed.file_id: 1}), again=failed)
-                except (DatabaseAway, Overloaded):
+                except (DatabaseUnavailable, Overloaded):
                     raise
                 except (QueenError, asyncpg.PostgresError, EnvelopeError, MalformedSegment) as error:
                     if not await self._sent_on(failed.record, error):
@@ -305,24 +305,26 @@ class Replayer:
             await transaction.fetch("spool_advance", list(batch.positions), list(batch.positions.values()))
         return lambda: self._pusher.settle_lots(lots, times)
 
-    def _keep_refused(self, batch: _Batch, lots: Sequence[Lot], again: Failed | None) -> None:
+    def _keep_refused(self, batch: _Batch, lots: Sequence[AppendBatch], again: Failed | None) -> None:
         """Set aside what does not fit its queue."""
         records = dict(zip(batch.parts, batch.records, strict=True))
         for lot in lots:
             fates = iter(lot.fates or ())
             for part in lot.parts:
-                refused = [index for index, fate in zip(range(part.count), fates, strict=False) if fate is Fate.REFUSED]
+                refused = [
+                    index for index, fate in zip(range(part.count), fates, strict=False) if fate is ItemOutcome.REFUSED
+                ]
                 if refused and again is not None and len(refused) == part.count:
                     raise QueenError(refusal(lot))
                 for run in _runs(refused):
                     self._spool.failed.add(self._excerpt(records[part], part, run), refusal(lot))
 
-    def _part(self, record: Record) -> Part:
+    def _part(self, record: Record) -> PushSlice:
         """The messages of a record, with their ids."""
         plain = self._envelope.open(record.sealed)
         segment = Segment(0, datetime.fromtimestamp(record.at, UTC), IdBlock.parse(record.block), plain)
         segment.check()
-        return Part(
+        return PushSlice(
             _SpooledSender(_possible_blocks(record, segment.block)),
             (record.queue, record.partition),
             items_of(segment, (record.queue, record.partition)),
@@ -331,7 +333,7 @@ class Replayer:
             subjects=[segment.producer(index) for index in range(segment.count)],
         )
 
-    def _excerpt(self, record: Record, part: Part, run: range) -> Record:
+    def _excerpt(self, record: Record, part: PushSlice, run: range) -> Record:
         """Some messages of a record, which keep their ids."""
         items = part.items[run.start : run.stop]
         assert part.block is not None

@@ -7,15 +7,15 @@ from itertools import islice
 
 import msgspec
 
-from queen.broker.push.append_batch import Fate, Lot
-from queen.broker.push.slices import Part
+from queen.broker.push.append_batch import AppendBatch, ItemOutcome
+from queen.broker.push.slices import PushSlice
 
 _encode = msgspec.json.encode
 
 
-def render_results(lots: Sequence[Lot]) -> dict[Part, list[bytes]]:
+def render_results(lots: Sequence[AppendBatch]) -> dict[PushSlice, list[bytes]]:
     """For each part the answer to each of its items: JSON objects without their opening `{"index":n`."""
-    results: dict[Part, list[bytes]] = {}
+    results: dict[PushSlice, list[bytes]] = {}
     for lot in lots:
         ids = stored_ids(lot)
         lines = _all_stored(lot, ids) if lot.fates is None else _each(lot, lot.fates, ids)
@@ -28,7 +28,7 @@ def render_results(lots: Sequence[Lot]) -> dict[Part, list[bytes]]:
     return results
 
 
-def stored_ids(lot: Lot) -> list[bytes]:
+def stored_ids(lot: AppendBatch) -> list[bytes]:
     """The message ids of what was stored, in order."""
     ids: list[bytes] = []
     for chunk in lot.chunks:
@@ -37,7 +37,7 @@ def stored_ids(lot: Lot) -> list[bytes]:
     return ids
 
 
-def join_results(parts: Sequence[Part], results: dict[Part, list[bytes]], count: int) -> bytes:
+def join_results(parts: Sequence[PushSlice], results: dict[PushSlice, list[bytes]], count: int) -> bytes:
     """The whole answer of a request."""
     if len(parts) == 1:
         lines = results[parts[0]]
@@ -51,7 +51,7 @@ def join_results(parts: Sequence[Part], results: dict[Part, list[bytes]], count:
     return b"[" + b",".join([b'{"index":%d%b' % numbered for numbered in enumerate(lines)]) + b"]"
 
 
-def _all_stored(lot: Lot, ids: list[bytes]) -> list[bytes]:
+def _all_stored(lot: AppendBatch, ids: list[bytes]) -> list[bytes]:
     tail = b'","partition_id":"%b","trace_id":' % lot.partition.uuid.encode()
     end = b',"queueName":%b}' % _encode(lot.queue.name)
     plain = tail + b"null" + end
@@ -76,16 +76,16 @@ def _all_stored(lot: Lot, ids: list[bytes]) -> list[bytes]:
     return lines
 
 
-def _each(lot: Lot, fates: Sequence[Fate], ids: list[bytes]) -> list[bytes]:
+def _each(lot: AppendBatch, fates: Sequence[ItemOutcome], ids: list[bytes]) -> list[bytes]:
     name = _encode(lot.queue.name)
     fresh = iter(ids)
     winners = {transaction_id: id.encode() for transaction_id, id in lot.winners.items()}
     lines = []
     for item, fate in zip(lot.items(), fates, strict=True):
         transaction = _encode(item.transaction_id)
-        if fate is Fate.STORED:
+        if fate is ItemOutcome.STORED:
             winners[item.transaction_id] = next(fresh)
-        if fate in (Fate.STORED, Fate.STORED_BEFORE):
+        if fate in (ItemOutcome.STORED, ItemOutcome.STORED_BEFORE):
             lines.append(
                 b',"transaction_id":%b,"status":"queued","message_id":"%b","partition_id":"%b","trace_id":%b,"queueName":%b}'
                 % (
@@ -96,7 +96,7 @@ def _each(lot: Lot, fates: Sequence[Fate], ids: list[bytes]) -> list[bytes]:
                     name,
                 )
             )
-        elif fate is Fate.DUPLICATE:
+        elif fate is ItemOutcome.DUPLICATE:
             lines.append(
                 b',"transaction_id":%b,"status":"duplicate","message_id":"%b","queueName":%b}'
                 % (transaction, winners[item.transaction_id], name)
@@ -109,7 +109,7 @@ def _each(lot: Lot, fates: Sequence[Fate], ids: list[bytes]) -> list[bytes]:
     return lines
 
 
-def refusal(lot: Lot) -> str:
+def refusal(lot: AppendBatch) -> str:
     """Why items of a lot did not fit."""
     limit = lot.queue.max_size
     return (

@@ -55,7 +55,7 @@ class Chunk:
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class PushSlice:
     """The items of one request for one partition, and where in the request they stand (None: all of it).
 
     `given` are the items until the part is packed: then they are let go, and unpacked again for the few who ask.
@@ -105,31 +105,31 @@ def items_of(packed: Chunk | Segment, target: Target) -> list[PushItem]:
     ]
 
 
-def split_by_target(sender: Sender, items: list[PushItem]) -> list[Part]:
+def split_by_target(sender: Sender, items: list[PushItem]) -> list[PushSlice]:
     """The parts of a request, in the order in which their partitions first appear in it."""
     queue, partition = items[0].queue, items[0].partition
     if len(items) == 1 or all(item.partition == partition and item.queue == queue for item in items):
-        return [Part(sender, (queue, partition), items, None)]
-    parts: dict[Target, Part] = {}
+        return [PushSlice(sender, (queue, partition), items, None)]
+    parts: dict[Target, PushSlice] = {}
     for position, item in enumerate(items):
         target = (item.queue, item.partition)
         part = parts.get(target)
         if part is None:
-            part = parts[target] = Part(sender, target, [], [])
+            part = parts[target] = PushSlice(sender, target, [], [])
         part.items.append(item)
         assert part.positions is not None
         part.positions.append(position)
     return list(parts.values())
 
 
-class Preparer:
+class SlicePreparer:
     """Does for a part, as soon as it arrives, what need not wait for its turn to be stored."""
 
     def __init__(self, envelope: Envelope, ids: IdSource) -> None:
         self._envelope = envelope
         self._ids = ids
 
-    def prepare(self, part: Part, partition: Partition, queue: Queue) -> None:
+    def prepare(self, part: PushSlice, partition: Partition, queue: Queue) -> None:
         """Make the part ready for a partition; to be done again when the partition turns out to be another."""
         if queue.encryption_enabled and not self._envelope.can_encrypt:
             raise EncryptionKeyMissing(
@@ -158,7 +158,7 @@ class Preparer:
             )
             part.let_go()
 
-    def pack_unplaced(self, parts: Sequence[Part]) -> list[Chunk]:
+    def pack_unplaced(self, parts: Sequence[PushSlice]) -> list[Chunk]:
         """Pack parts whose partition may not be known: without hashes, and encrypted if that is possible."""
         items = [item for part in parts for item in part.items]
         return self.pack(

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from queen.broker.heartbeat import Modes
+from queen.broker.heartbeat import MaintenanceModes
 from queen.broker.push.results import join_results
-from queen.broker.push.slices import Chunk, Part, Preparer, Target
+from queen.broker.push.slices import Chunk, PushSlice, SlicePreparer, Target
 from queen.errors import Overloaded
 from queen.spool.record import UNNUMBERED, Record, bucket_of
 from queen.spool.spool import Spool
@@ -30,10 +30,12 @@ _POLL = 0.005
 _encode = msgspec.json.encode
 
 
-class Detour:
+class SpoolRouter:
     """Decides which pushes go to the spool, and takes them there."""
 
-    def __init__(self, spool: Spool, modes: Modes, presence: Presence, preparer: Preparer, envelope: Envelope) -> None:
+    def __init__(
+        self, spool: Spool, modes: MaintenanceModes, presence: Presence, preparer: SlicePreparer, envelope: Envelope
+    ) -> None:
         self._spool = spool
         self._board = spool.board
         self._modes = modes
@@ -94,7 +96,7 @@ class Detour:
             if trouble and not self._board.trouble:
                 self._board.set_trouble(True)
         blocks = {record.block for records, _ in segments for record in records}
-        lines: dict[Part, list[bytes]] = {}
+        lines: dict[PushSlice, list[bytes]] = {}
         for records, parts in segments:
             lines |= _render(records, parts, blocks)
         return lambda: _answer(batch, lines)
@@ -103,9 +105,9 @@ class Detour:
     def _closed(self) -> bool:
         return self._modes.push_maintenance or self._presence.away or self._board.trouble
 
-    def _segments(self, batch: Sequence[Push], now: float) -> Iterator[tuple[list[Record], list[Part]]]:
+    def _segments(self, batch: Sequence[Push], now: float) -> Iterator[tuple[list[Record], list[PushSlice]]]:
         """What the batch has for each partition: as records, and as the parts that those are made of."""
-        by_target: dict[Target, list[Part]] = {}
+        by_target: dict[Target, list[PushSlice]] = {}
         for push in batch:
             for part in push.parts:
                 by_target.setdefault(part.target, []).append(part)
@@ -117,9 +119,9 @@ class Detour:
             ]
             yield records, parts
 
-    def _chunks(self, parts: Sequence[Part]) -> Iterator[Chunk]:
+    def _chunks(self, parts: Sequence[PushSlice]) -> Iterator[Chunk]:
         """Segments: those that a lost attempt made of the parts, because messages keep their ids, or new ones."""
-        small: list[Part] = []
+        small: list[PushSlice] = []
         for part in parts:
             if part.chunks is None:
                 small.append(part)
@@ -129,7 +131,7 @@ class Detour:
             yield from part.chunks
         yield from self._join(small)
 
-    def _join(self, parts: list[Part]) -> list[Chunk]:
+    def _join(self, parts: list[PushSlice]) -> list[Chunk]:
         if not parts:
             return []
         joint = parts[0].joint
@@ -142,7 +144,7 @@ class Detour:
         return self._envelope.seal(chunk.plain, encrypt=self._envelope.can_encrypt)
 
 
-def _render(records: Sequence[Record], parts: Sequence[Part], spooled: set[bytes]) -> dict[Part, list[bytes]]:
+def _render(records: Sequence[Record], parts: Sequence[PushSlice], spooled: set[bytes]) -> dict[PushSlice, list[bytes]]:
     blocks = [(IdBlock.parse(record.block), record.count) for record in records]
     ids = iter([block.text(index).encode() for block, count in blocks for index in range(count)])
     target = b'"queueName":%b,"queue":%b,"partition":%b}' % (
@@ -150,7 +152,7 @@ def _render(records: Sequence[Record], parts: Sequence[Part], spooled: set[bytes
         _encode(parts[0].target[0]),
         _encode(parts[0].target[1]),
     )
-    lines: dict[Part, list[bytes]] = {}
+    lines: dict[PushSlice, list[bytes]] = {}
     for part in parts:
         # An attempt whose outcome is unknown may have stored them under other ids: then nobody knows theirs yet.
         sure = part.sender.blocks <= spooled
@@ -168,7 +170,7 @@ def _render(records: Sequence[Record], parts: Sequence[Part], spooled: set[bytes
     return lines
 
 
-def _answer(batch: Sequence[Push], lines: dict[Part, list[bytes]]) -> None:
+def _answer(batch: Sequence[Push], lines: dict[PushSlice, list[bytes]]) -> None:
     for push in batch:
         if not push.answer.done():
             push.answer.set_result(push.render(join_results(push.parts, lines, push.count)))

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 import asyncpg
 
-from queen.concurrency import Background
-from queen.errors import DatabaseAway, Overloaded, QueenError
+from queen.concurrency import BackgroundTask
+from queen.errors import DatabaseUnavailable, Overloaded, QueenError
 from queen.storage.database import Database, Record
 from queen.storage.shard_setup import check_number
 from queen.wire.shards import PARTITION_BITS, Kind, Name, home, shard_of_partition
@@ -44,7 +44,7 @@ class Directory:
         self._foreign: dict[int, array[int]] = {}
         self._changed = asyncio.Event()
         self._looking = asyncio.Lock()
-        self._background = Background()
+        self._background = BackgroundTask()
 
     @property
     def count(self) -> int:
@@ -78,7 +78,7 @@ class Directory:
         versions = dict(self._versions)
         try:
             shard = await self._follow(name)
-        except DatabaseAway:
+        except DatabaseUnavailable:
             return await self._guess(name)
         if versions == self._versions:
             if len(self._places) >= _MOST_REMEMBERED:
@@ -213,8 +213,8 @@ class Directory:
     async def _note(self, name: Name, shard: int) -> Record | None:
         try:
             rows = await self._databases[shard].fetch("placement", name.kind.value, name.key)
-        except DatabaseAway as error:
-            raise DatabaseAway(f"shard {shard}, which knows where {name} is, cannot be reached") from error
+        except DatabaseUnavailable as error:
+            raise DatabaseUnavailable(f"shard {shard}, which knows where {name} is, cannot be reached") from error
         return rows[0] if rows else None
 
     async def _complete_arrivals(self, number: int) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from queen.errors import DatabaseAway, NotFound, QueenError
+from queen.errors import DatabaseUnavailable, NotFound, QueenError
 from queen.storage.database import AWAY_ERRORS, Connection, Record
 from queen.storage.shard_setup import check_number
 from queen.wire.shards import Kind, Name
@@ -37,17 +37,17 @@ class Fleet:
                 raise NotFound(
                     f"there is no shard {number}: DATABASE_URLS names shards 0 to {self.count - 1}"
                 ) from None
-            raise DatabaseAway(f"shard {number} cannot be reached") from None
+            raise DatabaseUnavailable(f"shard {number} cannot be reached") from None
 
     def all(self) -> list[Connection]:
-        """Every shard. Raises `DatabaseAway` when one of them is away."""
+        """Every shard. Raises `DatabaseUnavailable` when one of them is away."""
         return [self[number] for number in range(self.count)]
 
     async def layout(self) -> list[int]:
         """The shards that take new names."""
         for connection in self.connections.values():
             return list(await connection.fetchval("SELECT layout FROM queen.shard"))
-        raise DatabaseAway("no shard can be reached")
+        raise DatabaseUnavailable("no shard can be reached")
 
     async def note(self, number: int, name: Name) -> Record | None:
         """What a shard says about where a name lives."""

@@ -15,8 +15,8 @@ from typing import Final, TypeAlias
 
 from queen.broker.broker import Broker
 from queen.broker.sharding.directory import Directory
-from queen.broker.topics.batching import Lane
-from queen.errors import DatabaseAway, Overloaded
+from queen.broker.topics.batching import RequestBatcher
+from queen.errors import DatabaseUnavailable, Overloaded
 from queen.storage.database import Database
 from queen.wire.shards import Name
 from queen.wire.topics import EnqueueItem
@@ -58,7 +58,7 @@ class KeyRegister:
 
     def __init__(self, database: Database) -> None:
         self._link = database.link()
-        self._lane: Lane[_Wanted] = Lane(
+        self._lane: RequestBatcher[_Wanted] = RequestBatcher(
             self._run,
             weigh=lambda wanted: len(wanted.shards),
             limit=5000,
@@ -102,7 +102,7 @@ class NamespaceRules:
         for home, some in abroad.items():
             try:
                 await self._brokers[home].topics.quotas.admit(some)
-            except DatabaseAway:
+            except DatabaseUnavailable:
                 # Better over a quota for a while than nothing at all.
                 log.warning("shard %d cannot be reached, so the quotas that it keeps are not looked at", home)
 

@@ -12,7 +12,7 @@ import asyncpg
 from queen.broker.broker import Broker
 from queen.broker.sharding.directory import Directory
 from queen.broker.topics.catalog import TopicKey
-from queen.concurrency import Background
+from queen.concurrency import BackgroundTask
 from queen.errors import QueenError
 from queen.spool.record import Record
 from queen.storage.migrate import migrate
@@ -29,7 +29,7 @@ class Joining:
 
     def __init__(self, dsns: Sequence[str]) -> None:
         self._dsns = dsns
-        self._background = Background()
+        self._background = BackgroundTask()
 
     async def start(self) -> None:
         """Raises `QueenError` when the databases cannot be the shards they are named as."""

@@ -15,7 +15,7 @@ from queen.broker.topics.catalog import (
     read_topic_options,
 )
 from queen.broker.topics.enqueue import OnFed
-from queen.broker.topics.prefetch import ReadyDesk
+from queen.broker.topics.prefetch import PrefetchBuffer
 from queen.broker.topics.settle import find_places
 from queen.storage.database import Database, Record
 from queen.wire.topics import ItemRef
@@ -69,7 +69,7 @@ class TopicAdmin:
     """Looks at topics, and changes them as a whole."""
 
     def __init__(
-        self, database: Database, catalog: TopicCatalog, desk: ReadyDesk, on_changed: Callable[[TopicKey], None]
+        self, database: Database, catalog: TopicCatalog, desk: PrefetchBuffer, on_changed: Callable[[TopicKey], None]
     ) -> None:
         """`on_changed` lets this and every other worker know."""
         self._desk = desk

@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import asyncpg
 
 from queen.broker.batcher import fail_batch, overloaded
-from queen.broker.topics.throttle import Courtesy
+from queen.broker.topics.throttle import TenantThrottle
 from queen.errors import QueenError
 from queen.metrics.meter import clock
 from queen.storage.database import Database, Link, Record
@@ -24,7 +24,7 @@ _POLITE_SHARE: Final = 100
 """What a tenant that is to hold back does in one go: so little that others find a gap soon."""
 
 
-class FairFusion(Generic[T]):
+class FairBatcher(Generic[T]):
     """Runs `run(batch)` for everything submitted; requests of a tenant go together and in order.
 
     As in `Fusion` there is no timer. `weigh` says how much of a batch an item takes, `limit` how much a batch may hold,
@@ -44,7 +44,7 @@ class FairFusion(Generic[T]):
         limit: int,
         share: int,
         most: int,
-        courtesy: Courtesy | None = None,
+        courtesy: TenantThrottle | None = None,
     ) -> None:
         self._run = run
         self._fail = fail
@@ -180,17 +180,17 @@ _SHARE: Final = 1000
 """Items of one tenant in a batch: so many that few more would go together cheaper, and nobody waits long for them."""
 
 
-class Asked(Protocol):
+class BatchedRequest(Protocol):
     """A request that waits for its answer."""
 
     @property
     def answer(self) -> asyncio.Future[Any]: ...
 
 
-AskedT = TypeVar("AskedT", bound=Asked)
+AskedT = TypeVar("AskedT", bound=BatchedRequest)
 
 
-class Lane(Generic[AskedT]):
+class RequestBatcher(Generic[AskedT]):
     """Runs requests together; when PostgreSQL refuses a batch, each of it runs alone.
 
     `tenant` says whose a request is: tenants take turns, none has to wait for the work of another, and `courtesy` says
@@ -207,11 +207,11 @@ class Lane(Generic[AskedT]):
         most: int = 100_000,
         tenant: Callable[[AskedT], str] = lambda request: "",
         spare: Callable[[AskedT, Exception], bool] = lambda request, error: False,
-        courtesy: Courtesy | None = None,
+        courtesy: TenantThrottle | None = None,
     ) -> None:
         self._run_together = run
         self._spare = spare
-        self.fusion: FairFusion[AskedT] = FairFusion(
+        self.batcher: FairBatcher[AskedT] = FairBatcher(
             self._run,
             _fail,
             tenant=tenant,
@@ -223,7 +223,7 @@ class Lane(Generic[AskedT]):
         )
 
     def submit(self, request: AskedT) -> None:
-        self.fusion.submit(request)
+        self.batcher.submit(request)
 
     async def _run(self, batch: list[AskedT]) -> None:
         try:
@@ -241,7 +241,7 @@ class Lane(Generic[AskedT]):
                 await self._run([request])
 
 
-def _fail(request: Asked, error: Exception) -> None:
+def _fail(request: BatchedRequest, error: Exception) -> None:
     if not request.answer.done():
         request.answer.set_exception(error)
 

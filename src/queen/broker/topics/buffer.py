@@ -15,9 +15,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
-from queen.broker.topics.batching import Lane
+from queen.broker.topics.batching import RequestBatcher
 from queen.broker.topics.enqueue import ItemIds
-from queen.errors import BadRequest, Overloaded, RedisAway
+from queen.errors import BadRequest, Overloaded, RedisUnavailable
 from queen.metrics.meter import Meter
 from queen.redis.interfaces import Copied, Copies
 from queen.spool.record import UNNUMBERED, Record, bucket_of
@@ -136,7 +136,9 @@ class Buffer:
         self._copies = copies
         self._most = most
         self._boot = boot_id()
-        self.lane: Lane[Accept] = Lane(self._run, weigh=lambda request: len(request.items), limit=5000)
+        self.lane: RequestBatcher[Accept] = RequestBatcher(
+            self._run, weigh=lambda request: len(request.items), limit=5000
+        )
 
     async def enqueue(self, items: Sequence[EnqueueItem]) -> list[int]:
         """Make items durable; gives their ids. Raises `Overloaded` when too many wait: then nothing was kept."""
@@ -213,7 +215,7 @@ class Buffer:
             # Records that are written together are in one file.
             copied = [Copied(one.start, one.end, one.body) for one in placed]
             await copies.add(str(placed[0].file_id), copied)
-        except RedisAway as error:
+        except RedisUnavailable as error:
             # They are on this host's disk, which is what was promised.
             log.debug("buffered items are not copied: %s", error)
 

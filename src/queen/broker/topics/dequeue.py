@@ -13,12 +13,12 @@ from typing import Final
 
 import asyncpg
 
-from queen.broker.topics.batching import Lane, Links
+from queen.broker.topics.batching import Links, RequestBatcher
 from queen.broker.topics.catalog import LOCKS, Topic, TopicCatalog, TopicKey, lock_keys
-from queen.broker.topics.prefetch import Asked, NotReady, Prefetcher, ReadyDesk
-from queen.broker.topics.throttle import Courtesy
-from queen.concurrency import Errands
-from queen.errors import DatabaseAway, QueenError
+from queen.broker.topics.prefetch import NotReady, PrefetchBuffer, Prefetcher, PrefetchRequest
+from queen.broker.topics.throttle import TenantThrottle
+from queen.concurrency import BackgroundTasks
+from queen.errors import DatabaseUnavailable, QueenError
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Fetcher, Presence, Record
 from queen.wire.ids import IdSource
@@ -69,7 +69,7 @@ _PARKED_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 0.1
 
 
-class Patience:
+class OutageGrace:
     """Tells who is spared an error, and calls `on_return` when PostgreSQL may be back."""
 
     def __init__(self, presence: Presence, on_return: Callable[[], None]) -> None:
@@ -80,7 +80,7 @@ class Patience:
     def spares(self, wait: bool, since: float, error: Exception) -> bool:
         """Whether a request that began to wait at a time goes on waiting in spite of an error."""
         loop = asyncio.get_running_loop()
-        if not wait or not isinstance(error, DatabaseAway) or loop.time() - since < _PARKED_SECONDS:
+        if not wait or not isinstance(error, DatabaseUnavailable) or loop.time() - since < _PARKED_SECONDS:
             return False
         if self._timer is None:
             self._timer = loop.call_later(_LOOK_SECONDS, self._look)
@@ -155,9 +155,9 @@ class Dequeuer:
         ids: IdSource,
         on_leased: Callable[[float], None],
         meter: Meter,
-        desk: ReadyDesk,
+        desk: PrefetchBuffer,
         prefetcher: Prefetcher,
-        courtesy: Courtesy,
+        courtesy: TenantThrottle,
     ) -> None:
         """`on_leased` is told how many seconds a lease lasts that has just begun."""
         self._database = database
@@ -174,10 +174,10 @@ class Dequeuer:
         self._closing = False
         self._claiming: Counter[TopicKey] = Counter()
         self._missed: set[TopicKey] = set()
-        self._errands = Errands()
-        self._patience = Patience(database.presence, self.wake_all)
+        self._errands = BackgroundTasks()
+        self._patience = OutageGrace(database.presence, self.wake_all)
         self.lane = self._make_lane(self._serve)
-        self._ready_lanes: dict[TopicKey, Lane[Dequeue]] = {}
+        self._ready_lanes: dict[TopicKey, RequestBatcher[Dequeue]] = {}
 
     def dequeue(
         self, key: TopicKey, limit: int, lease_seconds: float | None, wait_seconds: float
@@ -226,10 +226,10 @@ class Dequeuer:
         self.release_parked()
         self._patience.stop()
         for lane in [self.lane, *self._ready_lanes.values()]:
-            await lane.fusion.join()
+            await lane.batcher.join()
         await self._errands.finish()
 
-    def _make_lane(self, serve: Callable[[list[Dequeue]], Awaitable[None]]) -> Lane[Dequeue]:
+    def _make_lane(self, serve: Callable[[list[Dequeue]], Awaitable[None]]) -> RequestBatcher[Dequeue]:
         async def run(batch: list[Dequeue]) -> None:
             batch = [request for request in batch if not request.answer.done()]
             # Another batch may run beside this one.
@@ -241,7 +241,7 @@ class Dequeuer:
             finally:
                 self._claiming -= claiming
 
-        return Lane(
+        return RequestBatcher(
             run,
             weigh=lambda request: min(request.limit, _MOST_AT_ONCE),
             limit=_MOST_AT_ONCE,
@@ -292,7 +292,7 @@ class Dequeuer:
                 self.lane.submit(request)
             return
         leases = [_lease_seconds(request, topic) for request in batch]
-        asked = [Asked(self._ids.uuid(), one.limit, lease) for one, lease in zip(batch, leases, strict=True)]
+        asked = [PrefetchRequest(self._ids.uuid(), one.limit, lease) for one, lease in zip(batch, leases, strict=True)]
         try:
             items = await self._desk.take(topic, asked)
         except NotReady:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, TypeAlias
 
-from queen.broker.topics.batching import Lane, Links
+from queen.broker.topics.batching import Links, RequestBatcher
 from queen.broker.topics.catalog import Topic, TopicCatalog, TopicKey, lock_keys
 from queen.broker.topics.quotas import Quotas
-from queen.broker.topics.throttle import Courtesy
-from queen.concurrency import Errands
-from queen.errors import DatabaseAway, Overloaded, RedisAway
+from queen.broker.topics.throttle import TenantThrottle
+from queen.concurrency import BackgroundTasks
+from queen.errors import DatabaseUnavailable, Overloaded, RedisUnavailable
 from queen.metrics.meter import Meter
 from queen.redis.interfaces import Keys
 from queen.storage.database import Database, Fetcher
@@ -29,7 +29,7 @@ class SeenKeys:
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
-        self._errands = Errands()
+        self._errands = BackgroundTasks()
 
     async def stop(self) -> None:
         await self._errands.finish()
@@ -40,7 +40,7 @@ class SeenKeys:
         for namespace, own in _by_namespace(entries).items():
             try:
                 known = await self._keys.known(namespace, [entry.item.idempotency_key or "" for entry in own])
-            except RedisAway:
+            except RedisUnavailable:
                 return []
             found += [entry for entry in own if entry.item.idempotency_key in known]
         return found
@@ -53,7 +53,7 @@ class SeenKeys:
         for namespace, own in entries.items():
             try:
                 await self._keys.learn(namespace, [entry.item.idempotency_key or "" for entry in own], _SECONDS)
-            except RedisAway:
+            except RedisUnavailable:
                 return
 
 
@@ -84,7 +84,7 @@ class ItemIds:
             return ids
         try:
             return await self._reserve(count)
-        except DatabaseAway:
+        except DatabaseUnavailable:
             ids = self._source.take_kept(count, keep_ms=_KEPT_MS) if offline else None
             if ids is None:
                 raise
@@ -155,7 +155,7 @@ class Enqueuer:
         keys: SeenKeys,
         on_fed: OnFed,
         meter: Meter,
-        courtesy: Courtesy | None = None,
+        courtesy: TenantThrottle | None = None,
     ) -> None:
         self._link = Links(database)
         self._catalog = catalog
@@ -164,7 +164,7 @@ class Enqueuer:
         self._keys = keys
         self._on_fed = on_fed
         self._meter = meter
-        self.lane: Lane[Enqueue] = Lane(
+        self.lane: RequestBatcher[Enqueue] = RequestBatcher(
             self._run,
             weigh=lambda request: len(request.entries),
             limit=5000,

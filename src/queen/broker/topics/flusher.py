@@ -16,12 +16,12 @@ from typing import Final
 
 import asyncpg
 
-from queen.broker.push.replay import SpoolLedger
+from queen.broker.push.replay import SpoolPositions
 from queen.broker.topics.catalog import TopicCatalog
 from queen.broker.topics.enqueue import OnFed
 from queen.broker.topics.wal_store import Moved, SendOn, Stretch, WalStore, is_readable
-from queen.concurrency import Background
-from queen.errors import QueenError, RedisAway
+from queen.concurrency import BackgroundTask
+from queen.errors import QueenError, RedisUnavailable
 from queen.redis.interfaces import Copied, Copies
 from queen.spool.files import HEADER_BYTES
 from queen.spool.reader import Taken
@@ -88,7 +88,7 @@ _AT_ONCE: Final = 50
 class Rescuer:
     """In the worker that flushes the log of this host: looks for what other hosts do not get done."""
 
-    def __init__(self, wal: Spool, copies: Copies, ledger: SpoolLedger, store: WalStore, presence: Presence) -> None:
+    def __init__(self, wal: Spool, copies: Copies, ledger: SpoolPositions, store: WalStore, presence: Presence) -> None:
         self._wal = wal
         self._copies = copies
         self._ledger = ledger
@@ -96,7 +96,7 @@ class Rescuer:
         self._presence = presence
         self._stuck: dict[str, tuple[int, float]] = {}
         """Files of others: how far they are stored, and since when no further."""
-        self._background = Background()
+        self._background = BackgroundTask()
 
     def start(self) -> None:
         self._background.start(self._run())
@@ -192,7 +192,7 @@ class Flusher:
         self._store_records = WalStore(database, catalog, wal.failed, on_fed)
         self._keep_seconds = keep_seconds
         self._copies = copies
-        self._ledger = SpoolLedger(wal, database, keep_seconds=keep_seconds, remember_files=copies is not None)
+        self._ledger = SpoolPositions(wal, database, keep_seconds=keep_seconds, remember_files=copies is not None)
         self._wake = asyncio.Event()
         self._stopping = False
         self._was_away = False
@@ -353,6 +353,6 @@ class Flusher:
         try:
             for stretch in stretches:
                 await copies.trim(str(stretch.file_id), stretch.upto)
-        except RedisAway as error:
+        except RedisUnavailable as error:
             # Whoever finds them sees that they are stored.
             log.debug("copies of what was flushed are left: %s", error)

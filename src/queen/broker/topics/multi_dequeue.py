@@ -15,13 +15,13 @@ from typing import Final
 
 import asyncpg
 
-from queen.broker.topics.batching import Lane, Links
+from queen.broker.topics.batching import Links, RequestBatcher
 from queen.broker.topics.catalog import Topic, TopicCatalog, TopicKey
-from queen.broker.topics.dequeue import Dequeue, Heads, Patience, remove_leased, service_order
-from queen.broker.topics.prefetch import ReadyDesk
+from queen.broker.topics.dequeue import Dequeue, Heads, OutageGrace, remove_leased, service_order
+from queen.broker.topics.prefetch import PrefetchBuffer
 from queen.broker.topics.settle import Settler
-from queen.broker.topics.throttle import Courtesy
-from queen.concurrency import Errands
+from queen.broker.topics.throttle import TenantThrottle
+from queen.concurrency import BackgroundTasks
 from queen.errors import QueenError
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Record
@@ -29,7 +29,7 @@ from queen.wire.ids import IdSource
 from queen.wire.topics import ItemRef
 
 
-class Field:
+class TopicSet:
     """What is known of the topics of a namespace, or of some of them. Times are those of the event loop."""
 
     def __init__(self, namespace: str, names: frozenset[str]) -> None:
@@ -89,7 +89,7 @@ _MOST_TRIES: Final = 5
 
 
 @dataclass(slots=True, eq=False)
-class DequeueMany(Dequeue):
+class MultiTopicDequeue(Dequeue):
     """A request for items of several topics; the second part of its key says nothing."""
 
     names: frozenset[str] = frozenset()
@@ -97,7 +97,7 @@ class DequeueMany(Dequeue):
     """The names of the topics of its items."""
 
 
-class ManyDequeuer:
+class MultiTopicDequeuer:
     """Leases items of many topics in one order of service."""
 
     def __init__(
@@ -110,8 +110,8 @@ class ManyDequeuer:
         on_leased: Callable[[float], None],
         meter: Meter,
         poll_seconds: float,
-        desk: ReadyDesk,
-        courtesy: Courtesy,
+        desk: PrefetchBuffer,
+        courtesy: TenantThrottle,
     ) -> None:
         self._desk = desk
         self._link = Links(database)
@@ -122,13 +122,13 @@ class ManyDequeuer:
         self._on_leased = on_leased
         self._meter = meter
         self._poll_seconds = poll_seconds
-        self._fields: dict[str, dict[frozenset[str], Field]] = {}
-        self._parked: dict[Field, list[DequeueMany]] = {}
-        self._timers: dict[Field, asyncio.TimerHandle] = {}
-        self._errands = Errands()
+        self._fields: dict[str, dict[frozenset[str], TopicSet]] = {}
+        self._parked: dict[TopicSet, list[MultiTopicDequeue]] = {}
+        self._timers: dict[TopicSet, asyncio.TimerHandle] = {}
+        self._errands = BackgroundTasks()
         self._closing = False
-        self._patience = Patience(database.presence, self.wake_all)
-        self.lane: Lane[DequeueMany] = Lane(
+        self._patience = OutageGrace(database.presence, self.wake_all)
+        self.lane: RequestBatcher[MultiTopicDequeue] = RequestBatcher(
             self._run,
             weigh=lambda request: min(request.limit, _MOST_AT_ONCE),
             limit=_MOST_AT_ONCE,
@@ -140,10 +140,10 @@ class ManyDequeuer:
 
     def dequeue(
         self, namespace: str, names: Collection[str], limit: int, lease_seconds: float | None, wait_seconds: float
-    ) -> DequeueMany:
+    ) -> MultiTopicDequeue:
         """Lease up to `limit` items of these topics, or (without names) of all topics of a namespace."""
         loop = asyncio.get_running_loop()
-        request = DequeueMany(
+        request = MultiTopicDequeue(
             (namespace, ""), limit, lease_seconds, wait_seconds > 0, loop.create_future(), names=frozenset(names)
         )
         self.lane.submit(request)
@@ -194,27 +194,27 @@ class ManyDequeuer:
         self._patience.stop()
         for timer in self._timers.values():
             timer.cancel()
-        await self.lane.fusion.join()
+        await self.lane.batcher.join()
         await self._errands.finish()
 
-    async def _run(self, batch: list[DequeueMany]) -> None:
+    async def _run(self, batch: list[MultiTopicDequeue]) -> None:
         """Those who ask for the same topics are served by one statement."""
-        asked: dict[Field, list[DequeueMany]] = {}
+        asked: dict[TopicSet, list[MultiTopicDequeue]] = {}
         for request in batch:
             if not request.answer.done():
                 asked.setdefault(self._field(request), []).append(request)
         for field, requests in asked.items():
             await self._serve(field, requests)
 
-    def _field(self, request: DequeueMany) -> Field:
+    def _field(self, request: MultiTopicDequeue) -> TopicSet:
         fields = self._fields.setdefault(request.key[0], {})
         field = fields.get(request.names)
         if field is None:
-            field = fields[request.names] = Field(request.key[0], request.names)
+            field = fields[request.names] = TopicSet(request.key[0], request.names)
         field.used_at = asyncio.get_running_loop().time()
         return field
 
-    async def _serve(self, field: Field, requests: list[DequeueMany]) -> None:
+    async def _serve(self, field: TopicSet, requests: list[MultiTopicDequeue]) -> None:
         loop = asyncio.get_running_loop()
         wanted = sum(request.limit for request in requests)
         if field.scanned_at is None:
@@ -226,7 +226,7 @@ class ManyDequeuer:
             rows, topics = await self._claim(field, requests, wanted)
         await self._hand_over(field, requests, rows, topics)
 
-    async def _scan(self, field: Field) -> None:
+    async def _scan(self, field: TopicSet) -> None:
         """Look in PostgreSQL which topics have something."""
         loop = asyncio.get_running_loop()
         rows = await self._link.fetch("topic_lively", field.namespace, sorted(field.names) if field.names else None)
@@ -235,7 +235,7 @@ class ManyDequeuer:
             field.fed((field.namespace, row["name"]), now + row["seconds"], now)
 
     async def _claim(
-        self, field: Field, requests: Sequence[DequeueMany], wanted: int
+        self, field: TopicSet, requests: Sequence[MultiTopicDequeue], wanted: int
     ) -> tuple[list[list[Record]], dict[int, Topic]]:
         """Lease for the requests, of which the first is served first; empty when there is nothing at all."""
         starts = [0, *itertools.accumulate(request.limit for request in requests)][:-1]
@@ -270,7 +270,7 @@ class ManyDequeuer:
             # Others were quicker to take everything that was seen.
         return [], {}
 
-    async def _note_due(self, field: Field, topics: Sequence[Topic]) -> None:
+    async def _note_due(self, field: TopicSet, topics: Sequence[Topic]) -> None:
         loop = asyncio.get_running_loop()
         by_id = {topic.id: topic.key for topic in topics}
         for row in await self._link.fetch("topic_next_due", list(by_id)):
@@ -279,7 +279,11 @@ class ManyDequeuer:
             field.fed(by_id[row["topic_id"]], now + max(0.0, row["seconds"]) + 0.001, now)
 
     async def _hand_over(
-        self, field: Field, requests: Sequence[DequeueMany], items: list[list[Record]], topics: dict[int, Topic]
+        self,
+        field: TopicSet,
+        requests: Sequence[MultiTopicDequeue],
+        items: list[list[Record]],
+        topics: dict[int, Topic],
     ) -> None:
         leased: Counter[int] = Counter()
         for request, rows in zip(requests, items or [[]] * len(requests), strict=True):
@@ -321,12 +325,12 @@ class ManyDequeuer:
         except (QueenError, asyncpg.PostgresError) as error:
             log.warning("%d items could not be given back; their leases have to lapse: %s", len(rows), error)
 
-    def _park(self, field: Field, request: DequeueMany) -> None:
+    def _park(self, field: TopicSet, request: MultiTopicDequeue) -> None:
         request.busy = False
         self._parked.setdefault(field, []).append(request)
         self._arm(field)
 
-    def _spare(self, request: DequeueMany, error: Exception) -> bool:
+    def _spare(self, request: MultiTopicDequeue, error: Exception) -> bool:
         if not self._patience.spares(request.wait, request.since, error):
             return False
         if request.expired:
@@ -335,7 +339,7 @@ class ManyDequeuer:
             self._park(self._field(request), request)
         return True
 
-    def _arm(self, field: Field) -> None:
+    def _arm(self, field: TopicSet) -> None:
         """Wake those who wait when the next item is due."""
         timer, at = self._timers.get(field), field.next_at
         if at is None or (timer is not None and timer.when() <= at):
@@ -344,7 +348,7 @@ class ManyDequeuer:
             timer.cancel()
         self._timers[field] = asyncio.get_running_loop().call_at(at, self._wake, field)
 
-    def _wake(self, field: Field) -> None:
+    def _wake(self, field: TopicSet) -> None:
         timer = self._timers.pop(field, None)
         if timer is not None:
             timer.cancel()

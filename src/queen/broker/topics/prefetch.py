@@ -15,9 +15,9 @@ import asyncpg
 from queen.broker.topics.batching import Links
 from queen.broker.topics.catalog import Topic, TopicCatalog, TopicKey, lock_keys
 from queen.broker.topics.settle import SETTLED_SECONDS
-from queen.concurrency import Background, Errands
-from queen.errors import QueenError, RedisAway
-from queen.redis.interfaces import TURN_SECONDS, ReadyQueue, Turn, TurnState
+from queen.concurrency import BackgroundTask, BackgroundTasks
+from queen.errors import QueenError, RedisUnavailable
+from queen.redis.interfaces import TURN_SECONDS, FillTurn, FillTurnState, ReadyQueue
 from queen.storage.database import Database, Record
 from queen.wire.ids import IdSource
 from queen.wire.topic_items import ReadyItem, add_payload, from_micros, render_ahead, to_micros
@@ -39,7 +39,7 @@ class NotReady(Exception):
 
 
 @dataclass(slots=True)
-class Asked:
+class PrefetchRequest:
     """What one dequeue wants."""
 
     owner: str
@@ -48,7 +48,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Seat:
+class Waiter:
     """A topic that is served from a ready queue here."""
 
     topic: Topic
@@ -68,7 +68,7 @@ class ReadyStats:
     recalls: int = 0
 
 
-class ReadyDesk:
+class PrefetchBuffer:
     """Hands out items of ready queues, and fills these."""
 
     def __init__(
@@ -90,7 +90,7 @@ class ReadyDesk:
         self.size = size
         self._on_freed = on_freed
         self._fetch = Links(database).fetch
-        self.seats: dict[int, Seat] = {}
+        self.seats: dict[int, Waiter] = {}
         self.stats = ReadyStats()
 
     def serves(self, topic_id: int) -> bool:
@@ -131,7 +131,7 @@ class ReadyDesk:
                 self._seat(topic, token)
         return {by_id[row["topic_id"]].key for row in rows}
 
-    async def take(self, topic: Topic, asked: Sequence[Asked]) -> list[list[ReadyItem]]:
+    async def take(self, topic: Topic, asked: Sequence[PrefetchRequest]) -> list[list[ReadyItem]]:
         """Hand out the most urgent items. Raises `NotReady`."""
         seat = self.seats.get(topic.id)
         if seat is None:
@@ -140,12 +140,12 @@ class ReadyDesk:
         seat.used_at = asyncio.get_running_loop().time()
         try:
             return await self._take(seat, asked)
-        except RedisAway:
+        except RedisUnavailable:
             # What is in Redis may be there or not when it comes back: PostgreSQL goes on alone.
             await self.recall(seat.topic, seat.token, 0.0)
             raise NotReady from None
 
-    async def fill(self, seat: Seat) -> None:
+    async def fill(self, seat: Waiter) -> None:
         """Lease items ahead until the queue is full. Raises `NotReady`."""
         turn = await self._begin(seat, 0)
         rows = await self._prefetch(seat, turn, self.size - turn.depth) if turn.depth < self.size else []
@@ -186,9 +186,9 @@ class ReadyDesk:
             await self.recall(by_id[row["topic_id"]], row["token"], _BARRED_SECONDS)
 
     def _seat(self, topic: Topic, token: str) -> None:
-        self.seats[topic.id] = Seat(topic, token, asyncio.get_running_loop().time())
+        self.seats[topic.id] = Waiter(topic, token, asyncio.get_running_loop().time())
 
-    async def _take(self, seat: Seat, asked: Sequence[Asked]) -> list[list[ReadyItem]]:
+    async def _take(self, seat: Waiter, asked: Sequence[PrefetchRequest]) -> list[list[ReadyItem]]:
         wanted = sum(one.limit for one in asked)
         turn = await self._begin(seat, wanted)
         items = turn.items
@@ -206,26 +206,28 @@ class ReadyDesk:
         await self._end(seat, turn, len(turn.items), items[wanted:])
         return await self._deal(seat, asked, items[:wanted], rows)
 
-    async def _begin(self, seat: Seat, limit: int) -> Turn:
+    async def _begin(self, seat: Waiter, limit: int) -> FillTurn:
         deadline = asyncio.get_running_loop().time() + TURN_SECONDS + 1
         while True:
             turn = await self._queue.begin(seat.topic.id, seat.token, limit)
-            if turn.state is TurnState.YOURS:
+            if turn.state is FillTurnState.YOURS:
                 seat.turn = turn.number
                 return turn
-            if turn.state is TurnState.LOST or asyncio.get_running_loop().time() > deadline:
+            if turn.state is FillTurnState.LOST or asyncio.get_running_loop().time() > deadline:
                 await self._give_up(seat)
             await asyncio.sleep(_BUSY_SECONDS)
 
-    async def _end(self, seat: Seat, turn: Turn, taken: int, offered: Sequence[ReadyItem]) -> None:
+    async def _end(self, seat: Waiter, turn: FillTurn, taken: int, offered: Sequence[ReadyItem]) -> None:
         seat.depth = await self._queue.end(seat.topic.id, seat.token, seat.turn, taken, offered)
 
-    def _next(self, seat: Seat, turn: Turn) -> tuple[int, int]:
+    def _next(self, seat: Waiter, turn: FillTurn) -> tuple[int, int]:
         """The number that PostgreSQL is to have of this turn, and will have once something was done in it."""
         now, seat.turn = seat.turn, turn.number + 1
         return now, seat.turn
 
-    async def _prefetch(self, seat: Seat, turn: Turn, wanted: int, before: ReadyItem | None = None) -> list[ReadyItem]:
+    async def _prefetch(
+        self, seat: Waiter, turn: FillTurn, wanted: int, before: ReadyItem | None = None
+    ) -> list[ReadyItem]:
         place = _moment(before) if before is not None else (None, None, None)
         rows = await self._fetch(
             "topic_prefetch", seat.topic.id, seat.token, wanted, *place, _LARGEST_COPIED, *self._next(seat, turn)
@@ -237,7 +239,13 @@ class ReadyDesk:
         return sorted((_ahead(row, seat.topic) for row in rows), key=_place)
 
     async def _hand_out(
-        self, seat: Seat, turn: Turn, asked: Sequence[Asked], items: Sequence[ReadyItem], *, checked: bool
+        self,
+        seat: Waiter,
+        turn: FillTurn,
+        asked: Sequence[PrefetchRequest],
+        items: Sequence[ReadyItem],
+        *,
+        checked: bool,
     ) -> list[Record]:
         """Gives nothing when items outside of the queue come first."""
         counts = _shares(asked, len(items))
@@ -260,18 +268,18 @@ class ReadyDesk:
             await self._give_up(seat)
         return rows
 
-    async def _check(self, seat: Seat) -> None:
+    async def _check(self, seat: Waiter) -> None:
         """That nothing was found means something only while the queue is this one."""
         rows = await self._fetch("topic_ready_of", [seat.topic.id])
         if not any(row["token"] == seat.token and row["turn"] == seat.turn and row["live"] for row in rows):
             await self._give_up(seat)
 
-    async def _give_up(self, seat: Seat) -> NoReturn:
+    async def _give_up(self, seat: Waiter) -> NoReturn:
         await self.recall(seat.topic, seat.token, 0.0)
         raise NotReady
 
     async def _deal(
-        self, seat: Seat, asked: Sequence[Asked], items: Sequence[ReadyItem], rows: Sequence[Record]
+        self, seat: Waiter, asked: Sequence[PrefetchRequest], items: Sequence[ReadyItem], rows: Sequence[Record]
     ) -> list[list[ReadyItem]]:
         """The items for each who asked, as leased; without those that waited too long."""
         leases = {row["owner"]: (row["leased_until"], row["handed_at"]) for row in rows}
@@ -301,7 +309,7 @@ class ReadyDesk:
             )
         return dealt
 
-    async def _add_payloads(self, seat: Seat, dealt: list[list[ReadyItem]]) -> None:
+    async def _add_payloads(self, seat: Waiter, dealt: list[list[ReadyItem]]) -> None:
         large = {item.id: item for items in dealt for item in items if not item.whole}
         if not large:
             return
@@ -333,7 +341,7 @@ def _merge(items: Sequence[ReadyItem], more: Sequence[ReadyItem]) -> list[ReadyI
     return sorted([*items, *more], key=_place)
 
 
-def _shares(asked: Sequence[Asked], items: int) -> list[int]:
+def _shares(asked: Sequence[PrefetchRequest], items: int) -> list[int]:
     """How many of the items each gets; who asked first is served first."""
     shares = []
     for one in asked:
@@ -351,14 +359,14 @@ _AGAIN_SECONDS: Final = 5.0
 class Prefetcher:
     """Watches dequeues, and fills ready queues in the background."""
 
-    def __init__(self, desk: ReadyDesk, *, enabled: bool) -> None:
+    def __init__(self, desk: PrefetchBuffer, *, enabled: bool) -> None:
         self._desk = desk
         self._enabled = enabled
         self._second = 0
         self._served: dict[int, int] = {}
         self._not_before: dict[int, float] = {}
         self._busy: set[int] = set()
-        self._errands = Errands()
+        self._errands = BackgroundTasks()
         self._closing = False
 
     def note(self, topic: Topic) -> None:
@@ -395,7 +403,7 @@ class Prefetcher:
         if await self._desk.open(topic):
             await self._fill(self._desk.seats[topic.id])
 
-    async def _fill(self, seat: Seat) -> None:
+    async def _fill(self, seat: Waiter) -> None:
         try:
             await self._desk.fill(seat)
         except NotReady:
@@ -419,11 +427,11 @@ _IDLE_SECONDS: Final = 5.0
 class LeaseDaemon:
     """Once a second: renews the leases of queues in use, ends those nobody renewed, and writes handouts to items."""
 
-    def __init__(self, database: Database, catalog: TopicCatalog, desk: ReadyDesk) -> None:
+    def __init__(self, database: Database, catalog: TopicCatalog, desk: PrefetchBuffer) -> None:
         self._link = database.link()
         self._catalog = catalog
         self._desk = desk
-        self._background = Background()
+        self._background = BackgroundTask()
 
     def start(self) -> None:
         self._background.start(self._serve())

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from queen.errors import BadRequest, QuotaExceeded, RedisAway
+from queen.errors import BadRequest, QuotaExceeded, RedisUnavailable
 from queen.metrics.meter import Meter
 from queen.redis.interfaces import Counters
 from queen.storage.database import Database
@@ -121,7 +121,7 @@ class Quotas:
         if self._shared is not None:
             try:
                 return await self._reserve_shared(self._shared, share, namespace, least, most, limit)
-            except RedisAway:
+            except RedisUnavailable:
                 log.debug("the quota of %s is counted in PostgreSQL, as Redis is away", namespace)
         id = await self._namespace_id(namespace)
         async with self._database.transaction() as transaction:

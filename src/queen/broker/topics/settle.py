@@ -14,11 +14,11 @@ from typing import Any, Final, Generic, TypeVar
 
 import asyncpg
 
-from queen.broker.topics.batching import Lane, Links
+from queen.broker.topics.batching import Links, RequestBatcher
 from queen.broker.topics.catalog import TopicCatalog, TopicKey, lock_keys
 from queen.broker.topics.enqueue import OnFed
-from queen.broker.topics.throttle import Courtesy
-from queen.concurrency import Background
+from queen.broker.topics.throttle import TenantThrottle
+from queen.concurrency import BackgroundTask
 from queen.errors import QueenError
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Fetcher, storable
@@ -58,23 +58,23 @@ class Settler:
         on_fed: OnFed,
         on_leased: Callable[[float], None],
         meter: Meter,
-        courtesy: Courtesy,
+        courtesy: TenantThrottle,
     ) -> None:
         self._catalog = catalog
         self._on_fed = on_fed
         self._on_leased = on_leased
         self._meter = meter
         self._links = Links(database)
-        self._acks: Lane[Settlement[ItemRef, bool]] = Lane(
+        self._acks: RequestBatcher[Settlement[ItemRef, bool]] = RequestBatcher(
             self._run_acks, weigh=_weigh, limit=5000, tenant=_tenant, courtesy=courtesy
         )
-        self._nacks: Lane[Settlement[NackRef, Nacked]] = Lane(
+        self._nacks: RequestBatcher[Settlement[NackRef, Nacked]] = RequestBatcher(
             self._run_nacks, weigh=_weigh, limit=2000, tenant=_tenant, courtesy=courtesy
         )
-        self._extensions: Lane[Settlement[ExtendRef, datetime]] = Lane(
+        self._extensions: RequestBatcher[Settlement[ExtendRef, datetime]] = RequestBatcher(
             self._run_extensions, weigh=_weigh, limit=2000, tenant=_tenant
         )
-        self._releases: Lane[Settlement[ItemRef, bool]] = Lane(
+        self._releases: RequestBatcher[Settlement[ItemRef, bool]] = RequestBatcher(
             self._run_releases, weigh=_weigh, limit=2000, tenant=_tenant
         )
 
@@ -96,7 +96,7 @@ class Settler:
 
     async def stop(self) -> None:
         for lane in (self._acks, self._nacks, self._extensions, self._releases):
-            await lane.fusion.join()
+            await lane.batcher.join()
 
     async def _run_acks(self, batch: list[Settlement[ItemRef, bool]]) -> None:
         places = await self._places([ref for request in batch for ref in request.refs])
@@ -218,7 +218,7 @@ async def ack_in(fetcher: Fetcher, places: Sequence[Place[ItemRef]]) -> list[Pla
     return [places[row["slot"] - 1] for row in rows]
 
 
-def _submit(lane: Lane[Settlement[Ref, R]], refs: Sequence[Ref]) -> asyncio.Future[list[R | None]]:
+def _submit(lane: RequestBatcher[Settlement[Ref, R]], refs: Sequence[Ref]) -> asyncio.Future[list[R | None]]:
     request: Settlement[Ref, R] = Settlement(refs, asyncio.get_running_loop().create_future())
     lane.submit(request)
     return request.answer
@@ -260,7 +260,7 @@ _OVERLAP: Final = timedelta(seconds=5)
 _EVER: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Lapses:
+class LeaseExpiry:
     """Looks when a lease that this worker has given may end, and now and then for those of workers that died."""
 
     def __init__(self, database: Database, on_fed: OnFed) -> None:
@@ -271,7 +271,7 @@ class Lapses:
         self._looked_at = _EVER
         self._looking = asyncio.Lock()
         self._wake = asyncio.Event()
-        self._background = Background()
+        self._background = BackgroundTask()
 
     def start(self) -> None:
         self._background.start(self._serve())

@@ -42,7 +42,7 @@ _SLOT: Final = struct.Struct("<dddII")
 _MOMENT: Final = struct.Struct("<d")
 
 
-class Courtesy:
+class TenantThrottle:
     """What the workers of a host agree on, in memory that they share; and the pauses of one of them."""
 
     def __init__(

@@ -17,14 +17,14 @@ from queen.broker.topics.catalog import TopicCatalog, TopicKey
 from queen.broker.topics.dequeue import Dequeuer, Heads
 from queen.broker.topics.enqueue import Enqueuer, ItemIds, SeenKeys
 from queen.broker.topics.flusher import Flusher
-from queen.broker.topics.multi_dequeue import ManyDequeuer
-from queen.broker.topics.prefetch import LeaseDaemon, Prefetcher, ReadyDesk
+from queen.broker.topics.multi_dequeue import MultiTopicDequeuer
+from queen.broker.topics.prefetch import LeaseDaemon, PrefetchBuffer, Prefetcher
 from queen.broker.topics.quotas import Quotas
-from queen.broker.topics.settle import Lapses, Settler
-from queen.broker.topics.throttle import Courtesy
-from queen.broker.topics.transaction_ops import TopicSteps
+from queen.broker.topics.settle import LeaseExpiry, Settler
+from queen.broker.topics.throttle import TenantThrottle
+from queen.broker.topics.transaction_ops import TopicTransactionOps
 from queen.broker.topics.write_modes import SYNC, TopicWriter, WriteModes
-from queen.concurrency import Background
+from queen.concurrency import BackgroundTask
 from queen.errors import QueenError
 from queen.metrics.meter import Meter
 from queen.redis.interfaces import Counters, ReadyQueue
@@ -82,11 +82,11 @@ class Topics:
         self.counters: Counters = shared if shared is not None else MemoryCounters()
         self.quotas = Quotas(database, dict(settings.namespace_quotas), meter, shared)
         self.heads = Heads(database)
-        self.lapses = Lapses(database, self._fed)
+        self.lapses = LeaseExpiry(database, self._fed)
         node = settings.mqueue_node_id
         item_ids = ItemIds(database, node + worker_id if node >= 0 else None)
         self._keys = SeenKeys(RedisKeys(self.redis) if self.redis is not None else MemoryKeys())
-        self.courtesy = Courtesy(runtime_dir, worker_id, settings.num_workers, settings.namespace_courtesy)
+        self.courtesy = TenantThrottle(runtime_dir, worker_id, settings.num_workers, settings.namespace_courtesy)
         self.enqueuer = Enqueuer(
             database, self.catalog, item_ids, self.quotas, self._keys, self._fed, meter, self.courtesy
         )
@@ -97,7 +97,7 @@ class Topics:
             database, self.catalog, self.heads, ids, self.lapses.note, meter, self.desk, self._prefetcher, self.courtesy
         )
         self.settler = Settler(database, self.catalog, self._fed, self.lapses.note, meter, self.courtesy)
-        self.many = ManyDequeuer(
+        self.many = MultiTopicDequeuer(
             database,
             self.catalog,
             self.heads,
@@ -111,14 +111,14 @@ class Topics:
         )
         self.dead_letters = TopicDeadLetters(database, self.catalog, self._fed)
         self.admin = TopicAdmin(database, self.catalog, self.desk, self._changed)
-        self.steps = TopicSteps(self.catalog, self.enqueuer, self.quotas)
+        self.steps = TopicTransactionOps(self.catalog, self.enqueuer, self.quotas)
         self.wal = wal
         self.modes = WriteModes(database, dict(settings.namespace_modes))
         copies = RedisCopies(self.redis, shard) if self.redis is not None else None
         self.flusher = Flusher(wal, database, self.catalog, self._fed, copies, keep_seconds=settings.wal_retention)
         self.buffer = Buffer(wal, item_ids, ids, self._buffered, meter, copies, most=settings.max_buffer_length)
         self.writer = TopicWriter(self.modes, self.quotas, self.enqueuer, self.buffer)
-        self._background = Background()
+        self._background = BackgroundTask()
 
     async def start(self) -> None:
         if self.redis is not None:
@@ -132,9 +132,9 @@ class Topics:
         """Finish what was accepted, and answer those who wait."""
         await self._background.stop()
         await self.lapses.stop()
-        await self.enqueuer.lane.fusion.join()
+        await self.enqueuer.lane.batcher.join()
         await self._keys.stop()
-        await self.buffer.lane.fusion.join()
+        await self.buffer.lane.batcher.join()
         await self.flusher.stop()
         await self.wal.close()
         await self.settler.stop()
@@ -190,9 +190,9 @@ class Topics:
         else:
             self._send([turn(EventKind.TOPICS_BUFFERED)])
 
-    def _make_desk(self, settings: Settings, database: Database, ids: IdSource) -> ReadyDesk:
+    def _make_desk(self, settings: Settings, database: Database, ids: IdSource) -> PrefetchBuffer:
         queue: ReadyQueue = RedisReadyQueue(self.redis) if self.redis is not None else MemoryReadyQueue()
-        return ReadyDesk(
+        return PrefetchBuffer(
             database,
             queue,
             ids,

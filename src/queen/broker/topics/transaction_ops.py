@@ -12,7 +12,7 @@ from queen.storage.database import Transaction, TransactionRefused
 from queen.wire.topics import EnqueueItem, ItemRef
 
 
-class TopicSteps:
+class TopicTransactionOps:
     """Acks and enqueues inside a transaction of somebody else."""
 
     def __init__(self, catalog: TopicCatalog, enqueuer: Enqueuer, quotas: Quotas) -> None:

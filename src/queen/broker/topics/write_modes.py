@@ -9,7 +9,7 @@ from typing import Final
 from queen.broker.topics.buffer import Buffer
 from queen.broker.topics.enqueue import Enqueuer
 from queen.broker.topics.quotas import Quotas
-from queen.errors import DatabaseAway
+from queen.errors import DatabaseUnavailable
 from queen.storage.database import Database
 from queen.wire.topics import EnqueueItem
 
@@ -37,7 +37,7 @@ class WriteModes:
             return
         try:
             await self.refresh()
-        except DatabaseAway as error:
+        except DatabaseUnavailable as error:
             log.debug("the write modes of namespaces cannot be read: %s", error)
 
     def takes(self, items: Sequence[EnqueueItem]) -> bool:

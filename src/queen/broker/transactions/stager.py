@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from queen.broker.catalog import Partition, Queue
-from queen.broker.push.slices import Chunk, Part, Target
+from queen.broker.push.slices import Chunk, PushSlice, Target
 from queen.broker.transactions.stages import TOPIC_ITEMS, Attempt, Stages, StageSender
 from queen.errors import Overloaded
 from queen.wire.push import PushItem
@@ -92,7 +92,7 @@ class Stager:
     async def _pack(self, target: Target, gathered: _Gathered) -> None:
         queue, partition = await self._place(target)
         self._gathered_bytes -= gathered.nbytes
-        for chunk in self._chunks(Part(StageSender(), target, gathered.items, None), queue, partition):
+        for chunk in self._chunks(PushSlice(StageSender(), target, gathered.items, None), queue, partition):
             hashes = array("Q", chunk.hashes).tobytes()
             self._add_row(partition.id, target, chunk.count, gathered.named, hashes, chunk.sealed)
 
@@ -106,7 +106,7 @@ class Stager:
             await catalog.ensure_partitions([target])
         raise Overloaded(f"queue {target[0]!r} is changed again and again while it is written to; try later")
 
-    def _chunks(self, part: Part, queue: Queue, partition: Partition) -> list[Chunk]:
+    def _chunks(self, part: PushSlice, queue: Queue, partition: Partition) -> list[Chunk]:
         preparer = self._stages.preparer
         preparer.prepare(part, partition, queue)
         if part.chunks is not None:

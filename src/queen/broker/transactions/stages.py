@@ -23,17 +23,17 @@ import msgspec
 from queen.broker.catalog import Catalog, Partition, Queue
 from queen.broker.events import EventKind
 from queen.broker.heartbeat import Mode
-from queen.broker.push.append_batch import Assembler, Fate, Lot
+from queen.broker.push.append_batch import AppendBatch, BatchAssembler, ItemOutcome
 from queen.broker.push.appender import Appender
 from queen.broker.push.dedup import Dedup
-from queen.broker.push.dedup_filter import SeenFilter
+from queen.broker.push.dedup_filter import DedupFilter
 from queen.broker.push.pusher import QueueChanged
 from queen.broker.push.results import refusal
-from queen.broker.push.slices import Chunk, Part, Preparer
+from queen.broker.push.slices import Chunk, PushSlice, SlicePreparer
 from queen.broker.segments import SegmentCache
 from queen.broker.topics.catalog import TopicKey
 from queen.broker.topics.enqueue import Entry, Stored
-from queen.broker.topics.transaction_ops import TopicSteps
+from queen.broker.topics.transaction_ops import TopicTransactionOps
 from queen.errors import Conflict
 from queen.storage.database import Database, Fetcher, Record, Transaction, retry_transaction
 from queen.wire.envelope import Envelope
@@ -105,11 +105,11 @@ class Stages:
         database: Database,
         envelope: Envelope,
         ids: IdSource,
-        topics: TopicSteps,
+        topics: TopicTransactionOps,
         on_published: Callable[[Sequence[Fed]], None],
         *,
         dedup_window: float,
-        seen: SeenFilter,
+        seen: DedupFilter,
     ) -> None:
         """`on_published` is told what partitions got, once that is committed; `seen` becomes theirs alone."""
         self._database = database
@@ -118,9 +118,9 @@ class Stages:
         self._topics = topics
         self._on_published = on_published
         self.catalog = Catalog(database)
-        self.preparer = Preparer(envelope, ids)
+        self.preparer = SlicePreparer(envelope, ids)
         dedup = Dedup(envelope, seen)
-        self._assembler = Assembler(dedup, self.preparer, dedup_window=dedup_window)
+        self._assembler = BatchAssembler(dedup, self.preparer, dedup_window=dedup_window)
         self._appender = Appender(
             self._assembler,
             dedup,
@@ -235,7 +235,7 @@ class Stages:
         queue, partition_id = staged.queue, staged.partition.id
         if queue.max_size:
             return False
-        unchecked = self._assembler.window(Lot(staged.partition, queue)) <= 0
+        unchecked = self._assembler.window(AppendBatch(staged.partition, queue)) <= 0
         return all(
             row["partition_id"] == partition_id
             and (unchecked or not row["named"])
@@ -273,11 +273,13 @@ class Stages:
         if await self._appender.append_locked(transaction, lots) is None:
             raise QueueChanged("a queue is deleted again and again while it is published to; try later")
         for lot in lots:
-            if lot.fates is not None and Fate.REFUSED in lot.fates:
+            if lot.fates is not None and ItemOutcome.REFUSED in lot.fates:
                 raise Conflict(refusal(lot))
             publishing.add(lot.partition, lot.count, lot.size - lot.count)
 
-    async def _lots(self, transaction: Fetcher, publishing: _Publishing, staged: Sequence[_Staged]) -> list[Lot]:
+    async def _lots(
+        self, transaction: Fetcher, publishing: _Publishing, staged: Sequence[_Staged]
+    ) -> list[AppendBatch]:
         rows = [row for one in staged for row in one.rows]
         bodies = await transaction.fetch(
             "stage_bodies", *publishing.key, [row["attempt"] for row in rows], [row["seq"] for row in rows]
@@ -286,13 +288,13 @@ class Stages:
         rest = iter(bodies)
         lots = []
         for one in staged:
-            lot = Lot(one.partition, one.queue)
+            lot = AppendBatch(one.partition, one.queue)
             for row in one.rows:
                 lot.add(self._part(row, next(rest), one))
             lots.append(lot)
         return lots
 
-    def _part(self, row: Record, stored: Record, staged: _Staged) -> Part:
+    def _part(self, row: Record, stored: Record, staged: _Staged) -> PushSlice:
         """The messages of a staged segment; packed already, if that is how they are to be stored."""
         sealed: bytes = stored["body"]
         plain = self.envelope.open(sealed)
@@ -301,7 +303,7 @@ class Stages:
         target = staged.queue.name, staged.partition.name
         ids = segment.transaction_ids()
         payloads = [segment.payload(index) for index in range(segment.count)]
-        part = Part(
+        part = PushSlice(
             StageSender(),
             target,
             [

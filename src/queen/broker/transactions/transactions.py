@@ -12,7 +12,7 @@ from queen.broker.catalog import QUEUE_MODE, Catalog, Partition, Queue
 from queen.broker.push.pusher import NotStored, Pusher, StoredPush
 from queen.broker.segments import leased_offsets, locate
 from queen.broker.topics.enqueue import Entry
-from queen.broker.topics.transaction_ops import TopicSteps
+from queen.broker.topics.transaction_ops import TopicTransactionOps
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Transaction, TransactionRefused, retry_transaction
 from queen.wire.envelope import Envelope
@@ -41,7 +41,7 @@ class Transactions:
         ids: IdSource,
         on_freed: OnFreed,
         meter: Meter,
-        topics: TopicSteps,
+        topics: TopicTransactionOps,
     ) -> None:
         self._database = database
         self._catalog = catalog

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from queen.broker.broker import Broker
 from queen.http.api.params import query_name, read_range, read_worker
-from queen.http.api.view_cache import SharedAnswers
+from queen.http.api.view_cache import ViewCache
 from queen.http.server.message import Request, Response, json_response
 from queen.http.server.router import Access, Router
 from queen.monitoring.history import History, rollup_series
@@ -17,7 +17,7 @@ _HOURS = 24
 class AnalyticsRoutes:
     """Series of what workers have counted; without `from` and `to`, of the last day."""
 
-    def __init__(self, broker: Broker, status: Status, history: History, shared: SharedAnswers) -> None:
+    def __init__(self, broker: Broker, status: Status, history: History, shared: ViewCache) -> None:
         self._database = broker.database
         self._status = status
         self._history = history

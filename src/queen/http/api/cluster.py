@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from queen.broker.broker import Broker
-from queen.bus.packets import ROUTE, Refusal, Refused
+from queen.bus.packets import ROUTE, PacketRefusal, PacketRefused
 from queen.errors import BadRequest, Conflict
 from queen.http.server.message import HttpError, Request, Response, json_response
 from queen.http.server.router import Access, Router
@@ -13,11 +13,11 @@ from queen.wire.ack import decode_object
 from queen.wire.push import check_name
 
 _REASONS = {
-    Refusal.MALFORMED: (400, "the body is not a packet of another Queen host"),
-    Refusal.UNSIGNED: (401, "the packet is not signed: set QUEEN_SYNC_SECRET on the sender, as it is set here"),
-    Refusal.FORGED: (401, "the signature is wrong: QUEEN_SYNC_SECRET must be the same on all hosts"),
-    Refusal.STALE: (401, "the packet is too old or from the future: set the clocks of both hosts"),
-    Refusal.REPLAYED: (401, "the packet has been received before"),
+    PacketRefusal.MALFORMED: (400, "the body is not a packet of another Queen host"),
+    PacketRefusal.UNSIGNED: (401, "the packet is not signed: set QUEEN_SYNC_SECRET on the sender, as it is set here"),
+    PacketRefusal.FORGED: (401, "the signature is wrong: QUEEN_SYNC_SECRET must be the same on all hosts"),
+    PacketRefusal.STALE: (401, "the packet is too old or from the future: set the clocks of both hosts"),
+    PacketRefusal.REPLAYED: (401, "the packet has been received before"),
 }
 
 
@@ -58,7 +58,7 @@ class ClusterRoutes:
             raise Conflict("QUEEN_SYNC_ENABLED is false here: this host takes nothing from others")
         try:
             own = self._broker.peers.receive(request.body)
-        except Refused as refused:
+        except PacketRefused as refused:
             raise HttpError(*_REASONS[refused.reason]) from refused
         return json_response(200, {"status": "ok", "self": own})
 

@@ -8,7 +8,7 @@ from queen.broker.broker import Broker
 from queen.broker.inspect.groups import Groups
 from queen.errors import BadRequest
 from queen.http.api.params import MOST_ON_A_PAGE, path_name, read_page, time_of
-from queen.http.api.view_cache import SharedAnswers
+from queen.http.api.view_cache import ViewCache
 from queen.http.server.message import Request, Response, json_response
 from queen.http.server.router import Access, Router
 from queen.wire.ack import decode_object
@@ -22,9 +22,9 @@ _MIN_LAG_SECONDS = 3600
 class GroupRoutes:
     """The routes of consumer groups."""
 
-    def __init__(self, broker: Broker, shared: SharedAnswers) -> None:
+    def __init__(self, broker: Broker, shared: ViewCache) -> None:
         self._shared = shared
-        self._groups = Groups(broker.database, broker.catalog, broker.tell)
+        self._groups = Groups(broker.database, broker.catalog, broker.publish)
 
     def add_to(self, router: Router) -> None:
         read, write, admin, shared = Access.READ_ONLY, Access.READ_WRITE, Access.ADMIN, self._shared.of

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from queen.http.api.view_cache import SharedAnswers
+from queen.http.api.view_cache import ViewCache
 from queen.http.server.message import Request, Response, json_response
 from queen.http.server.router import Access, Router
 from queen.monitoring.recorder import Recorder
@@ -27,7 +27,7 @@ class MetricsRoutes:
     """Whichever worker answers, it speaks for all workers of its host."""
 
     def __init__(
-        self, recorder: Recorder, scraper: Scraper, shared: SharedAnswers, sources: tuple[Source, ...] = ()
+        self, recorder: Recorder, scraper: Scraper, shared: ViewCache, sources: tuple[Source, ...] = ()
     ) -> None:
         """`sources` give further families for Prometheus."""
         self._recorder = recorder

@@ -9,7 +9,7 @@ from queen.broker.inspect.resources import Resources
 from queen.broker.queues import Queues, echo_options, read_options
 from queen.errors import BadRequest
 from queen.http.api.params import MOST_ON_A_PAGE, path_name, query_name, read_page
-from queen.http.api.view_cache import SharedAnswers
+from queen.http.api.view_cache import ViewCache
 from queen.http.server.message import Request, Response, json_response
 from queen.http.server.router import Access, Router
 from queen.wire.ack import decode_object
@@ -19,9 +19,9 @@ from queen.wire.push import check_name
 class QueueRoutes:
     """The routes that change queues as a whole, and those that show what there is."""
 
-    def __init__(self, broker: Broker, shared: SharedAnswers) -> None:
+    def __init__(self, broker: Broker, shared: ViewCache) -> None:
         self._shared = shared
-        self._queues = Queues(broker.database, broker.catalog, broker.tell, broker.meter)
+        self._queues = Queues(broker.database, broker.catalog, broker.publish, broker.meter)
         self._resources = Resources(broker.database, broker.catalog.shard)
 
     def add_to(self, router: Router) -> None:

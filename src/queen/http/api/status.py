@@ -10,7 +10,7 @@ from queen.broker.inspect.browse import MessageFilter
 from queen.broker.inspect.resources import Resources
 from queen.errors import BadRequest
 from queen.http.api.params import path_name, query_name, read_page, read_range
-from queen.http.api.view_cache import SharedAnswers
+from queen.http.api.view_cache import ViewCache
 from queen.http.server.message import Request, Response, json_response
 from queen.http.server.router import Access, Router
 from queen.monitoring.status import QueueFilter, Status
@@ -26,7 +26,7 @@ _LISTED: Final = ("id", "transactionId", "partitionId", "queuePath", "queue", "p
 class StatusRoutes:
     """Views that dashboards ask for again and again."""
 
-    def __init__(self, broker: Broker, status: Status, shared: SharedAnswers) -> None:
+    def __init__(self, broker: Broker, status: Status, shared: ViewCache) -> None:
         self._status = status
         self._shared = shared
         self._resources = Resources(broker.database, broker.catalog.shard)

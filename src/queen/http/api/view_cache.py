@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from queen.concurrency import good_for
+from queen.concurrency import cache_seconds
 from queen.http.server.message import Request, Response
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Claim:
         os.close(self.file)
 
 
-class HostAnswers:
+class HostViewCache:
     """Looks for answers of other workers, and leaves answers for them. Everything here waits for the disk."""
 
     def __init__(self, directory: Path) -> None:
@@ -144,7 +144,7 @@ class _Demand:
         return max(self.count, self.before) >= _OFTEN
 
 
-class SharedAnswers:
+class ViewCache:
     """Finds each answer for all who ask while it is being found, and gives it again for a while (`good_for`).
 
     What many ask for is given again for a second, however quickly it is found. That, and what is not found quickly,
@@ -152,7 +152,7 @@ class SharedAnswers:
     """
 
     def __init__(
-        self, seconds: float, host: HostAnswers | None = None, clock: Callable[[], float] = time.monotonic
+        self, seconds: float, host: HostViewCache | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._seconds = seconds
         self._host = host if seconds else None
@@ -200,7 +200,7 @@ class SharedAnswers:
         self._tidy()
         return response
 
-    async def _claim(self, host: HostAnswers, key: str) -> Found | Claim | None:
+    async def _claim(self, host: HostViewCache, key: str) -> Found | Claim | None:
         """What another worker has found, else the right to find it; None when it cannot be had."""
         patience = self._clock() + _PATIENCE_SECONDS
         try:
@@ -213,7 +213,7 @@ class SharedAnswers:
             return None
         return claim
 
-    async def _leave(self, host: HostAnswers, key: str, good_until: float, response: Response) -> None:
+    async def _leave(self, host: HostViewCache, key: str, good_until: float, response: Response) -> None:
         try:
             await asyncio.to_thread(host.leave, key, good_until, response)
         except OSError as error:
@@ -222,7 +222,7 @@ class SharedAnswers:
     def _remember(self, key: str, began: float) -> float:
         """Until when the answer that was just found is given again; 0: it is not."""
         now = self._clock()
-        again = good_for(now - began, self._seconds)
+        again = cache_seconds(now - began, self._seconds)
         shared = self._answers[key]
         shared.dear = again > 0
         if shared.demand.high:

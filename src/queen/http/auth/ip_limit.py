@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Final
 
-from queen.errors import RedisAway
+from queen.errors import RedisUnavailable
 from queen.http.server.message import Headers, Request, Response, error_response
 from queen.http.server.router import Handler
 from queen.redis.interfaces import Counted, Counters
@@ -24,7 +24,7 @@ class IpLimit:
         async def limited(request: Request) -> Response:
             try:
                 counted = await self._counters.add(f"ip:{request.peer}", 1, self._per_minute)
-            except RedisAway:
+            except RedisUnavailable:
                 counted = _NOT_COUNTED
             if not counted.admitted:
                 return error_response(

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from queen.broker.pop.requests import PopOptions
-from queen.errors import DatabaseAway
+from queen.errors import DatabaseUnavailable
 from queen.http.consume.backend import PendingPop, Popping
 
 # Several partitions are claimed in one statement when several pops wait; more of them would only pile up batches for
@@ -147,7 +147,7 @@ class Subscription:
             self._outlet.refused(self, error)
         elif not self._stopped and self._retry is None:
             # An outage is one thing to complain about, however each attempt notices it.
-            complaint = DatabaseAway.__name__ if isinstance(error, DatabaseAway) else str(error)
+            complaint = DatabaseUnavailable.__name__ if isinstance(error, DatabaseUnavailable) else str(error)
             if complaint != self._complaint:
                 self._complaint = complaint
                 self._outlet.failed(self, error)

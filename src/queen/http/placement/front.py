@@ -33,7 +33,7 @@ class Front:
         self.placement = Placement(Calls(self.directory), NamespaceRules(self.directory, brokers), brokers)
         Forwarding(self.directory, brokers)
         for broker in brokers:
-            broker.kin = brokers
+            broker.siblings = brokers
 
     def add_to(self, router: Router, routes_of: Callable[[Broker], Iterable[Routes]]) -> None:
         """Add every route that a broker has, placed."""

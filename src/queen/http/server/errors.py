@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from queen.errors import BadRequest, Conflict, DatabaseAway, NotFound, Overloaded, QueenError, QuotaExceeded
+from queen.errors import BadRequest, Conflict, DatabaseUnavailable, NotFound, Overloaded, QueenError, QuotaExceeded
 from queen.http.server.message import Headers, HttpError
 
 RETRY_SOON: Final[Headers] = ((b"Retry-After", b"1"),)
@@ -15,7 +15,7 @@ _STATUSES: Final[tuple[tuple[type[QueenError], int, Headers], ...]] = (
     (NotFound, 404, ()),
     (Conflict, 409, ()),
     (Overloaded, 503, RETRY_SOON),
-    (DatabaseAway, 503, RETRY_SOON),
+    (DatabaseUnavailable, 503, RETRY_SOON),
 )
 
 

@@ -33,14 +33,14 @@ def watched(handler: Handler, begin: Begin) -> Handler:
             return result
         if isinstance(result, asyncio.Future):
             # The future itself is handed on, so that whoever cancels it cancels the work.
-            result.add_done_callback(partial(_tell, ended))
+            result.add_done_callback(partial(_publish, ended))
             return result
         return _awaited(result, ended)
 
     return serve
 
 
-def _tell(ended: Ended, future: asyncio.Future[Response]) -> None:
+def _publish(ended: Ended, future: asyncio.Future[Response]) -> None:
     if future.cancelled():
         ended(None, asyncio.CancelledError())
         return

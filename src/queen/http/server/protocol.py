@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from queen.concurrency import Answer
+from queen.concurrency import EagerFuture
 from queen.errors import QueenError
 from queen.http.server.errors import RETRY_SOON, status_of
 from queen.http.server.message import BODILESS, HttpError, Request, Response, encode_head, error_response
@@ -310,7 +310,7 @@ class HttpProtocol(asyncio.Protocol):
     def _follow(self, future: asyncio.Future[Any]) -> None:
         if future.done():
             self._settle(future)
-        elif type(future) is Answer:
+        elif type(future) is EagerFuture:
             future.listener = self._on_told
         else:
             future.add_done_callback(self._on_done)
