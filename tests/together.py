@@ -15,6 +15,8 @@ TOGETHER: Final = {
     # One JVM.
     "tests/spark/": "spark",
     "tests/pipelines/": "spark",
+    # One server on one copy of the old data.
+    "tests/compat/": "compat",
     # What they prepare takes longer than the tests themselves.
     "tests/integration/test_plans.py": "plans",
     "tests/integration/test_postgres_versions.py": "versions",
