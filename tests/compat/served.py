@@ -31,7 +31,7 @@ SETTINGS = {
 # A developer's own settings must not reach the server.
 _PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONPATH", "VIRTUAL_ENV")
 _READY_SECONDS = 60.0
-_UNTIL_SECONDS = 30.0
+_UNTIL_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
