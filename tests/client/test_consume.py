@@ -98,6 +98,47 @@ async def test_failed_message_of_each_holds_back_its_partition_alone(queen: Quee
     assert await left(queen, "q") == []
 
 
+@pytest.mark.parametrize("transport", ["http", "websocket"])
+async def test_what_follows_a_dead_letter_in_a_batch_of_each_is_given_back_at_once(
+    queen: Queen, transport: str
+) -> None:
+    await queen.queue("q").config({"retryLimit": 0, "leaseTime": 300}).create()
+    await push_numbers(queen, "q", 3)
+    calls: list[int] = []
+    done = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        calls.append(message["data"])
+        if message["data"] == 0:
+            raise ValueError("never")
+        if message["data"] == 2:
+            done.set()
+
+    async with asyncio.timeout(60):
+        await queen.queue("q").batch(3).each().consume(handle, signal=done, transport=transport)
+    assert calls == [0, 1, 2]
+    assert (await queen.queue("q").dlq().get())["total"] == 1
+
+
+async def test_what_can_be_awaited_can_be_a_task(queen: Queen) -> None:
+    await asyncio.create_task(queen.queue("q").create())
+    await asyncio.create_task(queen.queue("q").push([{"data": 1}]))
+    await asyncio.create_task(queen.queue("q").buffer({"message_count": 1}).push([{"data": 2}]))
+    got: list[int] = []
+
+    async def handle(message: Message) -> None:
+        got.append(message["data"])
+
+    await asyncio.create_task(queen.queue("q").limit(2).consume(handle))
+    assert got == [1, 2]
+    waiting = asyncio.create_task(queen.queue("q").consume(handle))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    queen.queue("q").push([{"data": 3}]).close()
+
+
 async def test_limit_is_not_passed_by_a_batch(queen: Queen) -> None:
     await push_numbers(queen, "q", 10)
     got: list[int] = []

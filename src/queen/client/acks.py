@@ -36,6 +36,7 @@ class AckResult(msgspec.Struct):
 
     success: bool = False
     error: str | None = None
+    dlq: bool = False
 
 
 class _AckBatch(msgspec.Struct):

@@ -291,13 +291,17 @@ class Consumer(Generic[M]):
             # What follows a failed message in its lane comes again after it, so that the order is kept.
             if lane(message) in failed:
                 continue
-            if not await self._process([message], message) and lane(message) is not None:
-                failed.add(lane(message))
+            refusals = await self._process([message], message)
             handled += 1
+            if refusals is not None and lane(message) is not None:
+                failed.add(lane(message))
+                if any(refusal.dlq for refusal in refusals):
+                    # A dead letter is consumed, so the lease goes on for what came after it.
+                    await self._give_back([one for one in messages[index + 1 :] if lane(one) == lane(message)])
         return handled
 
-    async def _process(self, messages: list[M], given: M | list[M]) -> bool:
-        """Call the handler and acknowledge as it turns out; whether it turned out well."""
+    async def _process(self, messages: list[M], given: M | list[M]) -> list[AckResult] | None:
+        """Call the handler and acknowledge; None, or when it failed what the server did with the messages."""
         try:
             result = self._handler(given)
             if inspect.isawaitable(result):
@@ -310,13 +314,12 @@ class Consumer(Generic[M]):
                 raise
             text = f"{type(error).__name__}: {error}"
             self._log.warning("Consumer.handler", f"{len(messages)} messages failed: {text}")
-            await self._settle(messages, text)
-            return False
+            return await self._settle(messages, text)
         if self._options.auto_ack:
             await self._settle(messages)
-        return True
+        return None
 
-    async def _settle(self, messages: list[M], error: str | None = None) -> None:
+    async def _settle(self, messages: list[M], error: str | None = None) -> list[AckResult]:
         """Acknowledge, for as long as it takes a server to answer: what is not acknowledged is delivered again."""
         failures = 0
         while True:
@@ -327,7 +330,7 @@ class Consumer(Generic[M]):
                 failures += 1
                 self._log.warning("Consumer.ack", f"{len(messages)} messages are not acknowledged yet: {failure}")
                 if self._stopping and failures >= _TRIES_WHEN_STOPPING:
-                    return
+                    return []
                 await asyncio.sleep(self._http.pause(failures, failure))
         refused = [result for result in results if not result.success]
         if refused:
@@ -336,8 +339,11 @@ class Consumer(Generic[M]):
                 f"{len(refused)} of {len(messages)} messages come again, their acknowledgment was refused: "
                 f"{refused[0].error}",
             )
+        return results
 
     async def _give_back(self, messages: list[M]) -> None:
+        if not messages:
+            return
         try:
             async with asyncio.timeout(_GIVE_BACK_SECONDS):
                 await self._deliveries.give_back(messages)

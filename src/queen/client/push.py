@@ -13,7 +13,7 @@ from queen.client.buffer import Buffers
 from queen.client.config import ClientLog
 from queen.client.errors import PushError, QueenError
 from queen.client.http import HttpClient, decode_as, encode_json
-from queen.client.types import BufferOptions, ErrorCallback, Items
+from queen.client.types import BufferOptions, Deferred, ErrorCallback, Items
 from queen.wire.ids import IdSource
 
 # A fresh block now and then keeps the time in the ids close to the time of the push.
@@ -105,7 +105,7 @@ class Pusher:
         self.log = log
 
 
-class Push:
+class Push(Deferred[Any]):
     """A push that happens when it is awaited; callbacks may be hung on before."""
 
     __slots__ = (

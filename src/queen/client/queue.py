@@ -19,6 +19,7 @@ from queen.client.push import Push
 from queen.client.types import (
     DEFAULT_PARTITION,
     BufferOptions,
+    Deferred,
     ErrorCallback,
     Handler,
     Items,
@@ -202,7 +203,7 @@ def _camel(name: str) -> str:
     return first + "".join(other.capitalize() for other in others)
 
 
-class Operation:
+class Operation(Deferred[Any]):
     """Callbacks may be hung on before it is awaited; with `on_error` it does not raise."""
 
     def __init__(self, http: HttpClient, method: str, path: str, body: Any = None) -> None:
@@ -242,7 +243,7 @@ class Operation:
         return answer
 
 
-class Consume:
+class Consume(Deferred[None]):
     """Callbacks may be hung on before it is awaited; with any of them, acknowledging is theirs to do."""
 
     def __init__(

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypedDict
+from typing import Any, Protocol, TypeAlias, TypedDict, TypeVar
 from urllib.parse import quote, urlencode
 
 QUEUE_MODE = "__QUEUE_MODE__"
 """The group of consumers that name none."""
 
 DEFAULT_PARTITION = "Default"
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Deferred(Coroutine[Any, Any, T_co]):
+    """Something that happens when it is awaited, or as a task: `asyncio.create_task` takes nothing but coroutines."""
+
+    __slots__ = ("_steps",)
+    _steps: Generator[Any, Any, T_co]
+
+    def send(self, value: Any, /) -> Any:
+        return self._started().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._started().throw(*error)
+
+    def close(self) -> None:
+        self._started().close()
+
+    def _started(self) -> Generator[Any, Any, T_co]:
+        try:
+            return self._steps
+        except AttributeError:
+            self._steps = self.__await__()
+            return self._steps
 
 
 class TraceConfig(TypedDict, total=False):

@@ -14,6 +14,7 @@ from cronsim import CronSim, CronSimError
 from queen.client.config import ClientLog
 from queen.client.errors import PASSING
 from queen.client.topics.calls import TopicCalls
+from queen.client.types import Deferred
 
 LONGEST_CATCH_UP: Final = 3000.0
 """Seconds. The server remembers the key of a tick for an hour at least; what is older might be enqueued twice."""
@@ -24,7 +25,7 @@ _AHEAD: Final = timedelta(seconds=60)
 _LONGEST_SLEEP: Final = 30.0
 
 
-class Schedule:
+class Schedule(Deferred[None]):
     """Runs when it is awaited, until the signal is set or the task is cancelled."""
 
     def __init__(

@@ -31,6 +31,7 @@ from queen.client.topics.items import (
     wire_items,
 )
 from queen.client.topics.schedule import Schedule
+from queen.client.types import Deferred
 
 
 class ItemOptions:
@@ -394,7 +395,7 @@ class TopicBuilder(TopicOptions):
         return self._source.names[0]
 
 
-class ConsumeTopic:
+class ConsumeTopic(Deferred[None]):
     """A consumer that runs when it is awaited."""
 
     def __init__(
