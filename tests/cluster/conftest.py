@@ -87,6 +87,8 @@ async def start_host(dsn: str, tmp_path: Path) -> AsyncIterator[StartHost]:
                 "queen_sync_dead_threshold_ms": 1000,
                 # Hosts on one machine are told apart by their port.
                 "port": port or 20_000 + numbers.setdefault(name, len(numbers)),
+                # The default port may belong to a server that runs beside the tests.
+                "queen_udp_notify_port": Ports(socket.SOCK_DGRAM).free(1)[0],
             }
             settings = Settings.from_env({}, **(values | overrides))
             worker = Worker(settings, worker_id, directory, port=port)

@@ -76,7 +76,7 @@ async def test_replayed_and_forged_datagrams_are_dropped_and_counted(start_host:
         await alive(there)
         await here.push("q", 1)
         await here.stop()
-        replays = list(network.seen)
+        replays = list(network.seen)[-5:]
         heard = there.stats.events_received
         for frame in replays:
             network.send(frame)

@@ -212,6 +212,40 @@ async def test_a_cycle_that_fails_does_nothing_at_all(
     assert len(await api.pop("in", "Default", consumerGroup=GROUP, batch=5)) == 2
 
 
+async def test_state_operations_of_a_cycle_apply_in_their_order(api: Api, connection: Connection) -> None:
+    query = await query_id(api)
+    messages = await popped(api, 1)
+    partition = messages[0]["partitionId"]
+    answer = await cycle(
+        api,
+        query,
+        partition,
+        state_ops=[
+            upsert("brief", 1),
+            delete("brief"),
+            upsert("b", 1, if_version=None),
+            upsert("b", 2, if_version=None),
+        ],
+        push_items=[{"queue": "out", "payload": 1}],
+        ack=ack(messages),
+    )
+    assert (answer["success"], answer["state_ops_applied"]) == (True, 4), answer
+    assert await state(api, query, partition) == {"b": 2}
+    assert len(await stored_ids(connection, "out")) == 1
+
+
+async def test_a_cycle_refused_because_state_changed_gives_its_messages_back_at_once(api: Api) -> None:
+    query = await query_id(api)
+    messages = await popped(api, 2)
+    partition = messages[0]["partitionId"]
+    refused = await cycle(api, query, partition, state_ops=[upsert("k", 1, if_version=7)], ack=ack(messages))
+    assert refused["error"] == "State changed since it was read: k"
+    again = await api.pop("in", "Default", consumerGroup=GROUP, batch=5)
+    assert [one["transactionId"] for one in again] == [one["transactionId"] for one in messages]
+    accepted = await cycle(api, query, partition, state_ops=[upsert("k", 1, if_version=None)], ack=ack(again))
+    assert accepted["success"] is True
+
+
 async def test_unknown_queries_and_partitions_are_refused(api: Api) -> None:
     query = await query_id(api)
     messages = await popped(api, 1)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queen.streams import Stream
+from queen.streams import StateChanged, Stream
 from queen.streams.records import any_ms, parse_iso_ms, to_iso
 from queen.streams.windows import Cron, Sliding, SpanWindow, Tumbling
 from tests.streams.driving import PARTITION, Driven
@@ -244,7 +244,7 @@ async def test_windows_that_are_not_over_are_not_flushed() -> None:
     assert len(driven.windows.ripe(now + 3_600_000)) == 1
 
 
-async def test_a_cycle_whose_state_somebody_changed_is_made_again() -> None:
+async def test_a_batch_whose_state_another_runner_changed_is_computed_again_when_it_is_redelivered() -> None:
     driven = Driven(collected(keyed().window_tumbling(seconds=1)))
     other = Driven(collected(keyed().window_tumbling(seconds=1)), driven.broker)
     await driven.run([{"k": "a", "id": 1}], created_ms=100)
@@ -260,6 +260,8 @@ async def test_a_cycle_whose_state_somebody_changed_is_made_again() -> None:
         return [*accumulator, value["id"]]
 
     third = Driven(keyed().window_tumbling(seconds=1).reduce(meanwhile, []).map(with_context).to("out"), driven.broker)
+    with pytest.raises(StateChanged):
+        await third.run([{"k": "a", "id": 2}], created_ms=200)
     await third.run([{"k": "a", "id": 2}], created_ms=200)
     await third.run([{"k": "a", "id": 3}], created_ms=5000)
     # The first was emitted by the flush; the second is counted once, in a window of its own.

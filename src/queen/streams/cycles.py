@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from queen.streams.chain import Chain
-from queen.streams.errors import StateChanged
 from queen.streams.folding import fold_sessions, fold_windows
 from queen.streams.gates import Gate, pass_gate
 from queen.streams.operators import Foreach, Reduce, Sink
@@ -53,8 +52,6 @@ async def _apply(chain: Chain, emits: Sequence[Emit], partition: str, partition_
 Report: TypeAlias = Callable[[Exception, dict[str, Any]], Awaitable[None]]
 """Told of an error, and where it was met."""
 
-_MOST_ATTEMPTS = 5
-
 
 @dataclass(slots=True)
 class _Timed:
@@ -77,17 +74,11 @@ class Cycles:
         self._report = report
 
     async def run(self, batch: Batch) -> None:
-        """One cycle. When somebody else changed the state meanwhile, it is made again from what it is now."""
+        """One cycle. Raises `StateChanged` when another runner changed the state meanwhile: the batch comes again."""
         records = await self._records(batch)
         partition = self._windows.partition(batch.partition_id, batch.partition)
-        for attempt in range(1, _MOST_ATTEMPTS + 1):
-            try:
-                async with partition.busy:
-                    await self._attempt(batch, records, partition)
-                return
-            except StateChanged:
-                if attempt == _MOST_ATTEMPTS:
-                    raise
+        async with partition.busy:
+            await self._attempt(batch, records, partition)
 
     async def flush(self, partition: OpenPartition, group: str) -> None:
         """Emit the windows that have ended though nothing arrives."""

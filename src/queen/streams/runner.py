@@ -131,6 +131,9 @@ class Runner:
     async def _run(self, cycles: Cycles, batch: Batch) -> None:
         try:
             await cycles.run(batch)
+        except StateChanged:
+            # The server has released the lease: whoever pops the batch next computes it from the state as it is now.
+            log.debug("the state of partition %s was changed by another runner", batch.partition)
         except Exception as error:
             await self._report(error, {"phase": "cycle", "partition": batch.partition_id})
             await self._rest(_AFTER_ERROR_SECONDS)

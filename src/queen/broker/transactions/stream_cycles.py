@@ -27,7 +27,12 @@ from queen.wire.envelope import Envelope
 from queen.wire.ids import is_uuid, parse_partition_uuid
 from queen.wire.streams import Cycle, CycleAck, window_end
 
-STATE_CHANGED = "State changed since it was read"
+
+class StateConflict(TransactionRefused):
+    """The state is not what the cycle was computed from."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"State changed since it was read: {key}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,9 @@ class StreamCycles:
             scene = await self._look_up(cycle)
             answer["queueName"] = scene.partition.queue_name
             answer |= await retry_transaction(lambda: self._run(cycle, scene))
+        except StateConflict as error:
+            await self._release(cycle.ack, scene)
+            answer |= {"success": False, "error": str(error)}
         except (TransactionRefused, NotStored) as error:
             answer |= {"success": False, "error": str(error)}
         return answer
@@ -156,12 +164,13 @@ class StreamCycles:
         if not cycle.state:
             return
         place = (scene.query, scene.partition.id)
-        # The last word on a key counts, as if they had been carried out one by one.
+        # Operations apply in order: of each key the last one counts, and a delete finds what came before it.
         last = {operation.key: operation for operation in cycle.state}
+        made = {operation.key for operation in cycle.state if operation.value is not None}
         gone = sorted(key for key, operation in last.items() if operation.value is None)
         if gone:
             deleted = {row["key"] for row in await transaction.fetch("delete_stream_state", *place, gone)}
-            _check_deleted(cycle, set(gone) - deleted)
+            _check_deleted(cycle, set(gone) - deleted - made)
         written = sorted((key, operation.value) for key, operation in last.items() if operation.value is not None)
         if written:
             encrypt = scene.queue is not None and scene.queue.encryption_enabled
@@ -186,6 +195,15 @@ class StreamCycles:
         )
         return available.get(acked.key, 0)
 
+    async def _release(self, ack: CycleAck | None, scene: _Scene) -> None:
+        """Whoever computes the cycle again pops its messages again: they need not wait for the lease to expire."""
+        if ack is None or not ack.lease_id:
+            return
+        released = await self._database.fetch("release_leases", [scene.partition.id], [ack.lease_id])
+        for row in released:
+            self._leases.finish(ack.lease_id, scene.partition.id)
+            self._on_freed([(row["queue_id"], row["partition_id"], row["group_id"], row["available"])])
+
     def _settle(
         self, ack: CycleAck | None, acked: _Acked | None, available: int, scene: _Scene, stored: StoredPush
     ) -> None:
@@ -206,7 +224,11 @@ def _status(ack: CycleAck | None) -> AckStatus:
 
 async def _check_unchanged(transaction: Transaction, cycle: Cycle, scene: _Scene) -> None:
     """It must still be the query, and the state, that the cycle was made from."""
-    expected = {operation.key: operation.version for operation in cycle.state if operation.guarded}
+    expected: dict[str, int | None] = {}
+    for operation in cycle.state:
+        # Later operations on the same key apply to what the first one left.
+        if operation.guarded and operation.key not in expected:
+            expected[operation.key] = operation.version
     if scene.query is None or (cycle.config_hash is None and not expected):
         return
     rows = await transaction.fetch("stream_versions", scene.query, scene.partition.id, list(expected))
@@ -215,13 +237,13 @@ async def _check_unchanged(transaction: Transaction, cycle: Cycle, scene: _Scene
     versions = {row["key"]: row["version"] for row in rows}
     for key, version in expected.items():
         if versions.get(key) != version:
-            raise TransactionRefused(f"{STATE_CHANGED}: {key}")
+            raise StateConflict(key)
 
 
 def _check_deleted(cycle: Cycle, absent: set[str]) -> None:
     """A cycle that pushes what a window came to deletes the window: when somebody has, they have pushed it too."""
     if absent and cycle.items:
-        raise TransactionRefused(f"{STATE_CHANGED}: {min(absent)}")
+        raise StateConflict(min(absent))
 
 
 def _ack_result(ack: CycleAck, *, released: bool, dlq: bool = False) -> dict[str, Any]:
