@@ -18,6 +18,7 @@ from queen.cli.logs import configure_logging
 from queen.cli.pipeline import pipeline
 from queen.cli.shards import app as shards
 from queen.errors import QueenError
+from queen.setting_hints import environment_hints
 from queen.settings import Settings, describe_settings
 from queen.telemetry import span_exporters
 
@@ -126,6 +127,8 @@ def serve(
         log_encoding=log_encoding,
     )
     configure_logging(settings.log_level, settings.log_encoding, "queen")
+    for hint in environment_hints(os.environ, [item.variable for item in describe_settings()]):
+        logging.getLogger("queen").warning("%s", hint)
     span_exporters(os.environ)
 
     from queen.cli.supervisor import Supervisor

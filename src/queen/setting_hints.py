@@ -1,0 +1,89 @@
+"""Environment variables that look like settings and are none: misspelt ones, and those of other servers of the name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+_BATCHING: Final = "requests are batched by group commit, which needs no tuning"
+_WAKING: Final = "waiting pops are woken by notifications; POP_SAFETY_POLL_MS is the interval of the safety poll"
+_POOL: Final = "each worker opens up to DB_POOL_SIZE connections, on demand"
+_LIVE: Final = "statistics are read live; STATS_CACHE_MS is how long an expensive view is reused"
+
+SUPERSEDED: Final[Mapping[str, str]] = {
+    "POLL_WORKER_COUNT": _WAKING,
+    "POLL_WORKER_INTERVAL": _WAKING,
+    "POLL_DB_INTERVAL": _WAKING,
+    "QUEUE_MAX_POLL_INTERVAL": _WAKING,
+    "STREAM_POLL_WORKER_COUNT": _WAKING,
+    "STREAM_POLL_WORKER_INTERVAL": _WAKING,
+    "STREAM_POLL_INTERVAL": _WAKING,
+    "STREAM_CONCURRENT_CHECKS": _WAKING,
+    "STREAM_MAX_POLL_INTERVAL": _WAKING,
+    "POP_WAIT_INITIAL_INTERVAL_MS": _WAKING,
+    "POP_WAIT_BACKOFF_THRESHOLD": _WAKING,
+    "POP_WAIT_BACKOFF_MULTIPLIER": _WAKING,
+    "POP_WAIT_MAX_INTERVAL_MS": _WAKING,
+    "SIDECAR_POOL_SIZE": _POOL,
+    "SIDECAR_MICRO_BATCH_WAIT_MS": _BATCHING,
+    "SIDECAR_MAX_ITEMS_PER_TX": _BATCHING,
+    "BATCH_INSERT_SIZE": _BATCHING,
+    "QUEEN_PUSH_MAX_CONCURRENT": _BATCHING,
+    "QUEEN_ACK_MAX_CONCURRENT": _BATCHING,
+    "QUEEN_POP_MAX_CONCURRENT": _BATCHING,
+    "QUEEN_CONCURRENCY_MODE": _BATCHING,
+    "QUEEN_VEGAS_MAX_LIMIT": _BATCHING,
+    "QUEEN_VEGAS_BETA": _BATCHING,
+    "QUEEN_PUSH_PREFERRED_BATCH_SIZE": _BATCHING,
+    "QUEEN_PUSH_MAX_HOLD_MS": _BATCHING,
+    "QUEEN_PUSH_MAX_BATCH_SIZE": _BATCHING,
+    "RESPONSE_BATCH_SIZE": _BATCHING,
+    "RESPONSE_BATCH_MAX": _BATCHING,
+    "RESPONSE_TIMER_INTERVAL_MS": _BATCHING,
+    "STATS_INTERVAL_MS": _LIVE,
+    "STATS_RECONCILE_INTERVAL_MS": _LIVE,
+    "QUEEN_RETENTION_INTERVAL_MS": "RETENTION_INTERVAL",
+    "WEBAPP_ROOT": "the dashboard is part of the package",
+}
+"""Variables that earlier servers had, and what does their work here."""
+
+_PREFIXES: Final = (
+    "QUEEN_",
+    "PG_",
+    "DB_",
+    "POP_",
+    "JWT_",
+    "TLS_",
+    "FILE_BUFFER_",
+    "WAL_",
+    "DEDUP_",
+    "RETENTION_",
+    "EVICTION_",
+    "NAMESPACE_",
+    "METRICS_",
+    "STATS_",
+    "PEER_",
+)
+_NOT_OF_THE_SERVER: Final = frozenset(
+    {
+        "QUEEN_CLIENT_LOG",
+        "QUEEN_CONFIG",
+        "QUEEN_CONTEXT",
+        "QUEEN_SERVER",
+        "QUEEN_SERVER_URL",
+        "QUEEN_TOKEN",
+        "QUEEN_URL",
+    }
+)
+_ALIKE: Final = 0.75
+
+
+def environment_hints(environ: Mapping[str, str], known: Collection[str]) -> Iterator[str]:
+    """One line for each variable that its writer may take for a setting; `known` are the settings there are."""
+    for name in sorted(environ.keys() - set(known) - _NOT_OF_THE_SERVER):
+        if name in SUPERSEDED:
+            yield f"{name} has no effect: {SUPERSEDED[name]}"
+        elif name.startswith(_PREFIXES) and name.removesuffix("_FILE") not in known:
+            nearest = difflib.get_close_matches(name.removesuffix("_FILE"), known, 1, _ALIKE)
+            yield f"there is no setting {name}" + (f"; did you mean {nearest[0]}?" if nearest else "")
