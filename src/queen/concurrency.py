@@ -43,6 +43,37 @@ class BackgroundTasks:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+class DeadlineTimer:
+    """Calls back once, at the earliest of the moments it was set to (loop time)."""
+
+    __slots__ = ("_at", "_callback", "_handle")
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self._callback = callback
+        self._handle: asyncio.Handle | None = None
+        # The handle cannot be asked: for a moment that has passed uvloop gives one that does not know it.
+        self._at = 0.0
+
+    def set(self, at: float) -> None:
+        """Call back at `at`, unless a call is due before."""
+        if self._handle is not None:
+            if self._at <= at:
+                return
+            self._handle.cancel()
+        self._at = at
+        self._handle = asyncio.get_running_loop().call_at(at, self._ring)
+
+    def cancel(self) -> None:
+        """Call back no more, until it is set again."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _ring(self) -> None:
+        self._handle = None
+        self._callback()
+
+
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)

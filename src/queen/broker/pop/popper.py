@@ -174,7 +174,7 @@ class Popper:
             pop.fail(self._database.presence.absence())
             return pop
         if options.wait:
-            pop.timer = loop.call_later(options.timeout, pop.expire)
+            pop.park(loop)
         lane = self._lanes.find(queue_names[0], group) if len(queue_names) == 1 else None
         if lane is not None and partition_name is None and lane.scanned_at is not None and "" in lane.subscribed:
             lane.used_at = loop.time()

@@ -43,6 +43,7 @@ class Pop:
         "lanes",
         "meter",
         "options",
+        "parked_at",
         "partition_name",
         "queue_names",
         "render",
@@ -68,6 +69,7 @@ class Pop:
         self.meter = meter
         self.began = clock()
         self.timer: asyncio.TimerHandle | None = None
+        self.parked_at = 0.0
         # Set while a claim is under way for it, so that no other lane claims for it too.
         self.busy = False
         # Its time was up while a claim was under way: it takes what the claim brings, but waits no more.
@@ -82,7 +84,12 @@ class Pop:
         """Whether it has been waiting for longer than that."""
         if self.timer is None:
             return False
-        return asyncio.get_running_loop().time() - (self.timer.when() - self.options.timeout) > seconds
+        return asyncio.get_running_loop().time() - self.parked_at > seconds
+
+    def park(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait, at most as long as the options say."""
+        self.parked_at = loop.time()
+        self.timer = loop.call_later(self.options.timeout, self.expire)
 
     def expire(self) -> None:
         """The time to wait is over."""

@@ -12,6 +12,7 @@ import asyncpg
 
 from queen.broker.pop.lanes import Holds, Lane
 from queen.broker.pop.requests import Pop
+from queen.concurrency import DeadlineTimer
 from queen.errors import QueenError
 from queen.storage.database import Database, Fetcher, Record
 
@@ -25,19 +26,15 @@ class HoldTimer:
     def __init__(self, holds: Holds, on_ready: Callable[[Lane], None]) -> None:
         self._holds = holds
         self._on_ready = on_ready
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = DeadlineTimer(self._ring)
 
     def arm(self) -> None:
         """Holds were added: one of them may be the next to end."""
         at = self._holds.next_at()
-        if at is None or (self._timer is not None and self._timer.when() <= at):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(at, self._ring)
+        if at is not None:
+            self._timer.set(at)
 
     def _ring(self) -> None:
-        self._timer = None
         for lane in self._holds.expire(asyncio.get_running_loop().time() + _SLACK_SECONDS):
             self._on_ready(lane)
         self.arm()

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 import asyncpg
@@ -17,7 +18,7 @@ from queen.broker.topics.batching import Links, RequestBatcher
 from queen.broker.topics.catalog import LOCKS, Topic, TopicCatalog, TopicKey, lock_keys
 from queen.broker.topics.prefetch import NotReady, PrefetchBuffer, Prefetcher, PrefetchRequest
 from queen.broker.topics.throttle import TenantThrottle
-from queen.concurrency import BackgroundTasks
+from queen.concurrency import BackgroundTasks, DeadlineTimer
 from queen.errors import DatabaseUnavailable, QueenError
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Fetcher, Presence, Record
@@ -141,7 +142,7 @@ class _Bench:
     """Those who wait for one topic, and when the next of its items is due."""
 
     waiting: deque[Dequeue] = field(default_factory=deque)
-    timer: asyncio.TimerHandle | None = None
+    timer: DeadlineTimer | None = None
 
 
 class Dequeuer:
@@ -419,10 +420,9 @@ class Dequeuer:
         loop = asyncio.get_running_loop()
         # A millisecond later than told, as PostgreSQL counts finer than timers do.
         at = loop.time() + min(max(seconds, 0.0) + 0.001, _LONGEST_TIMER)
-        if bench.timer is None or bench.timer.cancelled() or bench.timer.when() > at:
-            if bench.timer is not None:
-                bench.timer.cancel()
-            bench.timer = loop.call_at(at, self._wake, key)
+        if bench.timer is None:
+            bench.timer = DeadlineTimer(partial(self._wake, key))
+        bench.timer.set(at)
 
     def _wake(self, key: TopicKey) -> None:
         bench = self._benches.pop(key, None)

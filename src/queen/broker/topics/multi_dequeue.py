@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import asyncpg
@@ -21,7 +22,7 @@ from queen.broker.topics.dequeue import Dequeue, Heads, OutageGrace, remove_leas
 from queen.broker.topics.prefetch import PrefetchBuffer
 from queen.broker.topics.settle import Settler
 from queen.broker.topics.throttle import TenantThrottle
-from queen.concurrency import BackgroundTasks
+from queen.concurrency import BackgroundTasks, DeadlineTimer
 from queen.errors import QueenError
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Record
@@ -124,7 +125,7 @@ class MultiTopicDequeuer:
         self._poll_seconds = poll_seconds
         self._fields: dict[str, dict[frozenset[str], TopicSet]] = {}
         self._parked: dict[TopicSet, list[MultiTopicDequeue]] = {}
-        self._timers: dict[TopicSet, asyncio.TimerHandle] = {}
+        self._timers: dict[TopicSet, DeadlineTimer] = {}
         self._errands = BackgroundTasks()
         self._closing = False
         self._patience = OutageGrace(database.presence, self.wake_all)
@@ -341,12 +342,12 @@ class MultiTopicDequeuer:
 
     def _arm(self, field: TopicSet) -> None:
         """Wake those who wait when the next item is due."""
-        timer, at = self._timers.get(field), field.next_at
-        if at is None or (timer is not None and timer.when() <= at):
+        if field.next_at is None:
             return
-        if timer is not None:
-            timer.cancel()
-        self._timers[field] = asyncio.get_running_loop().call_at(at, self._wake, field)
+        timer = self._timers.get(field)
+        if timer is None:
+            timer = self._timers[field] = DeadlineTimer(partial(self._wake, field))
+        timer.set(field.next_at)
 
     def _wake(self, field: TopicSet) -> None:
         timer = self._timers.pop(field, None)
