@@ -92,10 +92,10 @@ async def test_a_message_that_was_deleted_during_the_copy_stays_deleted(api: Api
     results = await api.push(queue, *range(3), ids=["a", "b", "c"])
 
     class Deleting(Mover):
-        async def _hand_over(self, *arguments: Any) -> None:
+        async def _switch_over(self, *arguments: Any) -> None:
             answer = await api.call("DELETE", f"/api/v1/messages/{results[0]['partition_id']}/b")
             assert answer.body["success"]
-            await super()._hand_over(*arguments)
+            await super()._switch_over(*arguments)
 
     async with connect_fleet(dsns) as fleet:
         await Deleting(fleet).move(Name.queue(queue), 1)
@@ -162,8 +162,8 @@ async def test_moving_under_load_loses_and_repeats_nothing_and_keeps_the_order(
 class HalfMover(Mover):
     """Stops when something has left one shard and has not come to the other yet."""
 
-    async def _hand_over(self, *arguments: Any) -> None:
-        await super()._hand_over(*arguments)
+    async def _switch_over(self, *arguments: Any) -> None:
+        await super()._switch_over(*arguments)
         raise InterruptedError
 
 

@@ -35,7 +35,9 @@ def list_shards() -> None:
             views = await view_shards(fleet)
         table = rich.table.Table("shard", "database", "state", "queues", "topics", "bytes")
         for view, dsn in zip(views, dsns, strict=True):
-            counts = [str(count) if view.state != "away" else "" for count in (view.queues, view.topics, view.bytes)]
+            counts = [
+                str(count) if view.state != "unavailable" else "" for count in (view.queues, view.topics, view.bytes)
+            ]
             table.add_row(str(view.number), describe_dsn(dsn), view.state, *counts)
         console = rich.console.Console()
         console.print(table)

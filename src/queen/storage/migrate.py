@@ -16,6 +16,7 @@ import asyncpg
 
 from queen.errors import DatabaseUnavailable, SchemaTooNew, UnsupportedPostgres
 from queen.storage.database import AWAY_ERRORS, AdvisoryLock, Connection
+from queen.storage.statements import sql
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ async def migrate(dsn: str, *, wait_seconds: float = 10.0) -> None:
     connection = await _connect(dsn, wait_seconds)
     try:
         _check_postgres(connection)
-        await connection.execute("SELECT pg_advisory_lock($1)", AdvisoryLock.MIGRATION)
+        await connection.execute(sql("migration_lock"), AdvisoryLock.MIGRATION)
         await _apply_missing(connection, load_migrations())
     finally:
         await connection.close()
@@ -68,12 +69,9 @@ def _check_postgres(connection: Connection) -> None:
 
 
 async def _apply_missing(connection: Connection, migrations: list[Migration]) -> None:
-    await connection.execute("CREATE SCHEMA IF NOT EXISTS queen")
-    await connection.execute(
-        "CREATE TABLE IF NOT EXISTS queen.schema_migrations"
-        " (version integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
-    )
-    applied = {row["version"] for row in await connection.fetch("SELECT version FROM queen.schema_migrations")}
+    await connection.execute(sql("migration_create_schema"))
+    await connection.execute(sql("migration_create_table"))
+    applied = {row["version"] for row in await connection.fetch(sql("migration_versions"))}
     newest_known = max((migration.version for migration in migrations), default=0)
     newest_applied = max(applied, default=0)
     if newest_applied > newest_known:
@@ -86,9 +84,5 @@ async def _apply_missing(connection: Connection, migrations: list[Migration]) ->
             continue
         async with connection.transaction():
             await connection.execute(migration.sql)
-            await connection.execute(
-                "INSERT INTO queen.schema_migrations (version, name) VALUES ($1, $2)",
-                migration.version,
-                migration.name,
-            )
+            await connection.execute(sql("migration_applied"), migration.version, migration.name)
         log.info("applied migration %04d %s", migration.version, migration.name)

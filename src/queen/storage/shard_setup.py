@@ -1,4 +1,4 @@
-"""Makes databases the shards of one installation: each is told its number once, and refuses another one."""
+"""Makes databases the shards of one installation: each gets its number once, and refuses another one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import asyncpg
 
 from queen.errors import DatabaseUnavailable, QueenError
 from queen.storage.database import AWAY_ERRORS, AdvisoryLock, Connection, Database, Record
+from queen.storage.statements import sql
 from queen.wire.shards import MOST_SHARDS, PARTITION_BITS, SMALL_ID_BITS
 
 log = logging.getLogger(__name__)
@@ -20,18 +21,12 @@ ELSEWHERE = "QN001"
 BEING_LAID_OUT = "QN002"
 """The state in which a shard refuses a new name while shards are added or removed."""
 
-# Servers that knew of one shard only may go on for so long with numbers they have reserved.
+# Longer than a server keeps the item ids it has reserved.
 _NODES_AFTER_MS = 120_000
-_TRIGGERS = (
-    "CREATE OR REPLACE TRIGGER refuse_left AFTER INSERT ON queen.topic_items REFERENCING NEW TABLE AS added"
-    " FOR EACH STATEMENT EXECUTE FUNCTION queen.refuse_items_of_left_topics()",
-    "CREATE OR REPLACE TRIGGER refuse_left AFTER INSERT ON queen.traces"
-    " FOR EACH ROW EXECUTE FUNCTION queen.refuse_traces_of_left_queues()",
-)
 
 
 async def set_up_shards(dsns: Sequence[str]) -> list[int]:
-    """Have every database know which shard it is; returns the numbers of those that could not be reached.
+    """Give every database its shard number; returns the numbers of those that could not be reached.
 
     All of them have to be there the first time. Databases that join an installation with queues or topics take no new
     names until `queen shards add` says so. Each has to be migrated before.
@@ -64,20 +59,20 @@ async def set_up_shards(dsns: Sequence[str]) -> list[int]:
 
 
 async def become_shard(connection: Connection, number: int, layout: Sequence[int]) -> None:
-    """Tell a database that it is this shard, unless somebody has just done so."""
+    """Make a database this shard, unless another session has just done so."""
     async with connection.transaction():
-        await connection.execute("SELECT pg_advisory_xact_lock($1)", AdvisoryLock.BECOMING_A_SHARD)
+        await connection.execute(sql("shard_lock_setup"), AdvisoryLock.BECOMING_A_SHARD)
         row = await _state(connection)
         if row is not None:
             check_number(row["number"], number)
             return
         if number:
             await _begin_ids(connection, number)
-        await connection.execute("DELETE FROM queen.topic_nodes WHERE node % $1 <> $2", MOST_SHARDS, number)
-        for trigger in _TRIGGERS:
-            await connection.execute(trigger)
-        await connection.execute("INSERT INTO queen.shard (number, layout) VALUES ($1, $2)", number, list(layout))
-    log.info("this database is shard %d from now on", number)
+        await connection.execute(sql("shard_remove_other_nodes"), MOST_SHARDS, number)
+        await connection.execute(sql("shard_refuse_items"))
+        await connection.execute(sql("shard_refuse_traces"))
+        await connection.execute(sql("shard_create"), number, list(layout))
+    log.info("database is now shard %d (layout %s)", number, list(layout))
 
 
 async def check_alone(database: Database) -> None:
@@ -85,7 +80,7 @@ async def check_alone(database: Database) -> None:
     try:
         rows = await database.fetch("shard_state")
     except (QueenError, asyncpg.PostgresError) as error:
-        log.debug("whether there are other shards cannot be told now: %s", error)
+        log.debug("cannot read the shard number: %s", error)
         return
     if rows and (rows[0]["number"] or len(rows[0]["layout"]) > 1):
         raise QueenError("this database is one of several shards: have DATABASE_URLS name all of them, in their order")
@@ -103,12 +98,12 @@ async def _connect(dsn: str) -> Connection | None:
     try:
         return await asyncpg.connect(dsn, timeout=5)
     except AWAY_ERRORS as error:
-        log.warning("a shard is not reachable: %s", error or type(error).__name__)
+        log.warning("shard is unavailable: %s", error or type(error).__name__)
         return None
 
 
 async def _state(connection: Connection) -> Record | None:
-    return await connection.fetchrow("SELECT number, layout, next_layout FROM queen.shard")
+    return await connection.fetchrow(sql("shard_state"))
 
 
 async def _layout(reached: dict[int, Connection], known: dict[int, Record]) -> list[int]:
@@ -118,9 +113,7 @@ async def _layout(reached: dict[int, Connection], known: dict[int, Record]) -> l
 
 
 async def _is_used(connection: Connection) -> bool:
-    return bool(
-        await connection.fetchval("SELECT EXISTS (SELECT FROM queen.queues) OR EXISTS (SELECT FROM queen.topics)")
-    )
+    return bool(await connection.fetchval(sql("shard_is_used")))
 
 
 async def _begin_ids(connection: Connection, number: int) -> None:
@@ -129,16 +122,5 @@ async def _begin_ids(connection: Connection, number: int) -> None:
         raise QueenError(
             f"the database for shard {number} has queues or topics already: a new shard has to be an empty database"
         )
-    columns = await connection.fetch(
-        "SELECT table_name, column_name, data_type FROM information_schema.columns"
-        " WHERE table_schema = 'queen' AND is_identity = 'YES'"
-    )
-    for column in columns:
-        bits = SMALL_ID_BITS if column["data_type"] == "integer" else PARTITION_BITS
-        await connection.execute(
-            f'ALTER TABLE queen."{column["table_name"]}" ALTER COLUMN "{column["column_name"]}"'
-            f" RESTART WITH {(number << bits) + 1}"
-        )
-    await connection.execute(
-        "UPDATE queen.topic_nodes SET upto_ms = extract(epoch FROM clock_timestamp()) * 1000 + $1", _NODES_AFTER_MS
-    )
+    await connection.execute(sql("shard_begin_ids"), number, SMALL_ID_BITS, PARTITION_BITS)
+    await connection.execute(sql("shard_close_nodes"), _NODES_AFTER_MS)

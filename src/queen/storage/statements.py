@@ -10,6 +10,11 @@ from importlib.resources import files
 _NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 
 
+def sql(name: str) -> str:
+    """The text of one statement."""
+    return load_statements()[name]
+
+
 @cache
 def load_statements() -> Mapping[str, str]:
     """Read the `.sql` files that ship with the package; once, however many databases there are."""

@@ -1,4 +1,4 @@
-"""Connections to all shards, for whoever looks after them."""
+"""Connections to all shards, for commands that administer them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,10 @@ import asyncpg
 from queen.errors import DatabaseUnavailable, NotFound, QueenError
 from queen.storage.database import AWAY_ERRORS, Connection, Record
 from queen.storage.shard_setup import check_number
+from queen.storage.statements import sql
 from queen.wire.shards import Kind, Name
 
-_HOLDERS = {
-    Kind.QUEUE: "SELECT id FROM queen.queues WHERE name = $1",
-    Kind.TOPIC: "SELECT t.id FROM queen.topics t JOIN queen.topic_namespaces n ON n.id = t.namespace_id"
-    " WHERE n.name || E'\\n' || t.name = $1",
-}
-_NOTE = "SELECT shard, move_id, arriving FROM queen.placements WHERE kind = $1 AND name = $2"
+_HOLDERS = {Kind.QUEUE: "shard_queue_id", Kind.TOPIC: "shard_topic_id"}
 
 
 class Fleet:
@@ -37,41 +33,41 @@ class Fleet:
                 raise NotFound(
                     f"there is no shard {number}: DATABASE_URLS names shards 0 to {self.count - 1}"
                 ) from None
-            raise DatabaseUnavailable(f"shard {number} cannot be reached") from None
+            raise DatabaseUnavailable(f"shard {number} is unavailable") from None
 
     def all(self) -> list[Connection]:
-        """Every shard. Raises `DatabaseUnavailable` when one of them is away."""
+        """Every shard. Raises `DatabaseUnavailable` when one of them is unavailable."""
         return [self[number] for number in range(self.count)]
 
     async def layout(self) -> list[int]:
         """The shards that take new names."""
         for connection in self.connections.values():
-            return list(await connection.fetchval("SELECT layout FROM queen.shard"))
-        raise DatabaseUnavailable("no shard can be reached")
+            return list(await connection.fetchval(sql("shard_layout")))
+        raise DatabaseUnavailable("no shard is available")
 
-    async def note(self, number: int, name: Name) -> Record | None:
+    async def placement(self, number: int, name: Name) -> Record | None:
         """What a shard says about where a name lives."""
-        return await self[number].fetchrow(_NOTE, name.kind.value, name.key)
+        return await self[number].fetchrow(sql("placement"), name.kind.value, name.key)
 
     async def holder(self, name: Name) -> tuple[int, int]:
         """The shard that has a queue or topic, and its id there. Raises `NotFound`."""
         for number, connection in sorted(self.connections.items()):
-            id = await connection.fetchval(_HOLDERS[name.kind], name.key)
+            id = await connection.fetchval(sql(_HOLDERS[name.kind]), name.key)
             if id is not None:
                 return number, id
         if len(self.connections) < self.count:
-            raise NotFound(f"no shard that can be reached has {name}")
+            raise NotFound(f"no available shard has {name}")
         raise NotFound(f"there is no {name}")
 
     async def complete_arrivals(self) -> None:
         """Finish moves that have left their shard for good."""
         for connection in self.connections.values():
-            for row in await connection.fetch("SELECT kind, name, shard, move_id FROM queen.placements WHERE arriving"):
+            for row in await connection.fetch(sql("arrivals")):
                 if row["shard"] not in self.connections:
                     continue
-                note = await self.note(row["shard"], Name(Kind(row["kind"]), row["name"]))
-                if note is not None and note["move_id"] == row["move_id"] and not note["arriving"]:
-                    await connection.fetchval("SELECT queen.complete_move($1)", row["move_id"])
+                placed = await self.placement(row["shard"], Name(Kind(row["kind"]), row["name"]))
+                if placed is not None and placed["move_id"] == row["move_id"] and not placed["arriving"]:
+                    await connection.fetchval(sql("complete_move"), row["move_id"])
 
 
 @asynccontextmanager
@@ -82,12 +78,13 @@ async def connect_fleet(dsns: Sequence[str]) -> AsyncIterator[Fleet]:
     try:
         for number, connection in connections.items():
             try:
-                stored = await connection.fetchval("SELECT number FROM queen.shard")
+                stored = await connection.fetchval(sql("shard_number"))
             except asyncpg.UndefinedTableError:
                 stored = None
             if stored is None:
                 raise QueenError(
-                    f"the database that DATABASE_URLS names as shard {number} is no shard yet: add it first"
+                    f"the database that DATABASE_URLS names as shard {number} is not a shard yet: run"
+                    " `queen shards add` first"
                 )
             check_number(stored, number)
         yield Fleet(connections, len(dsns))
@@ -105,7 +102,7 @@ async def _connect(dsn: str) -> Connection | None:
 
 @dataclass(frozen=True, slots=True)
 class ShardView:
-    """One shard; `state` is `open`, `closed` (takes no new names) or `away`."""
+    """One shard; `state` is `open`, `closed` (takes no new names) or `unavailable`."""
 
     number: int
     state: str
@@ -113,7 +110,7 @@ class ShardView:
     topics: int = 0
     bytes: int = 0
     unfinished: tuple[str, ...] = ()
-    """Moves that were begun and have not come to their end."""
+    """Moves that were begun and not finished."""
 
 
 async def view_shards(fleet: Fleet) -> list[ShardView]:
@@ -123,29 +120,18 @@ async def view_shards(fleet: Fleet) -> list[ShardView]:
 async def names_on(fleet: Fleet, number: int) -> list[Name]:
     """Every queue and topic that lives on a shard."""
     connection = fleet[number]
-    queues = await connection.fetch("SELECT name FROM queen.queues ORDER BY name")
-    topics = await connection.fetch(
-        "SELECT n.name AS namespace, t.name FROM queen.topics t"
-        " JOIN queen.topic_namespaces n ON n.id = t.namespace_id ORDER BY 1, 2"
-    )
-    return [
-        *(Name.queue(row["name"]) for row in queues),
-        *(Name.topic(row["namespace"], row["name"]) for row in topics),
-    ]
+    queues = await connection.fetch(sql("shard_queue_names"))
+    topics = await connection.fetch(sql("shard_topic_names"))
+    return [*(Name.queue(row["name"]) for row in queues), *(Name(Kind.TOPIC, row["name"]) for row in topics)]
 
 
 async def _view(fleet: Fleet, number: int) -> ShardView:
     connection = fleet.connections.get(number)
     if connection is None:
-        return ShardView(number, "away")
-    row = await connection.fetchrow(
-        "SELECT number = ANY (layout) AS taking, (SELECT count(*) FROM queen.queues) AS queues,"
-        " (SELECT count(*) FROM queen.topics) AS topics,"
-        " (SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE n.nspname = 'queen' AND c.relkind = 'r')::bigint AS bytes FROM queen.shard"
-    )
+        return ShardView(number, "unavailable")
+    row = await connection.fetchrow(sql("shard_sizes"))
     assert row is not None
-    moves = await connection.fetch("SELECT kind, name FROM queen.moves ORDER BY begun_at")
+    moves = await connection.fetch(sql("unfinished_moves"))
     return ShardView(
         number,
         "open" if row["taking"] else "closed",

@@ -1,8 +1,8 @@
-"""Moves one queue or topic.
+"""Moves one queue or topic to another shard.
 
-It is copied while it is used, then held for a moment: what is left is brought over and kept on the other shard, unseen.
-The commit that removes it here, and leaves a note of where it went, is the moment at which it has moved. From then on
-anybody may have the other shard show it: the mover, or any server that meets the note. Before that moment, whoever dies
+It is copied while it is in use, then locked: the rest is transferred and kept on the target, invisible. The commit at
+the source that removes it and records its new placement is the moment at which it has moved. From then on the mover, or
+any server that reads the placement, completes the move on the target. A move that is interrupted before that commit
 leaves everything as it was.
 """
 
@@ -12,45 +12,51 @@ import asyncio
 import random
 import uuid
 from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import asyncpg
 
-from queen.broker.sharding.copies import ItemCopy, OnCopied, Row, SegmentCopy, carry, remove_segments, same_ids
+from queen.broker.sharding.copies import (
+    Change,
+    ItemCopy,
+    OnCopied,
+    Row,
+    SegmentCopy,
+    group_ids,
+    remove_segments,
+    transfer,
+)
 from queen.broker.sharding.fleet import Fleet
 from queen.broker.topics.catalog import LOCKS
 from queen.errors import Conflict, Overloaded
 from queen.storage.database import AdvisoryLock, Connection, Record
-from queen.storage.statements import load_statements
+from queen.storage.statements import sql
 from queen.wire.shards import Kind, Name, home
 
-# In the order in which everybody else takes them: cursors before partitions.
-_HELD_TABLES = "queen.cursors, queen.stream_state, queen.dead_letters, queen.traces, queen.subscriptions"
 _TOPIC_LOCK = 1_366_650_960
-_OF_QUEUE = "partition_id IN (SELECT id FROM queen.partitions WHERE queue_id = $1)"
 
 
 class Contents(Protocol):
-    """Something that moves. `source` is in a transaction from `hold` on."""
+    """Something that moves. `source` is in a transaction from `lock` on."""
 
     async def total(self) -> int:
-        """How much there is to copy before anything is held."""
+        """How much there is to copy before it is locked."""
 
     async def copy(self) -> None:
         """Copy what can be copied while it is used."""
 
-    async def hold(self) -> None:
-        """Let nobody use it until the transaction ends."""
+    async def lock(self) -> None:
+        """Keep all other sessions from it until the transaction ends."""
 
-    async def carry(self, move_id: uuid.UUID) -> None:
-        """Bring the rest to the other shard."""
+    async def transfer(self, move_id: uuid.UUID) -> None:
+        """Transfer the rest to the target."""
 
     async def remove(self, move_id: uuid.UUID) -> None:
-        """Remove it here."""
+        """Remove it from the source."""
 
     @property
     def left_id(self) -> int | None:
-        """By which those who come too late are told that it has left; None where they find nothing to do anyway."""
+        """The id by which the source refuses late writes to it; None where late writes find no row anyway."""
 
 
 class QueueContents:
@@ -71,14 +77,12 @@ class QueueContents:
         await self._segments.clear()
         await self._segments.copy()
 
-    async def hold(self) -> None:
-        await self._source.execute(f"LOCK TABLE {_HELD_TABLES} IN EXCLUSIVE MODE")
-        await self._source.execute("SELECT FROM queen.queues WHERE id = $1 FOR UPDATE", self._id)
-        self._partitions = await self._source.fetch(
-            "SELECT id, next_offset FROM queen.partitions WHERE queue_id = $1 ORDER BY id FOR UPDATE", self._id
-        )
+    async def lock(self) -> None:
+        await self._source.execute(sql("move_queue_lock_tables"))
+        await self._source.execute(sql("move_queue_lock"), self._id)
+        self._partitions = await self._source.fetch(sql("move_queue_lock_partitions"), self._id)
 
-    async def carry(self, move_id: uuid.UUID) -> None:
+    async def transfer(self, move_id: uuid.UUID) -> None:
         source, target = self._source, self._target
         await self._segments.finish(self._partitions)
         groups = await self._group_ids()
@@ -90,73 +94,37 @@ class QueueContents:
         def of_query(row: Row) -> None:
             row["query_id"] = queries.get(row["query_id"], row["query_id"])
 
-        for table, query, argument, change in (
-            ("queues", "SELECT to_jsonb(t) FROM queen.queues t WHERE id = $1", self._id, None),
-            ("partitions", "SELECT to_jsonb(t) FROM queen.partitions t WHERE queue_id = $1", self._id, None),
-            ("cursors", f"SELECT to_jsonb(t) FROM queen.cursors t WHERE {_OF_QUEUE}", self._id, of_group),
-            (
-                "subscriptions",
-                "SELECT to_jsonb(t) FROM queen.subscriptions t WHERE queue_name = $1",
-                self._name,
-                of_group,
-            ),
-            ("dead_letters", "SELECT to_jsonb(t) FROM queen.dead_letters t WHERE queue_id = $1", self._id, of_group),
-            ("traces", "SELECT to_jsonb(t) FROM queen.traces t WHERE queue_id = $1", self._id, None),
-            (
-                "trace_names",
-                "SELECT to_jsonb(n) FROM queen.trace_names n JOIN queen.traces t ON t.id = n.trace_id"
-                " WHERE t.queue_id = $1",
-                self._id,
-                None,
-            ),
-            ("stream_state", f"SELECT to_jsonb(t) FROM queen.stream_state t WHERE {_OF_QUEUE}", self._id, of_query),
-        ):
-            await carry(source, target, move_id, table, query, argument, change=change)
+        tables: tuple[tuple[str, int | str, Change | None], ...] = (
+            ("queues", self._id, None),
+            ("partitions", self._id, None),
+            ("cursors", self._id, of_group),
+            ("subscriptions", self._name, of_group),
+            ("dead_letters", self._id, of_group),
+            ("traces", self._id, None),
+            ("trace_names", self._id, None),
+            ("stream_state", self._id, of_query),
+        )
+        for table, argument, change in tables:
+            await transfer(source, target, move_id, table, argument, change=change)
 
     async def remove(self, move_id: uuid.UUID) -> None:
-        for statement, argument in (
-            (f"DELETE FROM queen.cursors WHERE {_OF_QUEUE}", self._id),
-            (f"DELETE FROM queen.stream_state WHERE {_OF_QUEUE}", self._id),
-            ("DELETE FROM queen.dead_letters WHERE queue_id = $1", self._id),
-            ("DELETE FROM queen.traces WHERE queue_id = $1", self._id),
-            ("DELETE FROM queen.subscriptions WHERE queue_name = $1", self._name),
-            ("DELETE FROM queen.stream_queries WHERE source_queue = $1", self._name),
-            ("DELETE FROM queen.queues WHERE id = $1", self._id),
-        ):
-            await self._source.execute(statement, argument)
-        # The segments are many: they go when everybody uses the others.
-        await self._source.execute(
-            "UPDATE queen.moves SET partitions = $2 WHERE id = $1", move_id, [row["id"] for row in self._partitions]
-        )
+        # The segments are many: they are removed after the queue is in use on the target.
+        partitions = [row["id"] for row in self._partitions]
+        await self._source.execute(sql("move_remove_queue"), self._id, self._name, move_id, partitions)
 
     @property
     def left_id(self) -> int | None:
         return None
 
     async def _group_ids(self) -> dict[int, int]:
-        rows = await self._source.fetch(
-            f"SELECT DISTINCT group_id FROM queen.cursors WHERE {_OF_QUEUE}"
-            " UNION SELECT group_id FROM queen.dead_letters WHERE queue_id = $1"
-            " UNION SELECT group_id FROM queen.subscriptions WHERE queue_name = $2",
-            self._id,
-            self._name,
-        )
-        return await same_ids(self._source, self._target, "groups", [row["group_id"] for row in rows])
+        rows = await self._source.fetch(sql("move_queue_groups"), self._id, self._name)
+        return await group_ids(self._source, self._target, [row["group_id"] for row in rows])
 
     async def _query_ids(self) -> dict[int, int]:
-        """Streaming queries live with their source, under the id by which they are known."""
-        rows = await self._source.fetch(
-            "SELECT * FROM queen.stream_queries WHERE source_queue = $1 ORDER BY name", self._name
-        )
+        """Streaming queries live with their source, under the public id by which they are known."""
         ids: dict[int, int] = {}
-        for row in rows:
-            ids[row["id"]] = await self._target.fetchval(
-                "INSERT INTO queen.stream_queries (public_id, name, source_queue, sink_queue, config_hash, created_at)"
-                " VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (name) DO UPDATE SET public_id = excluded.public_id,"
-                " source_queue = excluded.source_queue, sink_queue = excluded.sink_queue,"
-                " config_hash = excluded.config_hash RETURNING id",
-                *(row[key] for key in ("public_id", "name", "source_queue", "sink_queue", "config_hash", "created_at")),
-            )
+        for id, *columns in await self._source.fetch(sql("move_stream_queries"), self._name):
+            ids[id] = await self._target.fetchval(sql("move_save_stream_query"), *columns)
         return ids
 
 
@@ -171,59 +139,41 @@ class TopicContents:
         self._items = ItemCopy(source, target, id, on_copied)
 
     async def total(self) -> int:
-        return int(await self._source.fetchval("SELECT count(*) FROM queen.topic_items WHERE topic_id = $1", self._id))
+        return int(await self._source.fetchval(sql("move_topic_items"), self._id))
 
     async def copy(self) -> None:
         await self._items.copy()
 
-    async def hold(self) -> None:
-        await self._source.execute(
-            "SELECT pg_advisory_xact_lock($1::integer, $2::integer)", _TOPIC_LOCK, self._id % LOCKS
-        )
-        await self._source.execute("SELECT FROM queen.topics WHERE id = $1 FOR UPDATE", self._id)
+    async def lock(self) -> None:
+        await self._source.execute(sql("move_topic_lock"), _TOPIC_LOCK, self._id % LOCKS)
+        await self._source.execute(sql("move_topic_lock_row"), self._id)
         await self._close_ready_queue()
 
     async def _close_ready_queue(self) -> None:
-        """What was handed out is leased item by item, what was not is ready: nothing of it is left behind."""
-        statements = load_statements()
-        await self._source.execute(statements["topic_ready_close_any"], self._id)
-        await self._source.execute(statements["topic_settle_handouts"], 0.0, [self._id], None)
-        await self._source.execute(statements["topic_ready_free"], [self._id % LOCKS], self._id)
+        """Turn handed-out blocks into leases of their items, so that the items alone say what is leased."""
+        await self._source.execute(sql("topic_ready_close_any"), self._id)
+        await self._source.execute(sql("topic_settle_handouts"), 0.0, [self._id], None)
+        await self._source.execute(sql("topic_ready_free"), [self._id % LOCKS], self._id)
 
-    async def carry(self, move_id: uuid.UUID) -> None:
+    async def transfer(self, move_id: uuid.UUID) -> None:
         source, target = self._source, self._target
-        await target.execute(
-            "INSERT INTO queen.topic_namespaces (name) VALUES ($1) ON CONFLICT DO NOTHING", self._namespace
-        )
-        namespace_id = await target.fetchval("SELECT id FROM queen.topic_namespaces WHERE name = $1", self._namespace)
+        namespace_id = await target.fetchval(sql("move_create_namespace"), self._namespace)
 
         def of_namespace(row: Row) -> None:
             row["namespace_id"] = namespace_id
 
-        tables: tuple[tuple[str, str, Any], ...] = (
-            ("topics", "SELECT to_jsonb(t) FROM queen.topics t WHERE id = $1", of_namespace),
-            ("topic_heads", "SELECT to_jsonb(t) FROM queen.topic_heads t WHERE topic_id = $1", None),
-            (
-                "topic_dead_letters",
-                "SELECT to_jsonb(t) FROM queen.topic_dead_letters t WHERE topic_id = $1 FOR UPDATE",
-                None,
-            ),
-            (
-                "topic_keys",
-                "SELECT to_jsonb(k) FROM queen.topic_items i JOIN queen.topics t ON t.id = i.topic_id"
-                " JOIN queen.topic_keys k ON k.namespace_id = t.namespace_id AND k.key = i.idempotency_key"
-                " AND k.item_id = i.id WHERE i.topic_id = $1",
-                of_namespace,
-            ),
+        tables: tuple[tuple[str, Change | None], ...] = (
+            ("topics", of_namespace),
+            ("topic_heads", None),
+            ("topic_dead_letters", None),
+            ("topic_keys", of_namespace),
         )
-        for table, query, change in tables:
-            await carry(source, target, move_id, table, query, self._id, change=change)
-        await self._items.carry(move_id)
+        for table, change in tables:
+            await transfer(source, target, move_id, table, self._id, change=change)
+        await self._items.transfer(move_id)
 
     async def remove(self, move_id: uuid.UUID) -> None:
-        for table in ("topic_heads", "topic_dead_letters", "topic_ready"):
-            await self._source.execute(f"DELETE FROM queen.{table} WHERE topic_id = $1", self._id)
-        await self._source.execute("DELETE FROM queen.topics WHERE id = $1", self._id)
+        await self._source.execute(sql("move_remove_topic"), self._id)
 
     @property
     def left_id(self) -> int | None:
@@ -231,26 +181,21 @@ class TopicContents:
 
 
 async def remove_leftovers(source: Connection, move_id: uuid.UUID) -> None:
-    """Remove the segments of a queue that has gone."""
-    partitions = await source.fetchval("SELECT partitions FROM queen.moves WHERE id = $1", move_id)
+    """Remove the segments of a queue that has moved to another shard."""
+    partitions = await source.fetchval(sql("move_left_partitions"), move_id)
     if partitions:
-        # They may have come back since.
-        here = await source.fetch("SELECT id FROM queen.partitions WHERE id = ANY ($1::bigint[])", partitions)
+        # The queue may have moved back since.
+        here = await source.fetch(sql("move_partitions_here"), partitions)
         await remove_segments(source, sorted(set(partitions) - {row["id"] for row in here}))
-    await source.execute("DELETE FROM queen.moves WHERE id = $1", move_id)
+    await source.execute(sql("move_remove"), move_id)
 
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Told what is being done, and how much of how much is."""
+"""Called with the phase, the messages done and the messages in all."""
 
-_HOLD_ATTEMPTS: Final = 60
-_HOLD_TIMEOUT: Final = "500ms"
+_LOCK_ATTEMPTS: Final = 60
+_LOCK_TIMEOUT: Final = "500ms"
 _ITEM_TIMEOUT: Final = "10s"
-_NOTE: Final = (
-    "INSERT INTO queen.placements AS p (kind, name, shard, move_id, arriving, left_id) VALUES ($1, $2, $3, $4, $5, $6)"
-    " ON CONFLICT (kind, name) DO UPDATE SET shard = excluded.shard, move_id = excluded.move_id,"
-    " arriving = excluded.arriving, left_id = coalesce(excluded.left_id, p.left_id)"
-)
 
 
 class Mover:
@@ -266,22 +211,22 @@ class Mover:
         await self._fleet.complete_arrivals()
         holder, id = await self._fleet.holder(name)
         if holder == to:
-            await self._tidy_up(name, to)
+            await self._clean_up(name, to)
             return False
         source = self._fleet[holder]
         await self._lock(source, holder)
         try:
-            await self._forget_attempts(name, source, target)
+            await self._remove_attempts(name, source, target)
             await self._refuse_in_maintenance(source, holder)
             move_id = uuid.uuid4()
             await _begin(source, move_id, name, holder, to)
             contents = self._contents(source, target, id, name)
             self._done, self._total = 0, await contents.total()
             await contents.copy()
-            await self._hand_over(contents, name, move_id, holder, to)
+            await self._switch_over(contents, name, move_id, holder, to)
             self._progress("completing", self._total, self._total)
-            await target.fetchval("SELECT queen.complete_move($1)", move_id)
-            await self._tidy_up(name, to)
+            await target.fetchval(sql("complete_move"), move_id)
+            await self._clean_up(name, to)
         finally:
             await self._unlock(source)
         return True
@@ -296,90 +241,88 @@ class Mover:
         self._total = max(self._total, self._done)
         self._progress("copying", self._done, self._total)
 
-    async def _hand_over(self, contents: Contents, name: Name, move_id: uuid.UUID, holder: int, to: int) -> None:
+    async def _switch_over(self, contents: Contents, name: Name, move_id: uuid.UUID, holder: int, to: int) -> None:
         source, target = self._fleet[holder], self._fleet[to]
-        for attempt in range(_HOLD_ATTEMPTS):
+        for attempt in range(_LOCK_ATTEMPTS):
             leaving = source.transaction()
             await leaving.start()
             try:
-                await source.execute(f"SET LOCAL lock_timeout = '{_HOLD_TIMEOUT}'")
-                await contents.hold()
-                await source.execute(f"SET LOCAL lock_timeout = '{_ITEM_TIMEOUT}'")
+                await source.execute(sql("move_lock_timeout"), _LOCK_TIMEOUT)
+                await contents.lock()
+                await source.execute(sql("move_lock_timeout"), _ITEM_TIMEOUT)
             except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
                 await leaving.rollback()
-                self._progress("waiting to hold it", self._done, self._total)
-                # Who waits behind us goes first.
+                self._progress("waiting for locks", self._done, self._total)
+                # Sessions that wait behind this one go first.
                 await asyncio.sleep(random.uniform(0.05, 0.2) * min(attempt + 1, 10))
                 continue
             break
         else:
-            raise Overloaded(f"{name} is used by transactions that do not end; nothing was moved, try again later")
+            raise Overloaded(f"{name} is locked by other transactions ({_LOCK_ATTEMPTS} attempts); nothing was moved")
         try:
-            self._progress("handing over", self._done, self._total)
+            self._progress("switching over", self._done, self._total)
             async with target.transaction():
-                await target.execute(_NOTE, name.kind.value, name.key, holder, move_id, True, None)
+                await _record_placement(target, name, holder, move_id, arriving=True)
                 await _begin(target, move_id, name, holder, to)
-                await contents.carry(move_id)
+                await contents.transfer(move_id)
             await contents.remove(move_id)
-            await source.execute(_NOTE, name.kind.value, name.key, to, move_id, False, contents.left_id)
-            await source.execute("UPDATE queen.shard SET version = version + 1")
+            await _record_placement(source, name, to, move_id, left_id=contents.left_id)
+            await source.execute(sql("move_next_version"))
         except BaseException:
             await leaving.rollback()
             raise
         await leaving.commit()
 
-    async def _forget_attempts(self, name: Name, source: Connection, target: Connection) -> None:
-        """Remove what attempts have left that did not come to their end."""
+    async def _remove_attempts(self, name: Name, source: Connection, target: Connection) -> None:
+        """Remove what unfinished attempts have left."""
         async with target.transaction():
-            rows = await target.fetch("SELECT id FROM queen.moves WHERE kind = $1 AND name = $2", *name)
+            rows = await target.fetch(sql("moves_of"), *name)
             for row in rows:
-                await target.execute("DELETE FROM queen.move_rows WHERE move_id = $1", row["id"])
-            await target.execute("DELETE FROM queen.moves WHERE kind = $1 AND name = $2 AND partitions IS NULL", *name)
-            await target.execute(
-                "UPDATE queen.placements SET arriving = false, left_id = NULL,"
-                " move_id = CASE WHEN arriving THEN NULL ELSE move_id END WHERE kind = $1 AND name = $2",
-                *name,
-            )
-        for row in await target.fetch("SELECT id FROM queen.moves WHERE kind = $1 AND name = $2", *name):
+                await target.execute(sql("move_remove_rows"), row["id"])
+            await target.execute(sql("move_remove_unfinished"), *name)
+            await target.execute(sql("move_cancel_arrival"), *name)
+        for row in await target.fetch(sql("moves_of"), *name):
             await remove_leftovers(target, row["id"])
-        await source.execute("DELETE FROM queen.moves WHERE kind = $1 AND name = $2 AND partitions IS NULL", *name)
+        await source.execute(sql("move_remove_unfinished"), *name)
 
-    async def _tidy_up(self, name: Name, to: int) -> None:
-        """It is there: have the shard that its hash says know it, and remove what it left behind."""
+    async def _clean_up(self, name: Name, to: int) -> None:
+        """After a move: record the placement on the shard that the hash names, and remove what was left behind."""
         chosen = home(name, await self._fleet.layout())
         if chosen != to and chosen in self._fleet.connections:
             async with self._fleet[chosen].transaction():
-                await self._fleet[chosen].execute(_NOTE, name.kind.value, name.key, to, None, False, None)
-                await self._fleet[chosen].execute("UPDATE queen.shard SET version = version + 1")
+                await _record_placement(self._fleet[chosen], name, to)
+                await self._fleet[chosen].execute(sql("move_next_version"))
         for number, connection in self._fleet.connections.items():
             if number == to:
                 continue
-            for row in await connection.fetch("SELECT id FROM queen.moves WHERE kind = $1 AND name = $2", *name):
-                self._progress("removing what is left behind", 1, 1)
+            for row in await connection.fetch(sql("moves_of"), *name):
+                self._progress("removing old segments", 1, 1)
                 await remove_leftovers(connection, row["id"])
 
     async def _refuse_in_maintenance(self, source: Connection, holder: int) -> None:
-        if await source.fetchval(
-            "SELECT EXISTS (SELECT FROM queen.system_state WHERE key = 'maintenance_mode'"
-            " AND (value ->> 'enabled')::boolean)"
-        ):
-            raise Conflict(f"shard {holder} is in maintenance: pushes wait in spools, so switch it off before a move")
+        if await source.fetchval(sql("move_maintenance_is_on")):
+            raise Conflict(f"shard {holder} is in maintenance mode (pushes are in the spool): switch it off first")
 
     async def _lock(self, source: Connection, holder: int) -> None:
-        if not await source.fetchval("SELECT pg_try_advisory_lock($1)", AdvisoryLock.MOVE):
-            raise Conflict(f"something is being moved from shard {holder} already: one move at a time")
+        if not await source.fetchval(sql("move_lock"), AdvisoryLock.MOVE):
+            raise Conflict(f"another move from shard {holder} is running: one at a time")
 
     async def _unlock(self, source: Connection) -> None:
         if not source.is_closed():
-            await source.execute("SELECT pg_advisory_unlock($1)", AdvisoryLock.MOVE)
+            await source.execute(sql("move_unlock"), AdvisoryLock.MOVE)
 
 
 async def _begin(connection: Connection, move_id: uuid.UUID, name: Name, holder: int, to: int) -> None:
-    await connection.execute(
-        "INSERT INTO queen.moves (id, kind, name, from_shard, to_shard) VALUES ($1, $2, $3, $4, $5)",
-        move_id,
-        name.kind.value,
-        name.key,
-        holder,
-        to,
-    )
+    await connection.execute(sql("move_begin"), move_id, name.kind.value, name.key, holder, to)
+
+
+async def _record_placement(
+    connection: Connection,
+    name: Name,
+    shard: int,
+    move_id: uuid.UUID | None = None,
+    *,
+    arriving: bool = False,
+    left_id: int | None = None,
+) -> None:
+    await connection.execute(sql("move_placement"), name.kind.value, name.key, shard, move_id, arriving, left_id)

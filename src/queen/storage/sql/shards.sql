@@ -73,3 +73,111 @@ SELECT 1 FROM queen.topics t JOIN queen.topic_namespaces n ON n.id = t.namespace
 -- Whether the quota or the keys of a namespace are kept here.
 SELECT 1 FROM queen.topic_namespaces WHERE name = $1 AND quota_per_minute IS NOT NULL
 UNION ALL (SELECT 1 FROM queen.topic_key_claims WHERE namespace = $1 LIMIT 1);
+
+-- name: shard_number
+-- Which shard this is.
+SELECT number FROM queen.shard;
+
+-- name: shard_layout
+-- The shards that take new names.
+SELECT layout FROM queen.shard;
+
+-- name: shard_lock_setup
+-- Only one session at a time makes this database a shard.
+SELECT pg_advisory_xact_lock($1);
+
+-- name: shard_is_used
+-- Whether there are queues or topics.
+SELECT EXISTS (SELECT FROM queen.queues) OR EXISTS (SELECT FROM queen.topics);
+
+-- name: shard_create
+-- This database is this shard from now on.
+INSERT INTO queen.shard (number, layout) VALUES ($1, $2);
+
+-- name: shard_remove_other_nodes
+-- Drop the reservations of item ids that another shard ($2 of $1) would make.
+DELETE FROM queen.topic_nodes WHERE node % $1 <> $2;
+
+-- name: shard_close_nodes
+-- Servers that knew of one shard only may go on for so many milliseconds with the ids they have reserved.
+UPDATE queen.topic_nodes SET upto_ms = extract(epoch FROM clock_timestamp()) * 1000 + $1;
+
+-- name: shard_begin_ids
+-- Have every identity column count from the range of this shard ($1): $2 bits are counted in an integer, $3 in a bigint.
+SELECT setval(pg_get_serial_sequence(format('queen.%I', table_name), column_name),
+    ($1::bigint << CASE WHEN data_type = 'integer' THEN $2::integer ELSE $3::integer END) + 1, false)
+FROM information_schema.columns WHERE table_schema = 'queen' AND is_identity = 'YES';
+
+-- name: shard_refuse_items
+-- Refuse items of topics that have left this shard.
+CREATE OR REPLACE TRIGGER refuse_left AFTER INSERT ON queen.topic_items REFERENCING NEW TABLE AS added
+    FOR EACH STATEMENT EXECUTE FUNCTION queen.refuse_items_of_left_topics();
+
+-- name: shard_refuse_traces
+-- Refuse traces of queues that have left this shard.
+CREATE OR REPLACE TRIGGER refuse_left AFTER INSERT ON queen.traces
+    FOR EACH ROW EXECUTE FUNCTION queen.refuse_traces_of_left_queues();
+
+-- name: shard_queue_id
+-- The id of a queue.
+SELECT id FROM queen.queues WHERE name = $1;
+
+-- name: shard_topic_id
+-- The id of a topic, by its namespace and name with a line break between them.
+SELECT t.id FROM queen.topics t JOIN queen.topic_namespaces n ON n.id = t.namespace_id
+WHERE n.name || E'\n' || t.name = $1;
+
+-- name: shard_queue_names
+-- Every queue on this shard.
+SELECT name FROM queen.queues ORDER BY name;
+
+-- name: shard_topic_names
+-- Every topic on this shard: its namespace and name with a line break between them.
+SELECT n.name || E'\n' || t.name AS name FROM queen.topics t JOIN queen.topic_namespaces n ON n.id = t.namespace_id
+ORDER BY n.name, t.name;
+
+-- name: shard_namespace_names
+-- Every namespace of which this shard keeps a quota or keys.
+SELECT name FROM queen.topic_namespaces UNION SELECT namespace FROM queen.topic_key_claims;
+
+-- name: shard_sizes
+-- Whether this shard takes new names, and how much is on it.
+SELECT number = ANY (layout) AS taking, (SELECT count(*) FROM queen.queues) AS queues,
+    (SELECT count(*) FROM queen.topics) AS topics,
+    (SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = 'queen' AND c.relkind = 'r')::bigint AS bytes
+FROM queen.shard;
+
+-- name: layout_prepare
+-- New names are made only where the layout and the next one agree.
+UPDATE queen.shard SET next_layout = $1, version = version + 1;
+
+-- name: layout_change
+-- The layout counts.
+UPDATE queen.shard SET layout = $1, next_layout = NULL, version = version + 1;
+
+-- name: layout_placement
+-- Record on which shard a name lives, unless a move of it is arriving here.
+INSERT INTO queen.placements AS p (kind, name, shard) VALUES ($1, $2, $3)
+ON CONFLICT (kind, name) DO UPDATE SET shard = excluded.shard, move_id = NULL WHERE NOT p.arriving;
+
+-- name: namespace_quota
+-- The quota of a namespace.
+SELECT quota_per_minute FROM queen.topic_namespaces WHERE name = $1;
+
+-- name: namespace_set_quota
+-- Keep the quota of a namespace; no quota leaves the one that is known.
+INSERT INTO queen.topic_namespaces AS n (name, quota_per_minute) VALUES ($1, $2)
+ON CONFLICT (name) DO UPDATE SET quota_per_minute = coalesce(excluded.quota_per_minute, n.quota_per_minute);
+
+-- name: namespace_key_claims
+-- Whose the idempotency keys of a namespace are, those from before there were claims among them.
+SELECT namespace, key, shard, claimed_at FROM queen.topic_key_claims WHERE namespace = $1
+UNION ALL
+SELECT n.name, k.key, s.number, k.created_at
+FROM queen.topic_namespaces n JOIN queen.topic_keys k ON k.namespace_id = n.id CROSS JOIN queen.shard s
+WHERE n.name = $1;
+
+-- name: namespace_save_key_claim
+-- Keep a claim, unless the key is claimed already.
+INSERT INTO queen.topic_key_claims (namespace, key, shard, claimed_at) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING;

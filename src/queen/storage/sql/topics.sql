@@ -37,11 +37,6 @@ CROSS JOIN LATERAL (
     WHERE namespace_id = (SELECT id FROM queen.topic_namespaces WHERE name = i.namespace) AND name = i.topic OFFSET 0
 ) t;
 
--- name: topics_by_ids
--- Topics by their ids.
-SELECT t.*, n.name AS namespace FROM queen.topics t JOIN queen.topic_namespaces n ON n.id = t.namespace_id
-WHERE t.id = ANY ($1::integer[]);
-
 -- name: topic_configure
 -- Replace the options of a topic that exists.
 UPDATE queen.topics t SET max_retries = $2, backoff_base_ms = $3, backoff_cap_ms = $4, lease_seconds = $5,
