@@ -305,7 +305,7 @@ class Mover:
 
     async def _lock(self, source: Connection, holder: int) -> None:
         if not await source.fetchval(sql("move_lock"), AdvisoryLock.MOVE):
-            raise Conflict(f"another move from shard {holder} is running: one at a time")
+            raise Conflict(f"another move from shard {holder} is running; only one move at a time")
 
     async def _unlock(self, source: Connection) -> None:
         if not source.is_closed():
