@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 from queen import __version__
-from queen.broker.broker import Broker
 from queen.http.api.health import HealthRoutes
 from queen.http.server.message import Request
 from queen.metrics.meter import Meter
+from queen.server import make_broker
 from queen.settings import Settings
 from queen.storage.migrate import load_migrations
 from tests.api import Api
@@ -122,7 +122,7 @@ async def test_readiness_ends_before_the_listener_closes(start_server: StartServ
 
 
 async def test_readiness_says_when_pushes_are_buffered(proxy: Proxy, tmp_path: Path) -> None:
-    broker = Broker(Settings.from_env({}, num_workers=1), proxy.dsn, 0, tmp_path, Meter())
+    broker = make_broker(Settings.from_env({}, num_workers=1), proxy.dsn, 0, tmp_path, Meter())
     routes = HealthRoutes(broker, buffers_pushes=lambda: True)
     request = Request("GET", "/readyz", {}, {}, {}, b"")
     async with proxy.away():

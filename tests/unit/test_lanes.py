@@ -79,18 +79,18 @@ def test_what_another_worker_took_from_is_tried_when_nothing_else_is_ready() -> 
     orders = lane()
     for partition_id in (1, 2, 3):
         orders.feed(partition_id, 5)
-    orders.doubt(1)
-    orders.doubt(7)
+    orders.mark_stale(1)
+    orders.mark_stale(7)
     assert list(orders.ready) == [2, 3] and not orders.reconsider()
-    orders.doubt(2)
+    orders.mark_stale(2)
     orders.feed(2, 1)
     assert orders.ready[2] == 1, "what came later is not doubted"
     orders.ready.clear()
     assert orders.reconsider()
-    assert orders.ready == {1: 5} and not orders.doubted
+    assert orders.ready == {1: 5} and not orders.stale
     for partition_id in range(1000):
         orders.feed(partition_id, 1)
-        orders.doubt(partition_id)
+        orders.mark_stale(partition_id)
     assert not orders.reconsider(), "to ask for so many costs less than to try them"
 
 
@@ -179,19 +179,19 @@ def test_a_partition_that_has_something_is_never_forgotten(several: list[tuple[s
         elif what == "hold":
             holds.add(orders, partition_id, clock + number)
         elif what == "doubt":
-            orders.doubt(partition_id)
+            orders.mark_stale(partition_id)
         elif what == "reconsider":
             orders.reconsider()
         else:
             holds.expire(clock)
-        assert not (orders.ready.keys() | orders.doubted.keys()) & orders.held.keys()
-        assert not orders.ready.keys() & orders.doubted.keys()
+        assert not (orders.ready.keys() | orders.stale.keys()) & orders.held.keys()
+        assert not orders.ready.keys() & orders.stale.keys()
         for partition in fed:
-            assert partition in orders.ready or partition in orders.doubted or partition in orders.held
+            assert partition in orders.ready or partition in orders.stale or partition in orders.held
     holds.expire(clock + 100)
     if not orders.ready:
         orders.reconsider()
-    assert fed <= orders.ready.keys() | orders.doubted.keys()
+    assert fed <= orders.ready.keys() | orders.stale.keys()
 
 
 async def test_a_lane_lets_go_of_a_pop_that_was_answered() -> None:

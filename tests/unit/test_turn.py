@@ -21,7 +21,7 @@ async def workers(tmp_path: Path) -> AsyncIterator[tuple[AppendLock, AppendLock]
 
     def hint(index: int, *, wants: bool) -> None:
         peer = turns[index]
-        asyncio.get_running_loop().call_soon(peer.peer_wants if wants else peer.peer_done)
+        asyncio.get_running_loop().call_soon(peer.peer_wants if wants else peer.peer_released)
 
     for peer in (1, 0):
         turns.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -215,15 +215,16 @@ class Catalog:
         """The names of the queues that are remembered."""
         return set(self._queues)
 
-    def queue_is(self, name: str, stored: Queue | None) -> None:
-        """Correct what is remembered of a queue, if it is not what is stored."""
-        known = self._queues.get(name)
-        if known is None or known == stored:
-            return
-        if stored is None or stored.id != known.id:
-            self.forget_queue(name)
-        else:
-            self.refresh_queue(name)
+    def correct(self, stored: Mapping[str, Queue | None]) -> None:
+        """Forget what is remembered of these queues where it is not what is stored; None: it does not exist."""
+        for name, queue in stored.items():
+            known = self._queues.get(name)
+            if known is None or known == queue:
+                continue
+            if queue is None or queue.id != known.id:
+                self.forget_queue(name)
+            else:
+                self.refresh_queue(name)
 
     def forget_everything(self) -> None:
         self._changes += 1

@@ -27,10 +27,10 @@ class EventKind(StrEnum):
     """(queue name): its options were replaced, or it was made"""
     QUEUE_GONE = "d"
     """(queue name)"""
-    TURN_WANTED = "w"
-    """a worker waits for its turn at appending"""
-    TURN_DONE = "t"
-    """a worker has had its turn"""
+    APPEND_LOCK_WANTED = "w"
+    """a worker waits for the append lock"""
+    APPEND_LOCK_RELEASED = "t"
+    """a worker has released the append lock"""
     GROUP_CHANGED = "g"
     """(group name, number of the change): its cursors were moved or removed"""
     LOOK = "l"
@@ -53,8 +53,8 @@ HOST_ONLY = frozenset(
     {
         EventKind.HELD.value,
         EventKind.TAKEN.value,
-        EventKind.TURN_WANTED.value,
-        EventKind.TURN_DONE.value,
+        EventKind.APPEND_LOCK_WANTED.value,
+        EventKind.APPEND_LOCK_RELEASED.value,
         EventKind.TOPICS_BUFFERED.value,
     }
 )
@@ -113,7 +113,7 @@ def topic_fed(name: str, seconds: float) -> Event:
     return (EventKind.TOPIC_FED.value, 0, 0, 0, math.ceil(max(seconds, 0.0) * 1000), name)
 
 
-def turn(kind: EventKind) -> Event:
+def signal(kind: EventKind) -> Event:
     return (kind.value, 0, 0, 0, 0, "")
 
 

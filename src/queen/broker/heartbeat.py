@@ -58,15 +58,15 @@ class DatabaseHeartbeat:
         database: Database,
         modes: MaintenanceModes,
         *,
-        patience: float,
-        on_lost: Callable[[], None],
+        grace: float,
+        on_down: Callable[[], None],
         on_modes: Callable[[], None],
     ) -> None:
         """A PostgreSQL that answers nobody for `patience` seconds is away. Told when it is, and when modes change."""
         self._database = database
         self._modes = modes
-        self._patience = patience
-        self._on_lost = on_lost
+        self._grace = grace
+        self._on_down = on_down
         self._on_modes = on_modes
         self._connection: Connection | None = None
         self._nudged = asyncio.Event()
@@ -113,7 +113,7 @@ class DatabaseHeartbeat:
             if not presence.away:
                 log.error("PostgreSQL is away: pushes go to the spool, everything else is answered 503")
                 self._database.lose()
-                self._on_lost()
+                self._on_down()
         elif presence.away:
             log.warning("PostgreSQL is back")
             self._database.find()
@@ -121,7 +121,7 @@ class DatabaseHeartbeat:
     async def _beats(self) -> bool:
         """Whether PostgreSQL answers in time. A connection that was cut says little: another is made at once."""
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._grace):
                 return await self._ask() or await self._ask()
         except TimeoutError:
             self._drop()

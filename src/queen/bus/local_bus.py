@@ -70,7 +70,11 @@ class LocalBus:
             except BlockingIOError:
                 return
             self.received += 1
-            self._receive(datagram)
+            try:
+                self._receive(datagram)
+            except Exception:
+                # A push, pop or ack reads what others sent, and must not fail because of it.
+                log.exception("datagram of %d bytes from another worker could not be handled", len(datagram))
 
     def _try_send(self, peer: str, datagram: bytes) -> bool:
         """Whether the datagram needs no further attempt: it was taken, or nobody is there to take it."""
@@ -86,7 +90,9 @@ class LocalBus:
         except OSError as error:
             if error.errno == errno.ENOBUFS:
                 return False
-            raise
+            self.dropped += 1
+            log.error("datagram of %d bytes could not be sent to %s: %s", len(datagram), peer, error)
+            return True
         self.sent += 1
         return True
 

@@ -263,6 +263,7 @@ def _now() -> float:
 
 # Names hold no control characters, so no name begins with this.
 _MARK: Final = "\x01"
+_SHARD_DIGITS: Final = 4
 
 
 class ShardPeers(Peers):
@@ -289,7 +290,7 @@ def by_shard(events: Sequence[Event]) -> dict[int, list[Event]]:
         shard = 0
         if event[5].startswith(_MARK):
             number, _, name = event[5][1:].partition(_MARK)
-            if not (number.isascii() and number.isdigit()):
+            if not (number.isascii() and number.isdigit() and len(number) <= _SHARD_DIGITS):
                 continue
             shard, event = int(number), (*event[:5], name)
         found.setdefault(shard, []).append(event)

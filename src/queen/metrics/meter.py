@@ -32,6 +32,8 @@ class Meter:
         """Items of topics by what was done with them: see `topic_label`."""
         self.topic_requests: dict[str, Durations] = {}
         """Requests about topics by what they asked for, and how long they took."""
+        self.notification_errors: dict[str, int] = {}
+        """Notifications that could not be handled, by the kind of their event."""
         self.push_latency = Histogram.of(LATENCY_SECONDS)
         self.pop_latency = Histogram.of(LATENCY_SECONDS)
         self.ack_latency = Histogram.of(LATENCY_SECONDS)
@@ -137,6 +139,9 @@ class Meter:
         self.total.partitions_deleted += count
         self.queue(queue).partitions_deleted += count
 
+    def notification_failed(self, kind: str) -> None:
+        self.notification_errors[kind] = self.notification_errors.get(kind, 0) + 1
+
     def resume(self, report: Report) -> None:
         """Go on from where the worker that ran in this one's place has stopped."""
         self.total.add(report.total)
@@ -146,6 +151,8 @@ class Meter:
             self.topics[label] = self.topics.get(label, 0) + items
         for label, before in report.topic_requests.items():
             self.topic_requests.setdefault(label, Durations()).add(before)
+        for kind, errors in report.notification_errors.items():
+            self.notification_errors[kind] = self.notification_errors.get(kind, 0) + errors
         for name, histogram in self.histograms():
             counted = report.histograms.get(name)
             if counted is not None and counted.bounds == histogram.bounds:

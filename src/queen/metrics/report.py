@@ -53,6 +53,8 @@ class Report(msgspec.Struct):
     topic_requests: dict[str, Durations] = {}
     """Requests about topics by `topic_label`."""
 
+    notification_errors: dict[str, int] = {}
+    """Notifications that could not be handled, by the kind of their event."""
     unsent: Report | None = None
     """The flush before, as long as it is not known to be stored."""
 

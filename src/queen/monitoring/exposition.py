@@ -169,6 +169,16 @@ def _work(reports: Sequence[Report]) -> Iterator[Metric]:
     yield _counter("queen_db_errors_total", "Times that PostgreSQL was away or too busy.", total.db_errors)
     yield _counter("queen_partitions_created_total", "Partitions made.", total.partitions_created)
     yield _counter("queen_partitions_deleted_total", "Partitions removed.", total.partitions_deleted)
+    failed: Counter[str] = Counter()
+    for report in reports:
+        failed.update(report.notification_errors)
+    yield _labelled(
+        CounterMetricFamily,
+        "queen_notification_errors_total",
+        "Notifications of other workers and hosts that could not be handled, by the kind of their event.",
+        ("kind",),
+        [((kind,), count) for kind, count in sorted(failed.items())],
+    )
     statuses: dict[int, int] = {}
     for report in reports:
         for status, count in report.statuses.items():

@@ -184,6 +184,7 @@ class Recorder:
             rates=self._rate(),
             topics=self._meter.topics,
             topic_requests=self._meter.topic_requests,
+            notification_errors=self._meter.notification_errors,
             unsent=self._unsent,
         )
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final, TypeAlias
 
 from queen.broker.catalog import Catalog
-from queen.broker.change_log import note_group_change
+from queen.broker.change_log import log_group_change
 from queen.broker.events import Event
 from queen.broker.segments import Moment, offsets_after
 from queen.concurrency import chunked_map
@@ -127,7 +127,7 @@ class Groups:
             forgotten = await transaction.fetch("forget_subscriptions", group_id, queue) if with_subscriptions else []
             (row,) = await transaction.fetch("forget_cursors", group_id, queue)
             changed = forgotten or row["partitions"]
-            changes = [await note_group_change(transaction, group)] if changed else []
+            changes = [await log_group_change(transaction, group)] if changed else []
         self._publish(changes)
         return int(row["partitions"])
 
@@ -138,7 +138,7 @@ class Groups:
             return 0
         async with self._database.transaction() as transaction:
             rows = await transaction.fetch("move_subscriptions", group_id, since)
-            changes = [await note_group_change(transaction, group)] if rows else []
+            changes = [await log_group_change(transaction, group)] if rows else []
         self._publish(changes)
         return len(rows)
 
@@ -171,7 +171,7 @@ class Groups:
             spans = await transaction.fetch("partition_spans", [row["partition_id"] for row in held])
             targets = await _targets(transaction, spans, moment)
             await transaction.fetch("move_cursors", group_id, [span["id"] for span in spans], targets)
-            changes = [await note_group_change(transaction, group)] if spans else []
+            changes = [await log_group_change(transaction, group)] if spans else []
         self._publish(changes)
         return spans
 

@@ -8,7 +8,7 @@ from typing import Any
 from queen.broker.ack.cursors import dead_letter
 from queen.broker.ack.redrive import Copy, Redriver
 from queen.broker.catalog import QUEUE_MODE, Catalog
-from queen.broker.change_log import note_partition_change
+from queen.broker.change_log import log_partition_change
 from queen.broker.events import Event
 from queen.broker.inspect.find import FoundMessage, MessageFinder
 from queen.broker.segments import UnreadableSegment, read_segment
@@ -52,7 +52,7 @@ class Messages:
             rows = await transaction.fetch("delete_dead_letters_at", found.partition.id, list(offsets))
             await transaction.fetch("delete_traces_of", found.partition.id, list(offsets))
             if rewritten:
-                changes.append(await note_partition_change(transaction, found.partition.queue_id, found.partition.id))
+                changes.append(await log_partition_change(transaction, found.partition.queue_id, found.partition.id))
         self._publish(changes)
         if not rewritten and not rows:
             raise NotFound("Message not found")

@@ -7,11 +7,13 @@ import logging
 from collections.abc import Callable, Sequence
 
 from queen.broker.change_log import KEPT_SECONDS
+from queen.broker.events import EventKind
 from queen.broker.maintenance.cleanup import DroppedPartitions, OldMetrics, OldRows, Publish, Rounds
 from queen.broker.maintenance.election import Election, Job, Session
 from queen.broker.maintenance.retention import Eviction, Retention, Trimmer
 from queen.broker.maintenance.rewrite import Rewrite
 from queen.broker.maintenance.schedule import PushListener
+from queen.broker.notifications import Handlers
 from queen.concurrency import BackgroundTask
 from queen.errors import DatabaseUnavailable
 from queen.settings import Settings
@@ -79,8 +81,15 @@ class JobRunner:
         """End what is under way, and let another janitor be elected."""
         await self._background.stop()
 
+    def handlers(self) -> Handlers:
+        """What notifications change about the jobs of this worker, if it is the elected one."""
+        return {
+            EventKind.PUSHED: lambda event: self.push_listener.pushed(event[1], event[2]),
+            EventKind.QUEUE_GONE: lambda event: self.nudge(),
+        }
+
     def nudge(self) -> None:
-        """Something was deleted: have the prompt jobs run now, if this is the elected janitor."""
+        """Something was deleted: have the prompt jobs run now, if this worker is the elected one."""
         for job, wake_up in self._wake_ups.items():
             if job.prompt:
                 wake_up.set()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from queen.broker.ack.leases import Lease, LeaseBook
 from queen.broker.catalog import Catalog, Partition, Queue
+from queen.broker.events import held, taken
+from queen.broker.notifications import Notifications
 from queen.broker.pop.lanes import Lane
+from queen.broker.pop.requests import Pop
 from queen.broker.segments import SegmentCache, read_segment
 from queen.errors import Conflict, QueenError
 from queen.metrics.meter import Meter, clock
@@ -20,15 +22,6 @@ from queen.storage.database import Database, Record
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import IdSource
 from queen.wire.segment import MalformedSegment, Segment
-
-if TYPE_CHECKING:
-    from queen.broker.pop.requests import Pop
-
-OnHeld: TypeAlias = Callable[[Sequence[tuple[int, int, int, float]]], None]
-"""Told (queue, partition, group, seconds) of every lease that began, before its holder can know of it."""
-
-OnTaken: TypeAlias = Callable[[Sequence[tuple[int, int, int]]], None]
-"""Told (queue, partition, group) where all that was there was consumed at once."""
 
 _NO_STOP = (1 << 63) - 1
 _UNREADABLE_PAUSE = 1.0
@@ -75,8 +68,7 @@ class Claimer:
         leases: LeaseBook,
         envelope: Envelope,
         ids: IdSource,
-        on_held: OnHeld,
-        on_taken: OnTaken,
+        notifications: Notifications,
         meter: Meter,
     ) -> None:
         self._link = database.link()
@@ -85,8 +77,7 @@ class Claimer:
         self._leases = leases
         self._envelope = envelope
         self._ids = ids
-        self._on_held = on_held
-        self._on_taken = on_taken
+        self._notifications = notifications
         self._meter = meter
         self._cache_version = 0
         self.batches = 0
@@ -316,20 +307,17 @@ class Claimer:
                     self._leases.add(claim.lease_id, lease)
                     leased.append(claim)
             pop.resolve(body)
-        self._on_held(
-            [(claim.lane.queue_id, claim.partition_id, claim.lane.group_id, claim.hold_for) for claim in leased]
-        )
-        self._on_taken(
-            [
-                (claim.lane.queue_id, claim.partition_id, claim.lane.group_id)
-                for claim in claims
-                if claim.auto_ack and claim.left == 0
-            ]
-        )
+        self._notify(leased, [claim for claim in claims if claim.auto_ack and claim.left == 0])
         await self._give_back(refused)
         await self._skip([claim for claim in empty if claim.lease_id])
         for claim in empty:
             claim.hold_for = 0.0
+
+    def _notify(self, leased: list[Claim], emptied: list[Claim]) -> None:
+        """Keep the other workers of the host from trying for what was just leased, or consumed at once."""
+        events = [held(c.lane.queue_id, c.partition_id, c.lane.group_id, c.hold_for) for c in leased]
+        events += [taken(c.lane.queue_id, c.partition_id, c.lane.group_id) for c in emptied]
+        self._notifications.hint(events)
 
     async def _leave_out_deleted(self, claims: list[Claim]) -> list[Claim]:
         """End leases before the deleted messages at their end, which nobody will ack; returns those left with any."""

@@ -11,16 +11,13 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from queen.broker.catalog import Queue
-
-if TYPE_CHECKING:
-    from queen.broker.pop.requests import Pop
+from queen.broker.pop.requests import Pop
 
 UNKNOWN = 1 << 30
 _MOST_CURSORS = 200_000
-_FEW_DOUBTED = 64
+_FEW_STALE = 64
 _FEWEST_SWEPT = 4096
 
 
@@ -30,7 +27,6 @@ class Lane:
     __slots__ = (
         "claiming",
         "cursors",
-        "doubted",
         "dropped",
         "fed",
         "freed",
@@ -47,12 +43,13 @@ class Lane:
         "scanned_at",
         "scanning",
         "since",
+        "stale",
         "subscribed",
         "targeted",
         "total_partitions",
+        "unannounced",
         "undue",
         "unresolved",
-        "untold",
         "used_at",
         "waiting",
     )
@@ -66,7 +63,7 @@ class Lane:
         self.group_name = group_name
         self.ready: dict[int, int] = {}
         # Ready as far as this worker was told, but another one has since taken all that it saw there.
-        self.doubted: dict[int, int] = {}
+        self.stale: dict[int, int] = {}
         self.held: dict[int, float] = {}
         # Of the held ones, those that nobody leases: it is only too early for them.
         self.undue: set[int] = set()
@@ -74,7 +71,7 @@ class Lane:
         self.claiming: set[int] = set()
         self.freed: set[int] = set()
         # Those whose lease ended without the other workers being told, as somebody who waits here will take them.
-        self.untold: set[int] = set()
+        self.unannounced: set[int] = set()
         self.cursors: set[int] = set()
         # Nobody feeds it any more; a pop that comes back to it enters anew.
         self.dropped = False
@@ -116,6 +113,10 @@ class Lane:
         if not pop.options.wait:
             self.impatient.add(pop)
 
+    def forget(self, pop: Pop) -> None:
+        """A pop has been answered; where it stands among the waiting it is passed over."""
+        self.impatient.discard(pop)
+
     def impatient_pops(self) -> list[Pop]:
         """The pops that want an answer now."""
         if self.impatient:
@@ -128,19 +129,19 @@ class Lane:
             self.fed.add(partition_id)
         else:
             self.ready[partition_id] = self.ready.get(partition_id, 0) + count
-            self.doubted.pop(partition_id, None)
+            self.stale.pop(partition_id, None)
 
-    def doubt(self, partition_id: int) -> None:
+    def mark_stale(self, partition_id: int) -> None:
         """Another worker has consumed all that it saw in a partition: others first."""
         available = self.ready.pop(partition_id, None)
         if available is not None:
-            self.doubted[partition_id] = available
+            self.stale[partition_id] = available
 
     def reconsider(self) -> bool:
         """Nothing else is ready: to try a few doubted partitions costs no more than to ask for them. Else False."""
-        if self.ready or not 0 < len(self.doubted) <= _FEW_DOUBTED:
+        if self.ready or not 0 < len(self.stale) <= _FEW_STALE:
             return False
-        self.ready, self.doubted = self.doubted, {}
+        self.ready, self.stale = self.stale, {}
         return True
 
     def free(self, partition_id: int, available: int) -> None:
@@ -154,7 +155,7 @@ class Lane:
             available = max(available, 1)
         if available > 0:
             self.ready[partition_id] = max(available, self.ready.get(partition_id, 0))
-            self.doubted.pop(partition_id, None)
+            self.stale.pop(partition_id, None)
 
     def hold(self, partition_id: int, until: float, *, undue: bool = False) -> None:
         """Nothing can be had from a partition before `until` (loop time)."""
@@ -163,7 +164,7 @@ class Lane:
             self.undue.add(partition_id)
         else:
             self.undue.discard(partition_id)
-        if self.ready.pop(partition_id, None) is not None or self.doubted.pop(partition_id, None) is not None:
+        if self.ready.pop(partition_id, None) is not None or self.stale.pop(partition_id, None) is not None:
             self.fed.add(partition_id)
 
     def expire(self, partition_id: int, when: float) -> bool:
@@ -184,14 +185,14 @@ class Lane:
         self.freed.discard(partition_id)
         return True
 
-    def lose(self, partition_id: int) -> list[Pop]:
+    def remove(self, partition_id: int) -> list[Pop]:
         """A partition does not exist any more; returns the pops that waited for it, which are to enter again."""
         self.ready.pop(partition_id, None)
-        self.doubted.pop(partition_id, None)
+        self.stale.pop(partition_id, None)
         self.held.pop(partition_id, None)
         self.undue.discard(partition_id)
         self.fed.discard(partition_id)
-        self.untold.discard(partition_id)
+        self.unannounced.discard(partition_id)
         self.cursors.discard(partition_id)
         return [pop for pop in self.targeted.pop(partition_id, ()) if not pop.done]
 
@@ -203,11 +204,11 @@ class Lane:
     def forget_positions(self) -> None:
         """The group's cursors were moved or removed: believe nothing until the next scan."""
         self.ready.clear()
-        self.doubted.clear()
+        self.stale.clear()
         self.held.clear()
         self.undue.clear()
         self.fed.clear()
-        self.untold.clear()
+        self.unannounced.clear()
         self.cursors.clear()
         self.since = None
         self.scanned_at = None

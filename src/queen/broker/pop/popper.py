@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from queen.broker.ack.leases import OnFreed
 from queen.broker.catalog import QUEUE_MODE, Catalog, Queue
-from queen.broker.events import Event, EventKind
+from queen.broker.events import Event, EventKind, freed, named
+from queen.broker.notifications import Handlers, Notifications
 from queen.broker.pop.claims import Claim, Claimer
 from queen.broker.pop.lanes import UNKNOWN, Holds, Lane, LaneRegister
 from queen.broker.pop.matcher import MOST_CLAIMS, Matcher
@@ -73,9 +73,8 @@ class Popper:
         database: Database,
         catalog: Catalog,
         claimer: Claimer,
-        drain_bus: Callable[[], None],
-        on_subscribed: Callable[[str, int], None],
-        on_left: OnFreed,
+        notifications: Notifications,
+        on_subscribed: Callable[[int], None],
         meter: Meter,
         *,
         safety_poll: float,
@@ -85,17 +84,17 @@ class Popper:
         self._database = database
         self._catalog = catalog
         self._claimer = claimer
-        self._drain_bus = drain_bus
-        self._on_left = on_left
+        self._notifications = notifications
+        self._on_subscribed = on_subscribed
         self._meter = meter
         self._matcher = Matcher(claimer.lease_id)
-        self._subscriptions = Subscriptions(database, on_subscribed, default_subscription)
+        self._subscriptions = Subscriptions(database, self._subscribed, default_subscription)
         self._safety_poll = safety_poll
         self._lanes = LaneRegister()
-        self._homeless = MissingQueuePops()
+        self._missing = MissingQueuePops()
         self._holds = Holds()
         self._hold_timer = HoldTimer(self._holds, self._came_free)
-        self._lookout = LaneScanner(
+        self._scanner = LaneScanner(
             database, self._holds, self._hold_timer, share, self._kick, self._spawn, safety_poll=safety_poll
         )
         self._active: set[Lane] = set()
@@ -117,7 +116,7 @@ class Popper:
         for lane in self._lanes:
             for pop in list(lane.all_parked()):
                 pop.expire()
-        for pop in self._homeless:
+        for pop in self._missing:
             pop.expire()
 
     async def stop(self) -> None:
@@ -129,11 +128,11 @@ class Popper:
 
     @property
     def parked(self) -> int:
-        return self._lanes.parked + len(self._homeless)
+        return self._lanes.parked + len(self._missing)
 
     def parked_by_queue(self) -> dict[str, int]:
         """How many pops wait for each queue, as long as their clients do."""
-        found = self._homeless.waiting()
+        found = self._missing.waiting()
         for lane in self._lanes:
             waiting = sum(1 for pop in lane.all_parked() if pop.options.wait and not pop.done)
             if waiting:
@@ -185,72 +184,112 @@ class Popper:
             self._spawn(self._enter(pop))
         return pop
 
-    def handle(self, event: Event) -> None:
-        """Take in what this or another worker did."""
-        kind, queue_id, partition_id, group_id, number, name = event
-        if kind == EventKind.FREED:
-            for lane in self._lanes.of_group(queue_id, group_id):
-                lane.free(partition_id, number)
-                self._kick(lane)
-        elif kind == EventKind.HELD:
-            until = asyncio.get_running_loop().time() + number / 1000
-            for lane in self._lanes.of_group(queue_id, group_id):
-                self._holds.add(lane, partition_id, until)
-            self._hold_timer.arm()
-        elif kind == EventKind.TAKEN:
-            for lane in self._lanes.of_group(queue_id, group_id):
-                if partition_id not in lane.targeted:
-                    lane.doubt(partition_id)
-        elif kind == EventKind.PARTITION_GONE:
-            for lane in self._lanes.of(queue_id):
-                for pop in lane.lose(partition_id):
-                    self._spawn(self._enter(pop))
-        elif kind == EventKind.LOOK:
-            for lane in self._lanes.of(queue_id):
-                if lane.parked and not lane.scanning:
-                    lane.scanning = True
-                    self._spawn(self._look(lane))
-        elif kind == EventKind.QUEUE_CHANGED:
-            # How long its partitions are held depends on its options, and it may be another one than before.
-            self._drop_lanes(lambda lane: lane.queue_name == name)
-            self._find_homes(name)
-        elif kind == EventKind.QUEUE_GONE:
-            self._drop_lanes(lambda lane: lane.queue_name == name)
-        elif kind == EventKind.GROUP_CHANGED:
-            self._drop_lanes(lambda lane: lane.group_name == name)
+    def handlers(self) -> Handlers:
+        """What notifications change about lanes and waiting pops."""
+        return {
+            EventKind.PUSHED: self._on_pushed,
+            EventKind.FREED: self._on_freed,
+            EventKind.HELD: self._on_held,
+            EventKind.TAKEN: self._on_taken,
+            EventKind.PARTITION_GONE: self._on_partition_gone,
+            EventKind.LOOK: self._on_look,
+            EventKind.QUEUE_CHANGED: self._on_queue_changed,
+            EventKind.QUEUE_GONE: self._on_queue_gone,
+            EventKind.GROUP_CHANGED: self._on_group_changed,
+        }
 
-    def known_queues(self) -> set[str]:
-        """The names of the queues that pops have asked for."""
-        return self._lanes.queue_names() | self._homeless.queue_names()
+    def leases_ended(self, leases: Sequence[tuple[int, int, int, int]]) -> None:
+        """Leases (queue, partition, group, messages available) have ended: offer what they held to waiting pops."""
+        # What other workers sent before comes first: that a lease began must not be handled after it has ended.
+        self._notifications.drain()
+        events = [freed(*lease) for lease in leases]
+        self._notifications.handle(events)
+        # Where a pop waits here, the partition is taken at once: sending it to others would only make them try.
+        takers: dict[tuple[int, int], int] = {}
+        unclaimed: list[Event] = []
+        for event in events:
+            lane = (event[1], event[3])
+            if lane not in takers:
+                takers[lane] = self._count_waiting(*lane, most=len(events))
+            takers[lane] -= 1
+            if takers[lane] < 0:
+                unclaimed.append(event)
+            else:
+                for one in self._lanes.of_group(*lane):
+                    one.unannounced.add(event[2])
+        self._notifications.send(unclaimed)
 
-    def queues_are(self, stored: Mapping[str, Queue | None]) -> None:
-        """Forget lanes that were made for a queue as it is not any more; who waits for one finds it now."""
-        self._drop_lanes(lambda lane: lane.queue_name in stored and lane.queue != stored[lane.queue_name])
-        for name, queue in stored.items():
-            if queue is not None:
-                self._find_homes(name)
-
-    def forget_everything(self) -> None:
-        self._drop_lanes(lambda lane: True)
-
-    def awaiting(self, queue_id: int, group_id: int, most: int) -> int:
-        """How many pops of a group wait for a queue here, counted up to `most`."""
-        waiting = (pop for lane in self._lanes.of_group(queue_id, group_id) for pop in lane.waiting if not pop.done)
-        return sum(1 for _ in itertools.islice(waiting, most))
-
-    def keep(self, queue_id: int, partition_id: int, group_id: int) -> None:
-        """A lease ended, and the other workers were not told: they are if nobody here takes what it held."""
-        for lane in self._lanes.of_group(queue_id, group_id):
-            lane.untold.add(partition_id)
-
-    def fed(self, queue_id: int, partition_id: int, count: int) -> None:
-        """Messages were added to a partition."""
-        for lane in self._lanes.of(queue_id):
-            lane.feed(partition_id, count)
+    def _on_pushed(self, event: Event) -> None:
+        for lane in self._lanes.of(event[1]):
+            lane.feed(event[2], event[4])
             if lane.unresolved:
                 self._spawn(self._resolve_partitions(lane))
             if lane.waiting or lane.targeted:
                 self._kick(lane)
+
+    def _on_freed(self, event: Event) -> None:
+        _, queue_id, partition_id, group_id, available, _ = event
+        for lane in self._lanes.of_group(queue_id, group_id):
+            lane.free(partition_id, available)
+            self._kick(lane)
+
+    def _on_held(self, event: Event) -> None:
+        _, queue_id, partition_id, group_id, milliseconds, _ = event
+        until = asyncio.get_running_loop().time() + milliseconds / 1000
+        for lane in self._lanes.of_group(queue_id, group_id):
+            self._holds.add(lane, partition_id, until)
+        self._hold_timer.arm()
+
+    def _on_taken(self, event: Event) -> None:
+        for lane in self._lanes.of_group(event[1], event[3]):
+            if event[2] not in lane.targeted:
+                lane.mark_stale(event[2])
+
+    def _on_partition_gone(self, event: Event) -> None:
+        for lane in self._lanes.of(event[1]):
+            for pop in lane.remove(event[2]):
+                self._spawn(self._enter(pop))
+
+    def _on_look(self, event: Event) -> None:
+        for lane in self._lanes.of(event[1]):
+            if lane.parked and not lane.scanning:
+                lane.scanning = True
+                self._spawn(self._look(lane))
+
+    def _on_queue_changed(self, event: Event) -> None:
+        # How long its partitions are held depends on its options, and it may be another one than before.
+        self._drop_lanes(lambda lane: lane.queue_name == event[5])
+        self._queue_exists(event[5])
+
+    def _on_queue_gone(self, event: Event) -> None:
+        self._drop_lanes(lambda lane: lane.queue_name == event[5])
+
+    def _on_group_changed(self, event: Event) -> None:
+        self._drop_lanes(lambda lane: lane.group_name == event[5])
+
+    def _subscribed(self, group: str, change: int) -> None:
+        # Other workers may believe that the group starts at the beginning: they are to look again.
+        self._on_subscribed(change)
+        self._notifications.send([named(EventKind.GROUP_CHANGED, group, change)])
+
+    def known_queues(self) -> set[str]:
+        """The names of the queues that pops have asked for."""
+        return self._lanes.queue_names() | self._missing.queue_names()
+
+    def correct(self, stored: Mapping[str, Queue | None]) -> None:
+        """Drop the lanes of queues that are stored otherwise; pops that waited for one of them enter it now."""
+        self._drop_lanes(lambda lane: lane.queue_name in stored and lane.queue != stored[lane.queue_name])
+        for name, queue in stored.items():
+            if queue is not None:
+                self._queue_exists(name)
+
+    def forget_everything(self) -> None:
+        self._drop_lanes(lambda lane: True)
+
+    def _count_waiting(self, queue_id: int, group_id: int, most: int) -> int:
+        """How many pops of a group wait for a queue here, counted up to `most`."""
+        waiting = (pop for lane in self._lanes.of_group(queue_id, group_id) for pop in lane.waiting if not pop.done)
+        return sum(1 for _ in itertools.islice(waiting, most))
 
     async def _enter(self, pop: Pop) -> None:
         """Bring a pop to its lanes, making them as needed."""
@@ -265,7 +304,7 @@ class Popper:
                 return
             if len(lanes) > 1:
                 # Priority decides among queues, so what each of them has is known before any is served.
-                await asyncio.gather(*(self._lookout.scan(lane) for lane in lanes if lane.scanned_at is None))
+                await asyncio.gather(*(self._scanner.scan(lane) for lane in lanes if lane.scanned_at is None))
                 if any(lane.dropped for lane in lanes):
                     self._spawn(self._enter(pop))
                     return
@@ -285,15 +324,15 @@ class Popper:
             pop.resolve(None)
             return
         for name in pop.queue_names:
-            self._homeless.add(name, pop)
+            self._missing.add(name, pop)
         for name in pop.queue_names:
             # It may have been made, and everybody told, just before the pop began to wait for it.
             if await self._catalog.queue(name) is not None:
-                self._find_homes(name)
+                self._queue_exists(name)
 
-    def _find_homes(self, name: str) -> None:
+    def _queue_exists(self, name: str) -> None:
         """A queue exists now: those who wait for it enter again."""
-        for pop in self._homeless.leave(name):
+        for pop in self._missing.leave(name):
             self._spawn(self._enter(pop))
 
     async def _lane(self, queue_name: str, pop: Pop) -> Lane | None:
@@ -317,7 +356,7 @@ class Popper:
         queue = await self._catalog.queue(lane.queue_name)
         partition = await self._catalog.partition(queue, partition_name) if queue else None
         # Before anything is decided: what another worker told may be that this lane is no more.
-        self._drain_bus()
+        self._notifications.drain()
         if lane.dropped:
             self._spawn(self._enter(pop))
             return
@@ -334,7 +373,7 @@ class Popper:
             return
         lane.targeted.setdefault(partition.id, deque()).append(pop)
         lane.held.pop(partition.id, None)
-        lane.doubted.pop(partition.id, None)
+        lane.stale.pop(partition.id, None)
         lane.ready.setdefault(partition.id, UNKNOWN)
 
     async def _resolve_partitions(self, lane: Lane) -> None:
@@ -374,7 +413,7 @@ class Popper:
         lanes = sorted(self._active, key=self._urgency) if len(self._active) > 1 else list(self._active)
         for lane in lanes:
             if not lane.has_work:
-                self._drain_bus()
+                self._notifications.drain()
                 if lane.waiting:
                     lane.reconsider()
             before = len(claims)
@@ -384,18 +423,18 @@ class Popper:
                 # Nothing can be had here until something happens. What happens, even while the other lanes are being
                 # looked at, kicks it again.
                 self._active.discard(lane)
-                if lane.untold:
-                    self._publish(lane, list(lane.untold))
+                if lane.unannounced:
+                    self._announce_freed(lane, list(lane.unannounced))
                 if not lane.has_work:
-                    self._lookout.settle_empty(lane)
+                    self._scanner.settle_empty(lane)
             if len(claims) >= MOST_CLAIMS:
                 break
         return claims
 
-    def _publish(self, lane: Lane, partitions: Sequence[int]) -> None:
+    def _announce_freed(self, lane: Lane, partitions: Sequence[int]) -> None:
         """Nobody here has leased these, which the other workers believe to be leased."""
-        lane.untold.difference_update(partitions)
-        self._on_left([(lane.queue_id, id, lane.group_id, lane.ready.get(id, 0)) for id in partitions])
+        lane.unannounced.difference_update(partitions)
+        self._notifications.send([freed(lane.queue_id, id, lane.group_id, lane.ready.get(id, 0)) for id in partitions])
 
     def _urgency(self, lane: Lane) -> int:
         queue = self._catalog.cached_queue(lane.queue_name)
@@ -432,11 +471,11 @@ class Popper:
                     lane.fed.add(claim.partition_id)
             elif claim.left > 0:
                 lane.ready[claim.partition_id] = max(claim.left, lane.ready.pop(claim.partition_id, 0))
-            if claim.partition_id in lane.untold:
+            if claim.partition_id in lane.unannounced:
                 if claim.lease_id and claim.end > 0 and claim.hold_for > 0:
-                    lane.untold.discard(claim.partition_id)
+                    lane.unannounced.discard(claim.partition_id)
                 else:
-                    self._publish(lane, [claim.partition_id])
+                    self._announce_freed(lane, [claim.partition_id])
         for claim in claims:
             for pop in claim.pops:
                 self._again(claim, pop)
@@ -478,14 +517,14 @@ class Popper:
                     await self._look(lane)
                 elif not lane.parked and not lane.claiming and now - lane.used_at > _IDLE_LANE_SECONDS:
                     self._lanes.remove(lane)
-            self._homeless.sweep()
-            for name in self._homeless.queue_names():
+            self._missing.sweep()
+            for name in self._missing.queue_names():
                 if await self._queue_appeared(name):
-                    self._find_homes(name)
+                    self._queue_exists(name)
 
     async def _look(self, lane: Lane) -> None:
         """Find out what a lane has that nobody told of."""
-        await self._lookout.scan(lane)
+        await self._scanner.scan(lane)
         if lane.unresolved:
             await self._resolve_partitions(lane)
 

@@ -6,12 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from queen.metrics.meter import Meter, clock
-
-if TYPE_CHECKING:
-    from queen.broker.pop.lanes import Lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +26,12 @@ class PopOptions:
     def waiting(self, seconds: float) -> PopOptions:
         """The same, waiting at most this long."""
         return replace(self, timeout=seconds)
+
+
+class WaitList(Protocol):
+    """Where a pop waits to be served."""
+
+    def forget(self, pop: Pop) -> None: ...
 
 
 class Pop:
@@ -74,7 +77,7 @@ class Pop:
         self.busy = False
         # Its time was up while a claim was under way: it takes what the claim brings, but waits no more.
         self.expired = False
-        self.lanes: set[Lane] = set()
+        self.lanes: set[WaitList] = set()
 
     @property
     def done(self) -> bool:
@@ -105,7 +108,13 @@ class Pop:
             self.meter.pop_found_nothing(self.queue_names)
         else:
             self.meter.pop_latency.observe(clock() - self.began)
-        self.answer.set_result(self.render(body))
+        try:
+            rendered = self.render(body)
+        except Exception as error:
+            # The claim serves other pops, too: they are not to fail with this one.
+            self.answer.set_exception(error)
+        else:
+            self.answer.set_result(rendered)
 
     def fail(self, error: Exception) -> None:
         self._leave()
@@ -117,7 +126,7 @@ class Pop:
         if self.timer is not None:
             self.timer.cancel()
         for lane in self.lanes:
-            lane.impatient.discard(self)
+            lane.forget(self)
         self.lanes.clear()
 
 

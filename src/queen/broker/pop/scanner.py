@@ -80,8 +80,8 @@ async def scan_lane(database: Fetcher, lane: Lane, holds: Holds, share: Share, o
 
 async def check_stale(database: Fetcher, lane: Lane, holds: Holds) -> None:
     """Read which of the partitions that another worker has taken from have something all the same."""
-    doubted, lane.doubted = lane.doubted, {}
-    partitions = sorted(doubted)
+    stale, lane.stale = lane.stale, {}
+    partitions = sorted(stale)
     try:
         for start in range(0, len(partitions), SCAN_PAGE):
             some = partitions[start : start + SCAN_PAGE]
@@ -90,7 +90,7 @@ async def check_stale(database: Fetcher, lane: Lane, holds: Holds) -> None:
             for row in rows:
                 _note(lane, holds, row["id"], row["available"], row["held_for"], now)
     except BaseException:
-        lane.doubted = doubted | lane.doubted
+        lane.stale = stale | lane.stale
         raise
 
 
@@ -103,7 +103,7 @@ def _note(lane: Lane, holds: Holds, partition_id: int, available: int, held_for:
             lane.fed.add(partition_id)
     elif partition_id not in lane.held:
         lane.ready[partition_id] = available
-        lane.doubted.pop(partition_id, None)
+        lane.stale.pop(partition_id, None)
     elif lane.held[partition_id] - now > 0.05 and partition_id not in lane.undue:
         # Freed by somebody who could not tell us.
         lane.free(partition_id, available)
@@ -141,8 +141,8 @@ class LaneScanner:
             return
         impatient = lane.impatient_pops()
         now = asyncio.get_running_loop().time()
-        if lane.doubted and lane.waiting:
-            self._look_once(lane, self._check_doubted, impatient)
+        if lane.stale and lane.waiting:
+            self._look_once(lane, self._check_stale, impatient)
         elif (
             lane.scanned_at is None
             or (impatient and lane.total_partitions <= SCAN_PAGE)
@@ -157,7 +157,7 @@ class LaneScanner:
             lane.scanning = True
             self._spawn(look(lane, impatient))
 
-    async def _check_doubted(self, lane: Lane, impatient: Iterable[Pop]) -> None:
+    async def _check_stale(self, lane: Lane, impatient: Iterable[Pop]) -> None:
         """Find out whether what other workers took from has something left, then go on as if they had not."""
         if await self._is_read(lane, check_stale(self._database, lane, self._holds), impatient):
             self._kick(lane)

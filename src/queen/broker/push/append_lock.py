@@ -58,7 +58,7 @@ class AppendLock:
     def peer_wants(self) -> None:
         self._peer_waits = True
 
-    def peer_done(self) -> None:
+    def peer_released(self) -> None:
         self._peer_waits = False
         self._wake(True)
 

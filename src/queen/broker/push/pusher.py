@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from queen.broker.push.append_batch import AppendBatch, ItemOutcome
 from queen.broker.push.append_lock import AppendLock
 from queen.broker.push.appender import Appender
 from queen.broker.push.results import join_results, refusal, render_results, stored_ids
-from queen.broker.push.slices import PushSlice, SlicePreparer, split_by_target
+from queen.broker.push.slices import Push, PushSlice, SlicePreparer, split_by_target
 from queen.broker.push.spool_router import SpoolRouter
 from queen.concurrency import EagerFuture
 from queen.errors import DatabaseUnavailable, Overloaded, QueenError
@@ -33,21 +33,6 @@ _RETRY_SECONDS = 2.0
 _FEW_ANSWERS = 128
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True, eq=False)
-class Push:
-    """One request: its items by the partition they go to, and the future of what `render` makes of its answer."""
-
-    count: int
-    nbytes: int
-    subject: str | None
-    render: Callable[[bytes], Any]
-    answer: EagerFuture[Any]
-    began: float
-    parts: list[PushSlice] = field(default_factory=list)
-    blocks: frozenset[bytes] = frozenset()
-    hold: Hold | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +151,11 @@ class Pusher:
         push.hold = hold
         (self.batcher if hold is None else self.buffering).submit(push)
         return push.answer
+
+    async def join(self) -> None:
+        """Wait until everything pushed so far is answered."""
+        await self.batcher.join()
+        await self.buffering.join()
 
     async def prepare(self, items: Sequence[PushItem]) -> None:
         """Before a transaction that stores the items: make their queues and partitions."""

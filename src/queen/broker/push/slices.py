@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 import xxhash
 
 from queen.broker.catalog import Partition, Queue
+from queen.concurrency import EagerFuture
 from queen.errors import Conflict
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdBlock, IdSource
-from queen.wire.push import PushItem
+from queen.wire.push import Hold, PushItem
 from queen.wire.segment import Segment, pack_segment
 
 Target: TypeAlias = tuple[str, str]
@@ -94,6 +95,21 @@ class PushSlice:
         """The segments hold everything: the items, and the request that they are pieces of, need not wait with them."""
         self.traced = any(item.trace_id for item in self.items)
         self.given = None
+
+
+@dataclass(slots=True, eq=False)
+class Push:
+    """One request: its items by the partition they go to, and the future of what `render` makes of its answer."""
+
+    count: int
+    nbytes: int
+    subject: str | None
+    render: Callable[[bytes], Any]
+    answer: EagerFuture[Any]
+    began: float
+    parts: list[PushSlice] = field(default_factory=list)
+    blocks: frozenset[bytes] = frozenset()
+    hold: Hold | None = None
 
 
 def items_of(packed: Chunk | Segment, target: Target) -> list[PushItem]:

@@ -6,22 +6,18 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from queen.broker.heartbeat import MaintenanceModes
 from queen.broker.push.results import join_results
-from queen.broker.push.slices import Chunk, PushSlice, SlicePreparer, Target
+from queen.broker.push.slices import Chunk, Push, PushSlice, SlicePreparer, Target
 from queen.errors import Overloaded
 from queen.spool.record import UNNUMBERED, Record, bucket_of
 from queen.spool.spool import Spool
 from queen.storage.database import Presence
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdBlock
-
-if TYPE_CHECKING:
-    from queen.broker.push.pusher import Push
 
 _SMALL_BACKLOG_BYTES = 1 << 20
 _LONGEST_WAIT = 1.0

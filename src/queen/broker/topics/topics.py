@@ -10,7 +10,7 @@ from typing import Final
 
 import asyncpg
 
-from queen.broker.events import Event, EventKind, named, topic_fed, turn
+from queen.broker.events import Event, EventKind, named, signal, topic_fed
 from queen.broker.topics.admin import TopicAdmin, TopicDeadLetters
 from queen.broker.topics.buffer import Buffer
 from queen.broker.topics.catalog import TopicCatalog, TopicKey
@@ -188,7 +188,7 @@ class Topics:
         if self.wal.replays:
             self.flusher.wake()
         else:
-            self._send([turn(EventKind.TOPICS_BUFFERED)])
+            self._send([signal(EventKind.TOPICS_BUFFERED)])
 
     def _make_desk(self, settings: Settings, database: Database, ids: IdSource) -> PrefetchBuffer:
         queue: ReadyQueue = RedisReadyQueue(self.redis) if self.redis is not None else MemoryReadyQueue()

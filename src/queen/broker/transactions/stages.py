@@ -196,8 +196,7 @@ class Stages:
         known = {queue for queue, _ in targets} & self.catalog.known_queues()
         if known:
             stored = await self.catalog.stored_queues(known)
-            for name in known:
-                self.catalog.queue_is(name, stored.get(name))
+            self.catalog.correct({name: stored.get(name) for name in known})
         await self.catalog.ensure_partitions(targets)
 
     async def _publish_messages(self, transaction: Fetcher, publishing: _Publishing, rows: Sequence[Record]) -> None:

@@ -61,7 +61,7 @@ class MessagingRoutes:
         if not namespace and not task:
             raise BadRequest("namespace or task is required (or pop one queue at /api/v1/pop/queue/<queue>)")
         popping = asyncio.ensure_future(
-            self._broker.selections.pop(namespace, task, self._group(request), self._options(request))
+            self._broker.namespace_pops.pop(namespace, task, self._group(request), self._options(request))
         )
         request.on_disconnect(popping.cancel)
         return _popped(await popping)
