@@ -112,11 +112,11 @@ class DatabaseHeartbeat:
         if not alive and presence.answers == answers:
             if not presence.away:
                 log.error("PostgreSQL is away: pushes go to the spool, everything else is answered 503")
-                self._database.lose()
+                self._database.mark_down()
                 self._on_down()
         elif presence.away:
             log.warning("PostgreSQL is back")
-            self._database.find()
+            self._database.mark_up()
 
     async def _beats(self) -> bool:
         """Whether PostgreSQL answers in time. A connection that was cut says little: another is made at once."""

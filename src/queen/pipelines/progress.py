@@ -54,7 +54,7 @@ _MOST_FAILURES: Final = 6
 # PostgreSQL or the server is away, or the machine is too busy to start a process within Spark's ten seconds.
 _PASSING: Final = re.compile(
     "failed to connect back|worker to connect back|CANNOT_OPEN_SOCKET"
-    "|is not reachable|went away|DatabaseAway|Connection refused|connection failed"
+    "|is not reachable|is unavailable|went away|DatabaseAway|Connection refused|connection failed"
     "|server closed the connection|the database system is (starting up|shutting down)"
 )
 

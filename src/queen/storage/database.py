@@ -55,7 +55,7 @@ class Presence:
             raise self.absence()
 
     def absence(self) -> DatabaseUnavailable:
-        return DatabaseUnavailable("PostgreSQL is not reachable: it is away, and is being looked for")
+        return DatabaseUnavailable("PostgreSQL is unavailable; reconnecting")
 
 
 class Fetcher(Protocol):
@@ -65,32 +65,36 @@ class Fetcher(Protocol):
 
 
 class Link:
-    """One connection that a lane keeps for itself, with its statements prepared; it reconnects when used again."""
+    """One connection for one user at a time, with its statements prepared; it reconnects when used again."""
 
     def __init__(
         self,
         connect: Callable[[], Awaitable[Connection]],
         statements: Mapping[str, str],
-        patience: float,
+        timeout: float,
         presence: Presence,
         on_error: Callable[[], None],
     ) -> None:
-        """`patience` is for a server that says nothing at all: longer than it may take to run a statement."""
+        """`timeout` is for a server that says nothing at all: longer than it may take to run a statement."""
         self._connect = connect
         self._statements = statements
-        self._patience = patience
+        self._timeout = timeout
         self._presence = presence
         self._on_error = on_error
         self._connection: Connection | None = None
+        self._in_transaction = False
         self._prepared: dict[str, prepared_stmt.PreparedStatement[Record]] = {}
 
     async def fetch(self, name: str, *args: Any) -> list[Record]:
         """Run a named statement. Raises `DatabaseUnavailable` when the connection fails: its outcome is unknown."""
         try:
+            connection = self._connection
+            if connection is None or connection.is_closed():
+                connection = await self._open()
             statement = self._prepared.get(name)
-            if statement is None or self._connection is None or self._connection.is_closed():
-                statement = await self._prepare(name)
-            rows = await statement.fetch(*args, timeout=self._patience)
+            if statement is None:
+                statement = await self._prepare(connection, name)
+            rows = await statement.fetch(*args, timeout=self._timeout)
             self._presence.answers += 1
             return rows
         except asyncio.CancelledError:
@@ -99,29 +103,44 @@ class Link:
             raise
         except (*AWAY_ERRORS, *BUSY_ERRORS) as error:
             self._on_error()
-            translated = _translate(error)
-            if isinstance(translated, DatabaseUnavailable):
-                self.drop()
-            raise translated from error
+            raise self._failed(error) from error
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        """Statements fetched inside belong to one transaction, rolled back when the block raises."""
+        """Statements fetched inside belong to one transaction, rolled back when the block raises.
+
+        When its connection is lost they fail, rather than running on another one outside of the transaction.
+        """
         try:
-            if self._connection is None or self._connection.is_closed():
-                await self._open()
-            assert self._connection is not None
-            async with self._connection.transaction():
-                yield
-        except (*AWAY_ERRORS, *BUSY_ERRORS) as error:
-            translated = _translate(error)
-            if isinstance(translated, DatabaseUnavailable):
-                self.drop()
-            raise translated from error
+            connection = self._connection
+            if connection is None or connection.is_closed():
+                connection = await self._open()
+            transaction = connection.transaction()
+            await transaction.start()
         except asyncio.CancelledError:
-            # A statement may still be running on the connection: it cannot be used again.
             self.drop()
             raise
+        except (*AWAY_ERRORS, *BUSY_ERRORS) as error:
+            raise self._failed(error) from error
+        self._in_transaction = True
+        try:
+            yield
+            await transaction.commit()
+        except (*AWAY_ERRORS, *BUSY_ERRORS) as error:
+            self._in_transaction = False
+            self.drop()
+            raise self._failed(error) from error
+        except Exception:
+            self._in_transaction = False
+            if connection is self._connection:
+                await self._roll_back(transaction)
+            raise
+        except BaseException:
+            # Cancelled: a statement may still be running on the connection.
+            self.drop()
+            raise
+        finally:
+            self._in_transaction = False
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -131,18 +150,6 @@ class Link:
                 await connection.close(timeout=2)
             except (TimeoutError, OSError):
                 connection.terminate()
-
-    async def _prepare(self, name: str) -> prepared_stmt.PreparedStatement[Record]:
-        if self._connection is None or self._connection.is_closed():
-            await self._open()
-        assert self._connection is not None
-        statement = self._prepared[name] = await self._connection.prepare(self._statements[name])
-        return statement
-
-    async def _open(self) -> None:
-        self._presence.check()
-        self._prepared.clear()
-        self._connection = await self._connect()
 
     @property
     def connected(self) -> bool:
@@ -154,6 +161,34 @@ class Link:
         self._prepared.clear()
         if connection is not None:
             connection.terminate()
+
+    async def _open(self) -> Connection:
+        if self._in_transaction:
+            raise DatabaseUnavailable(_unavailable("connection lost"))
+        self._presence.check()
+        self._prepared.clear()
+        connection = self._connection = await self._connect()
+        return connection
+
+    async def _prepare(self, connection: Connection, name: str) -> prepared_stmt.PreparedStatement[Record]:
+        statement = await connection.prepare(self._statements[name])
+        if self._connection is connection:
+            self._prepared[name] = statement
+        return statement
+
+    async def _roll_back(self, transaction: asyncpg.transaction.Transaction) -> None:
+        try:
+            await transaction.rollback()
+        except Exception as error:
+            log.debug("transaction could not be rolled back; its connection is closed: %s", error)
+            self.drop()
+
+    def _failed(self, error: BaseException) -> QueenError:
+        """Translate an error of the driver. A connection that failed is never used again: its state is unknown."""
+        translated = _translate(error)
+        if isinstance(translated, DatabaseUnavailable):
+            self.drop()
+        return translated
 
 
 class PoolUsage(NamedTuple):
@@ -185,7 +220,7 @@ class Database:
         self._dsn = dsn
         self._pool_size = pool_size
         self._connect_timeout = connect_timeout
-        self._patience = statement_timeout_ms / 1000 + 2
+        self._link_timeout = statement_timeout_ms / 1000 + 2
         self._settings = {
             "application_name": application_name,
             "statement_timeout": str(statement_timeout_ms),
@@ -217,9 +252,9 @@ class Database:
         return PoolUsage(self._pool_size, size, idle, links)
 
     def link(self, *, probing: bool = False) -> Link:
-        """A connection for a lane; a `probing` one is tried even while PostgreSQL is known to be away."""
+        """A connection of a component's own; a `probing` one is tried even while PostgreSQL is marked down."""
         presence = Presence() if probing else self.presence
-        link = Link(self._connect_hot, self.statements, self._patience, presence, self._note_error)
+        link = Link(self._connect_hot, self.statements, self._link_timeout, presence, self._note_error)
         self._links.append(link)
         return link
 
@@ -236,7 +271,12 @@ class Database:
             if self._pool is None:
                 self._pool = await self._open_pool()
             async with self._pool.acquire(timeout=self._connect_timeout + 5) as connection:
-                yield connection
+                try:
+                    yield connection
+                except AWAY_ERRORS:
+                    # Its state is unknown: nobody else is to get it from the pool.
+                    connection.terminate()
+                    raise
         except (*AWAY_ERRORS, *BUSY_ERRORS) as error:
             self._note_error()
             raise _translate(error) from error
@@ -244,8 +284,21 @@ class Database:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
         """Named statements in one transaction on a pooled connection."""
-        async with self.connection() as connection, connection.transaction():
-            yield Transaction(connection, self.statements)
+        async with self.connection() as connection:
+            transaction = connection.transaction()
+            await transaction.start()
+            try:
+                yield Transaction(connection, self.statements)
+            except AWAY_ERRORS:
+                # There is nothing to roll back on a connection that failed.
+                raise
+            except Exception:
+                await transaction.rollback()
+                raise
+            except BaseException:
+                connection.terminate()
+                raise
+            await transaction.commit()
 
     async def connect(self, **settings: str) -> Connection:
         """A connection of the caller's own, who closes it, with more settings of the session."""
@@ -254,10 +307,10 @@ class Database:
                 self._dsn, timeout=self._connect_timeout, server_settings=self._hot_settings | settings
             )
         except AWAY_ERRORS as error:
-            raise DatabaseUnavailable(f"PostgreSQL is not reachable: {error or type(error).__name__}") from error
+            raise _translate(error) from error
 
-    def lose(self) -> None:
-        """PostgreSQL is away: whoever waits for an answer is told now, whoever asks is told at once."""
+    def mark_down(self) -> None:
+        """PostgreSQL is unavailable: statements under way fail now, and further ones at once."""
         self.presence.away = True
         for link in self._links:
             link.drop()
@@ -265,8 +318,8 @@ class Database:
             self._pool.terminate()
             self._pool = None
 
-    def find(self) -> None:
-        """PostgreSQL is there again."""
+    def mark_up(self) -> None:
+        """PostgreSQL is available again."""
         self.presence.away = False
 
     async def close(self) -> None:
@@ -313,10 +366,23 @@ async def _keep_session(connection: Connection) -> None:
 
 
 def _translate(error: BaseException) -> QueenError:
-    """What an error of the driver means for whoever asked."""
+    """What an error of the driver means for the caller."""
     if isinstance(error, BUSY_ERRORS):
         return Overloaded(f"PostgreSQL could not do it in time, so nothing was done; try again soon ({error})")
-    return DatabaseUnavailable(f"PostgreSQL is not reachable: {error or type(error).__name__}")
+    return DatabaseUnavailable(_unavailable(unavailable_reason(error)))
+
+
+def _unavailable(reason: str) -> str:
+    return f"PostgreSQL is unavailable; reconnecting ({reason})"
+
+
+def unavailable_reason(error: BaseException) -> str:
+    """Why PostgreSQL cannot be used, in words that say nothing of the driver's inner state."""
+    if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError | asyncpg.ConnectionDoesNotExistError):
+        return "connection lost"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return str(error) or type(error).__name__
 
 
 class AdvisoryLock(IntEnum):
