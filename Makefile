@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve example test acceptance lint format docs constraints bench soak clean
+.PHONY: help setup serve example test acceptance lint format docs manifests constraints bench soak clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ format: setup ## Format the code, and mend what ruff can mend.
 
 docs: setup ## Write docs/settings.md from the settings.
 	$(BIN)/queen settings --markdown > docs/settings.md
+
+manifests: setup ## Write deploy/kubernetes from the Helm charts.
+	PATH="$(CURDIR)/$(BIN):$$PATH" deploy/kubernetes/render.sh
 
 constraints: setup ## Write the versions installed now to constraints.txt.
 	$(BIN)/pip freeze --exclude-editable > constraints.txt
