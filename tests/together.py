@@ -17,6 +17,8 @@ TOGETHER: Final = {
     "tests/pipelines/": "spark",
     # One server on one copy of the old data.
     "tests/compat/": "compat",
+    # One server and one Prometheus.
+    "tests/deploy/test_prometheus.py": "prometheus",
     # What they prepare takes longer than the tests themselves.
     "tests/integration/test_plans.py": "plans",
     "tests/integration/test_postgres_versions.py": "versions",

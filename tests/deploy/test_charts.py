@@ -1,4 +1,4 @@
-"""The Helm charts render to what Kubernetes takes, refuse what cannot work, and the flat manifests are made from them."""
+"""Helm charts render to what Kubernetes takes and refuse what cannot work; the flat manifests are made from them."""
 
 from __future__ import annotations
 

@@ -64,7 +64,9 @@ def test_the_builder_is_sent_what_the_dockerfile_copies() -> None:
 
 
 def test_the_image_installs_what_the_extras_need() -> None:
-    listed = run(sys.executable, DOCKER / "requirements.py", ROOT / "pyproject.toml", "server", "redis", "otel").split("\n")
+    listed = run(sys.executable, DOCKER / "requirements.py", ROOT / "pyproject.toml", "server", "redis", "otel").split(
+        "\n"
+    )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(project["dependencies"]) <= set(listed)
     assert set(project["optional-dependencies"]["server"]) <= set(listed)

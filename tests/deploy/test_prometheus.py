@@ -1,0 +1,225 @@
+"""A real Prometheus scrapes a real server: every panel and every rule has data, and alerts fire at real faults."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from tests.deploy.monitored import Load, Prometheus, Redis, Server, until
+from tests.deploy.tools import DEPLOY, tool
+
+DASHBOARDS: Final = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
+RULES: Final = DEPLOY / "prometheus"
+
+SHORTER: Final = {"5m": "5s", "10m": "10s", "15m": "5s"}
+"""How long rates look back here, where minutes have to be seconds."""
+
+
+@dataclass
+class Watched:
+    server: Server
+    prometheus: Prometheus
+    redis: Redis
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    tool("prometheus")
+    settings = {"METRICS_AGGREGATE_INTERVAL_S": "1", "NAMESPACE_MODES": "held:buffered"}
+    directory = tmp_path_factory.mktemp("monitored")
+    for name in ("server", "prometheus"):
+        (directory / name).mkdir()
+    redis = Redis(directory)
+    if shutil.which("redis-server") is not None:
+        redis.start()
+        settings["REDIS_ADDRS"] = f"127.0.0.1:{redis.port}"
+    server = Server(directory / "server", **settings)
+    prometheus = Prometheus(
+        directory / "prometheus",
+        [f"127.0.0.1:{server.port}"],
+        {name: quickened((RULES / name).read_text()) for name in ("rules.yml", "alerts.yml")},
+    )
+    load = Load(server, "orders", ("plain", "held"))
+    try:
+        server.start()
+        prometheus.start()
+        load.start()
+        yield Watched(server, prometheus, redis)
+    finally:
+        load.stop()
+        prometheus.stop()
+        server.stop()
+        redis.kill()
+
+
+def quickened(rules: str) -> str:
+    """The same rules for a test: faults need not last, and a lag of 100 messages is one."""
+    loaded = yaml.safe_load(rules)
+    for group in loaded["groups"]:
+        for rule in group["rules"]:
+            rule.pop("for", None)
+            query = re.sub(r"\[(\w+)\]", lambda found: f"[{SHORTER.get(found[1], found[1])}]", rule["expr"])
+            rule["expr"] = query.replace("> 10000", "> 100")
+    return yaml.safe_dump(loaded)
+
+
+def panels(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text())["panels"]
+    return [panel for panel in found if panel["type"] != "row"]
+
+
+def queries(path: Path) -> list[tuple[str, str]]:
+    """Title and query of each target of a dashboard, variables filled in as Grafana does."""
+    variables = {"$__rate_interval": "10s", "$queue": ".*", "$instance": ".*", "$namespace": ".*", "$topic": ".*"}
+    found = []
+    for panel in panels(path):
+        for target in panel["targets"]:
+            query = target["expr"]
+            for name, value in variables.items():
+                query = query.replace(name, value)
+            assert "$" not in query, query
+            found.append((f"{path.stem}: {panel['title']}", query))
+    return found
+
+
+def has_data(prometheus: Prometheus, query: str) -> bool:
+    return any(not math.isnan(float(sample["value"][1])) for sample in prometheus.query(query))
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_every_panel_of_a_dashboard_has_data(watched: Watched, path: Path) -> None:
+    waiting = queries(path)
+    assert len(waiting) > 10
+    if shutil.which("redis-server") is None:
+        waiting = [(title, query) for title, query in waiting if "queen_redis" not in query]
+
+    def found_all() -> bool:
+        waiting[:] = [(title, query) for title, query in waiting if not has_data(watched.prometheus, query)]
+        return not waiting
+
+    try:
+        until(found_all, "every panel has data")
+    except TimeoutError:
+        pytest.fail("no data:\n" + "\n".join(f"{title}: {query}" for title, query in waiting))
+
+
+def test_every_recording_rule_has_data(watched: Watched) -> None:
+    rules = [rule for group in yaml.safe_load((RULES / "rules.yml").read_text())["groups"] for rule in group["rules"]]
+    for rule in rules:
+        labels = ", ".join(f'{name}="{value}"' for name, value in rule.get("labels", {}).items())
+        query = f"{rule['record']}{{{labels}}}"
+        until(lambda query=query: has_data(watched.prometheus, query), f"{query} has data")
+
+
+def test_every_series_that_an_alert_asks_for_exists(watched: Watched) -> None:
+    """An alert on a name that nobody exposes never fires. Pipelines are Spark's, and run elsewhere."""
+    named: set[str] = set()
+    for group in yaml.safe_load((RULES / "alerts.yml").read_text())["groups"]:
+        for rule in group["rules"]:
+            named |= set(re.findall(r"\bqueen[_:][a-z0-9_:]+", rule["expr"]))
+    missing = {name for name in named if not name.startswith("queen_pipeline_")}
+    if shutil.which("redis-server") is None:
+        missing.discard("queen_redis_up")
+
+    def all_exist() -> bool:
+        missing.difference_update([name for name in missing if watched.prometheus.query(name)])
+        return not missing
+
+    try:
+        until(all_exist, "all series exist")
+    except TimeoutError:
+        pytest.fail(f"nobody exposes {missing}")
+
+
+def test_nothing_fires_while_all_is_well(watched: Watched) -> None:
+    # The queue that the load consumes is there, so the rules have been evaluated on real samples.
+    until(lambda: has_data(watched.prometheus, 'queen:queue_messages:rate5m{queue="orders", op="pop"} > 0'), "pops")
+    fires = {"QueenServerDown", "QueenNoServer", "QueenDatabaseUnavailable", "QueenDeadLetters", "QueenSpoolFilling"}
+    until(lambda: not fires & set(watched.prometheus.firing()), "no alert fires")
+
+
+def test_lag_that_grows_fires_until_it_is_consumed(watched: Watched) -> None:
+    server, prometheus = watched.server, watched.prometheus
+    server.push("backlog", 150)
+    server.pop("backlog", "slow", batch=1)
+
+    def fires() -> bool:
+        server.push("backlog", 10)
+        found = prometheus.firing().get("QueenConsumerLagGrowing", [])
+        return any(labels["queue"] == "backlog" and labels["group"] == "slow" for labels in found)
+
+    until(fires, "QueenConsumerLagGrowing fires")
+    # The first message is leased and was not acked: its group is done with the queue when it is skipped.
+    server.post("/api/v1/consumer-groups/slow/queues/backlog/seek", {"toEnd": True})
+    until(lambda: "QueenConsumerLagGrowing" not in prometheus.firing(), "QueenConsumerLagGrowing stops")
+
+
+def test_a_queue_without_consumers_fires_until_it_has_one(watched: Watched) -> None:
+    server, prometheus = watched.server, watched.prometheus
+
+    def fires() -> bool:
+        return any(labels["queue"] == "lonely" for labels in prometheus.firing().get("QueenQueueNotConsumed", []))
+
+    server.push("lonely", 5)
+    until(fires, "QueenQueueNotConsumed fires")
+    server.ack("readers", server.pop("lonely", "readers"))
+    until(lambda: not fires(), "QueenQueueNotConsumed stops")
+
+
+def test_a_postgresql_that_does_not_answer_fires_until_it_does(watched: Watched) -> None:
+    server, prometheus = watched.server, watched.prometheus
+    server.signal_postgres(signal.SIGSTOP)
+    try:
+        until(lambda: "QueenDatabaseUnavailable" in prometheus.firing(), "QueenDatabaseUnavailable fires")
+        (stored,) = server.post("/api/v1/push", {"items": [{"queue": "orders", "payload": "kept"}]})
+        assert stored["status"] == "buffered"
+    finally:
+        server.signal_postgres(signal.SIGCONT)
+    until(lambda: "QueenDatabaseUnavailable" not in prometheus.firing(), "QueenDatabaseUnavailable stops")
+
+
+def test_a_redis_that_is_down_fires_until_it_is_back(watched: Watched) -> None:
+    tool("redis-server")
+    watched.redis.kill()
+    until(lambda: "QueenRedisUnavailable" in watched.prometheus.firing(), "QueenRedisUnavailable fires")
+    watched.redis.start()
+    until(lambda: "QueenRedisUnavailable" not in watched.prometheus.firing(), "QueenRedisUnavailable stops")
+
+
+def test_dead_letters_fire_while_they_are_new(watched: Watched) -> None:
+    server, prometheus = watched.server, watched.prometheus
+    server.push("fragile", 3)
+    query = 'queen:dlq_depth:max{queue="fragile"}'
+    until(lambda: has_data(prometheus, query), "the queue is known")
+    server.ack("workers", server.pop("fragile", "workers", batch=3), status="dlq")
+    until(lambda: "QueenDeadLetters" in prometheus.firing(), "QueenDeadLetters fires")
+    (labels,) = prometheus.firing()["QueenDeadLetters"]
+    assert labels["queue"] == "fragile"
+    until(lambda: "QueenDeadLetters" not in prometheus.firing(), "QueenDeadLetters stops")
+
+
+def test_maintenance_that_was_forgotten_fires_until_it_is_off(watched: Watched) -> None:
+    server, prometheus = watched.server, watched.prometheus
+    server.post("/api/v1/system/maintenance/pop", {"enabled": True})
+    until(lambda: "QueenMaintenanceModeOn" in prometheus.firing(), "QueenMaintenanceModeOn fires")
+    server.post("/api/v1/system/maintenance/pop", {"enabled": False})
+    until(lambda: "QueenMaintenanceModeOn" not in prometheus.firing(), "QueenMaintenanceModeOn stops")
+
+
+def test_a_server_that_is_down_fires_until_it_is_back(watched: Watched) -> None:
+    server, prometheus = watched.server, watched.prometheus
+    down = {"QueenServerDown", "QueenNoServer"}
+    server.stop()
+    until(lambda: down <= set(prometheus.firing()), "QueenServerDown fires")
+    server.start()
+    until(lambda: not down & set(prometheus.firing()), "QueenServerDown stops")
