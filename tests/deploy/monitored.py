@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,9 @@ class _Process:
         self._ready = self.url + ready_path
         self._process: subprocess.Popen[bytes] | None = None
 
-    def _run(self, command: Iterable[str | Path], env: dict[str, str]) -> None:
+    def _run(self, command: Sequence[str], env: dict[str, str]) -> None:
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [str(part) for part in command], stdout=log, stderr=subprocess.STDOUT, env=env
-            )
+            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
         until(self._is_ready, f"{self._ready} answers", _READY_SECONDS)
 
     def stop(self) -> None:
@@ -89,8 +87,9 @@ class Server(_Process):
         self._settings = settings
 
     def start(self) -> None:
-        command = [Path(sys.executable).with_name("queen"), "serve", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--workers", "2", "--data-dir", self._directory / "data"]
+        program = str(Path(sys.executable).with_name("queen"))
+        command = [program, "serve", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--workers", "2", "--data-dir", str(self._directory / "data")]
         self._run(command, environ_without_settings() | {"STATS_CACHE_MS": "0"} | self._settings)
 
     def signal_postgres(self, number: signal.Signals) -> None:

@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,7 +71,7 @@ def quickened(rules: str) -> str:
             rule.pop("for", None)
             query = re.sub(r"\[(\w+)\]", lambda found: f"[{SHORTER.get(found[1], found[1])}]", rule["expr"])
             rule["expr"] = query.replace("> 10000", "> 100")
-    return yaml.safe_dump(loaded)
+    return str(yaml.safe_dump(loaded))
 
 
 def panels(path: Path) -> list[dict[str, Any]]:
@@ -118,7 +119,7 @@ def test_every_recording_rule_has_data(watched: Watched) -> None:
     for rule in rules:
         labels = ", ".join(f'{name}="{value}"' for name, value in rule.get("labels", {}).items())
         query = f"{rule['record']}{{{labels}}}"
-        until(lambda query=query: has_data(watched.prometheus, query), f"{query} has data")
+        until(partial(has_data, watched.prometheus, query), f"{query} has data")
 
 
 def test_every_series_that_an_alert_asks_for_exists(watched: Watched) -> None:
