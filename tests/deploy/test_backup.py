@@ -89,21 +89,18 @@ async def test_a_dump_taken_under_load_is_restored_and_goes_on(
         await postgres_tool("dropdb", "--force", f"--maintenance-db={postgres.dsn()}", "restored")
 
 
-async def test_positions_and_leases_come_back_with_a_dump(
-    postgres: EmbeddedPostgres, dsn: str, tmp_path: Path
-) -> None:
+async def test_a_dump_replaces_the_schema_of_the_database_it_came_from(dsn: str, tmp_path: Path) -> None:
+    dump = tmp_path / "queen.dump"
     async with running(dsn, tmp_path / "before") as api:
         await push(api, *range(20))
         await consume(api, 7)
-    dump = tmp_path / "queen.dump"
-    await postgres_tool("pg_dump", "--format=custom", f"--file={dump}", f"--dbname={dsn}")
-    await postgres_tool("createdb", f"--maintenance-db={postgres.dsn()}", "positions")
-    try:
-        await postgres_tool("pg_restore", "--exit-on-error", f"--dbname={postgres.dsn('positions')}", dump)
-        async with running(postgres.dsn("positions"), tmp_path / "after") as api:
-            assert await consume(api, 100) == list(range(7, 20))
-    finally:
-        await postgres_tool("dropdb", "--force", f"--maintenance-db={postgres.dsn()}", "positions")
+        await postgres_tool("pg_dump", "--format=custom", f"--file={dump}", f"--dbname={dsn}")
+        await push(api, *range(20, 30))
+        await consume(api, 20)
+    await postgres_tool("psql", "--no-psqlrc", "--command=DROP SCHEMA queen CASCADE", dsn)
+    await postgres_tool("pg_restore", "--exit-on-error", "--no-owner", f"--dbname={dsn}", dump)
+    async with running(dsn, tmp_path / "after") as api:
+        assert await consume(api, 100) == list(range(7, 20))
 
 
 async def test_a_spool_that_is_kept_with_its_dump_is_replayed_once(
