@@ -22,7 +22,7 @@ PASSWORD = "0123456789abcdef"
 
 
 def production_settings() -> dict[str, str]:
-    """What postgresql.conf of the compose file sets, but for the sizes, the address and what the build does not have."""
+    """What postgresql.conf of the compose file sets, without sizes, the address and what the build lacks."""
     found = dict(re.findall(r"^(\w+) = '?([^'\n]*)'?$", (SCRIPTS / "postgresql.conf").read_text(), re.MULTILINE))
     left_out = ("listen_addresses", "shared_buffers", "effective_cache_size", "wal_compression", "min_wal_size")
     return {name: value for name, value in found.items() if name not in left_out}
@@ -36,9 +36,7 @@ async def test_a_synchronous_standby_takes_over_with_all_that_was_answered(tmp_p
     first, second = free_port(), free_port()
     # Until there is a standby, commits wait for none.
     primary = EmbeddedPostgres(tmp_path / "primary", settings=settings | {"synchronous_standby_names": ""}, port=first)
-    standby = EmbeddedPostgres(
-        tmp_path / "standby", settings=settings | {"synchronous_standby_names": ""}, port=second
-    )
+    standby = EmbeddedPostgres(tmp_path / "standby", settings=settings | {"synchronous_standby_names": ""}, port=second)
     try:
         await asyncio.to_thread(primary.start)
         admin = await asyncpg.connect(primary.dsn())
@@ -48,9 +46,7 @@ async def test_a_synchronous_standby_takes_over_with_all_that_was_answered(tmp_p
         await postgres_tool(SCRIPTS / "make-replica-role.sh", env=where | names)
 
         copy = {"PGDATA": str(tmp_path / "copy"), "PRIMARY_HOST": "127.0.0.1", "PRIMARY_PORT": str(first)}
-        await postgres_tool(
-            SCRIPTS / "standby.sh", "true", env=copy | {"REPLICATION_PASSWORD_FILE": str(password)}
-        )
+        await postgres_tool(SCRIPTS / "standby.sh", "true", env=copy | {"REPLICATION_PASSWORD_FILE": str(password)})
         as_embedded(tmp_path / "copy", tmp_path / "standby")
         await asyncio.to_thread(standby.start)
         await admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'FIRST 1 (standby)'")
