@@ -53,7 +53,7 @@ async def test_a_synchronous_standby_takes_over_with_all_that_was_answered(tmp_p
         await admin.execute("SELECT pg_reload_conf()")
 
         async def synchronous() -> bool:
-            return await admin.fetchval("SELECT sync_state FROM pg_stat_replication") == "sync"
+            return bool(await admin.fetchval("SELECT sync_state FROM pg_stat_replication") == "sync")
 
         await until(synchronous, 30)
         await admin.close()
