@@ -1,4 +1,4 @@
-"""Runs the `queen` command as in the image, which has the extras server, redis and otel: what only others need is missing."""
+"""Runs the `queen` command as in the image: with the extras server, redis and otel, without what others need."""
 
 import sys
 import tomllib
