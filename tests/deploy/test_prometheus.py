@@ -7,7 +7,9 @@ import math
 import re
 import shutil
 import signal
+import urllib.error
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +24,7 @@ from tests.deploy.tools import DEPLOY, tool
 DASHBOARDS: Final = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
 RULES: Final = DEPLOY / "prometheus"
 
-SHORTER: Final = {"5m": "5s", "10m": "10s", "15m": "5s"}
+SHORTER: Final = {"5m": "3s", "10m": "10s", "15m": "3s"}
 """How long rates look back here, where minutes have to be seconds."""
 
 
@@ -37,6 +39,7 @@ class Watched:
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     tool("prometheus")
     settings = {"METRICS_AGGREGATE_INTERVAL_S": "1", "NAMESPACE_MODES": "held:buffered"}
+    settings |= {"MAX_BUFFER_LENGTH": "500", "NAMESPACE_QUOTAS": "small:1"}
     directory = tmp_path_factory.mktemp("monitored")
     for name in ("server", "prometheus"):
         (directory / name).mkdir()
@@ -179,14 +182,45 @@ def test_a_queue_without_consumers_fires_until_it_has_one(watched: Watched) -> N
 
 def test_a_postgresql_that_does_not_answer_fires_until_it_does(watched: Watched) -> None:
     server, prometheus = watched.server, watched.prometheus
+    faults = {
+        "QueenDatabaseUnavailable",
+        "QueenShardUnavailable",
+        "QueenServerErrors",
+        "QueenTopicBufferFull",
+    }
+
+    def all_fire() -> bool:
+        # Pops are refused, and so is a buffered namespace once its buffer is full.
+        for request in (partial(server.pop, "orders", "readers"), partial(enqueue, server, "held", 100)):
+            with suppress(urllib.error.HTTPError):
+                request()
+        return faults <= set(prometheus.firing())
+
     server.signal_postgres(signal.SIGSTOP)
     try:
-        until(lambda: "QueenDatabaseUnavailable" in prometheus.firing(), "QueenDatabaseUnavailable fires")
+        until(all_fire, f"{faults} fire")
         (stored,) = server.post("/api/v1/push", {"items": [{"queue": "orders", "payload": "kept"}]})
         assert stored["status"] == "buffered"
     finally:
         server.signal_postgres(signal.SIGCONT)
-    until(lambda: "QueenDatabaseUnavailable" not in prometheus.firing(), "QueenDatabaseUnavailable stops")
+    until(lambda: not faults & set(prometheus.firing()), f"{faults} stop")
+
+
+def test_clients_beyond_a_quota_fire_until_they_keep_to_it(watched: Watched) -> None:
+    def fires() -> bool:
+        return "QueenRequestsThrottled" in watched.prometheus.firing()
+
+    def exceeds() -> bool:
+        with suppress(urllib.error.HTTPError):
+            enqueue(watched.server, "small", 1)
+        return fires()
+
+    until(exceeds, "QueenRequestsThrottled fires")
+    until(lambda: not fires(), "QueenRequestsThrottled stops")
+
+
+def enqueue(server: Server, namespace: str, count: int) -> None:
+    server.post("/api/v1/topics/enqueue", [{"namespace": namespace, "topic": "jobs", "data": 1}] * count)
 
 
 def test_a_redis_that_is_down_fires_until_it_is_back(watched: Watched) -> None:
