@@ -25,7 +25,7 @@ from tests.ports import free_port
 _READY_SECONDS = 60.0
 
 
-def until(condition: Callable[[], object], what: str, seconds: float = 40.0) -> None:
+def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
     """Wait for what can only be asked for, at most so long."""
     deadline = time.monotonic() + seconds
     while not condition():

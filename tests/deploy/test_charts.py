@@ -147,6 +147,7 @@ def test_pods_run_without_privileges_on_a_file_system_they_cannot_write_to(chart
     resources = rendered(chart)
     pod = one(resources, "StatefulSet")["spec"]["template"]["spec"]
     assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] == 10001
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}

@@ -10,6 +10,8 @@ if [ ! -s "$PGDATA/PG_VERSION" ]; then
   mkdir -p "$(dirname "$PGDATA")"
   PGPASSWORD=$password pg_basebackup --pgdata "$PGDATA.partial" --wal-method stream --checkpoint fast --write-recovery-conf \
     --slot standby --dbname "host=$PRIMARY_HOST port=${PRIMARY_PORT:-5432} user=replicator application_name=standby"
+  # Once it is promoted there is no standby that its commits could wait for.
+  echo "synchronous_standby_names = ''" >> "$PGDATA.partial/postgresql.auto.conf"
   chmod 0700 "$PGDATA.partial"
   rm -rf "$PGDATA"
   mv "$PGDATA.partial" "$PGDATA"
