@@ -163,8 +163,15 @@ async def test_a_queue_is_shown_with_its_configuration_and_partitions(api: Api) 
     detail = await get(api, "status/queues/shop")
     assert set(detail) == {"queue", "partitions", "totals"}
     queue = detail["queue"]
-    assert set(queue) == {"id", "name", "namespace", "task", "priority", "createdAt", "config"}
+    assert set(queue) == {"id", "name", "namespace", "task", "priority", "createdAt", "config", "options"}
     assert (queue["name"], queue["priority"]) == ("shop", 7)
+    assert {name: queue["options"][name] for name in ("leaseTime", "retryLimit", "maxSize", "priority", "ttl")} == {
+        "leaseTime": 30,
+        "retryLimit": 0,
+        "maxSize": 100,
+        "priority": 7,
+        "ttl": 3600,
+    }
     assert queue["config"] == {
         "leaseTime": 30,
         "retryLimit": 0,

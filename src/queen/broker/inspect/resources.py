@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
+from queen.broker.queues import OPTIONS
 from queen.concurrency import chunked_map
 from queen.errors import NotFound
 from queen.storage.database import Database, Record
@@ -122,6 +123,7 @@ class Resources:
                     "maxQueueSize": queue["max_size"],
                     "deadLetterQueue": queue["dead_letter_queue"],
                 },
+                "options": {option.name: queue[option.column] for option in OPTIONS},
             },
             "partitions": partitions,
             "totals": {"messages": totals, **totals},

@@ -232,6 +232,7 @@ class WatchedQueue(Answer):
     priority: int
     created_at: Time
     config: WatchedConfig
+    options: dict[str, Count | bool | None]
 
 
 class WatchedCursor(Answer):
