@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from queen.cli.app import settings_page
+from queen.cli.commands.server import settings_page
 from queen.errors import SettingsError
 from queen.setting_kinds import split_host_port
 from queen.settings import Settings, describe_settings

@@ -1,163 +1,124 @@
-"""The commands of `queen` and their options."""
+"""The command `queen`: which commands there are, and how their errors end it."""
 
-import asyncio
+from __future__ import annotations
+
 import logging
-import os
-import platform
 import sys
-from functools import partial
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
 
-import rich.console
 import typer
-from rich.table import Table
+import typer.main
 
 from queen import __version__
-from queen.cli.logs import configure_logging
-from queen.cli.pipeline import pipeline
-from queen.cli.shards import app as shards
+from queen.cli.common.tree import Entry, Root, UsageProblem, run_tree
 from queen.errors import QueenError
-from queen.setting_hints import environment_hints
-from queen.settings import Settings, describe_settings
-from queen.telemetry import span_exporters
 
-_HEAD = """\
-# Settings
+_C: Final = "queen.cli.commands"
+_T: Final = "queen.cli.tools"
 
-Every setting is an environment variable. `queen serve` also takes the most used ones as options, and an
-option wins over its variable. `queen settings` shows what is in force.
+ENTRIES: Final = (
+    Entry("serve", f"{_C}.server:serve_app", "Start the server, by default on a PostgreSQL of its own.", "Server", remote=False),
+    Entry("settings", f"{_C}.server:settings_app", "Show every setting, its meaning and the value it has here.", "Server", remote=False),
+    Entry("shards", "queen.cli.shards:app", "Shards: the PostgreSQL instances that DATABASE_URLS names.", "Server", remote=False),
+    Entry("backup", f"{_T}.backup:backup_app", "Write everything a server stores to a directory.", "Server", remote=False),
+    Entry("restore", f"{_T}.backup:restore_app", "Bring back what a backup holds.", "Server", remote=False),
+    Entry("import", f"{_T}.legacy_import:app", "Take over the data of a Queen 0.15.", "Server", remote=False),
+    Entry("ping", f"{_C}.health:ping_app", "Check that the server and its database answer.", "Health"),
+    Entry("status", f"{_C}.health:status_app", "Show what queues hold and how far they are consumed.", "Health"),
+    Entry("lag", f"{_C}.health:lag_app", "Show how far consumer groups are behind.", "Health"),
+    Entry("top", f"{_T}.top:app", "Watch queues, groups, lag and rates live.", "Health"),
+    Entry("doctor", f"{_T}.doctor:app", "Check a deployment, and say what to do about what is wrong.", "Health"),
+    Entry("bench", f"{_T}.bench:app", "Measure how fast messages go in and out.", "Health"),
+    Entry("metrics", f"{_C}.system:metrics_app", "Print the server's metrics.", "Health"),
+    Entry("analytics", f"{_C}.system:analytics_app", "Show what was counted over time.", "Health", ("a", "an")),
+    Entry("push", f"{_C}.messaging:push_app", "Push messages to a queue, from stdin, a file or the command line.", "Messages"),
+    Entry("pop", f"{_C}.messaging:pop_app", "Take messages from a queue.", "Messages"),
+    Entry("tail", f"{_C}.tail:app", "Print the messages of a queue as they come.", "Messages"),
+    Entry("ack", f"{_C}.messaging:ack_app", "Acknowledge messages that were popped.", "Messages"),
+    Entry("tx", f"{_C}.messaging:tx_app", "Apply acknowledgments and pushes together, or none of them.", "Messages"),
+    Entry("lease", f"{_C}.messaging:lease_app", "Leases of messages that were popped.", "Messages"),
+    Entry("replay", f"{_C}.messaging:replay_app", "Have a group read a queue again from a time on.", "Messages"),
+    Entry("messages", f"{_C}.message:app", "Look at single messages, search and delete them.", "Messages", ("message", "msg")),
+    Entry("dlq", f"{_C}.dlq:app", "Dead letters: list, redrive, edit, export and purge them.", "Messages"),
+    Entry("trace", f"{_C}.trace:app", "Traces that consumers leave on messages.", "Messages", ("traces",)),
+    Entry("queue", f"{_C}.queue:app", "Queues: list, describe, configure, clear, delete, export, import.", "Resources", ("queues", "q")),
+    Entry("partition", f"{_C}.queue:partition_app", "Partitions of queues.", "Resources", ("partitions", "p")),
+    Entry("group", f"{_C}.group:app", "Consumer groups: list, lag, seek, delete.", "Resources", ("groups", "cg")),
+    Entry("topic", f"{_C}.topic:app", "Topics: priority queues of items.", "Resources", ("topics",)),
+    Entry("stream", f"{_C}.stream:app", "Streaming queries and their state.", "Resources", ("streams",)),
+    Entry("namespace", f"{_C}.queue:namespace_app", "Namespaces of queues.", "Resources", ("namespaces", "ns")),
+    Entry("task", f"{_C}.queue:task_app", "Tasks of queues.", "Resources", ("tasks",)),
+    Entry("pipeline", "queen.cli.pipeline:pipeline", "Data pipelines on Apache Spark: windows, joins, archives and reports over queues.", "Resources", remote=False),
+    Entry("apply", f"{_T}.manifest:apply_app", "Bring queues, groups, topics and quotas into the state a file describes.", "Resources"),
+    Entry("export", f"{_T}.manifest:export_app", "Write the file that `queen apply` reads.", "Resources"),
+    Entry("maintenance", f"{_C}.system:maintenance_app", "Maintenance modes of pushes and pops.", "Operations", ("maint",)),
+    Entry("config", f"{_C}.config:app", "Contexts: which servers there are.", "Configuration"),
+    Entry("login", f"{_C}.config:login_app", "Log in to the server of a context.", "Configuration"),
+    Entry("logout", f"{_C}.config:logout_app", "Forget the token of a context.", "Configuration"),
+    Entry("completion", f"{_C}.config:completion_app", "Print the completion script of a shell.", "Configuration", remote=False),
+    Entry("docs", f"{_C}.config:docs_app", "Print where the documentation is.", "Configuration", remote=False),
+    Entry("version", f"{_C}.health:version_app", "Print the version of the command and of the server.", "Configuration"),
+)
 
-- The variable `X` may also be given as `X_FILE`, the path of a file that holds the value; use it for secrets.
-- An empty variable counts as unset. It makes a true-or-false setting false.
-- A value that cannot be used stops the start, with a message that names the variable and what was expected.
-- Without `PG_HOST` and `DATABASE_URLS`, Queen runs on an embedded PostgreSQL below `QUEEN_DATA_DIR`.
 
-| Variable | Value | Default | Unit | Meaning |
-|---|---|---|---|---|
-"""
-
-_FOOT = "\nThis page is made from the declarations in `src/queen/settings.py` by `make docs`.\n"
-
-
-def settings_page() -> str:
-    """The text of docs/settings.md."""
-    rows = (
-        f"| `{item.variable}` | {item.kind.name} | {item.default_text} | {item.unit} | {item.meaning} |\n"
-        for item in describe_settings()
-    )
-    return _HEAD + "".join(rows) + _FOOT
-
-
-def settings_table(settings: Settings) -> Table:
-    """Every setting with the value it has now."""
-    table = Table("variable", "value", "unit", "meaning", show_edge=False, pad_edge=False)
-    for item in describe_settings():
-        table.add_row(item.variable, item.show(settings), item.unit, item.meaning.replace("`", ""))
-    return table
+class _Queen(Root):
+    entries = ENTRIES
 
 
 app = typer.Typer(
     name="queen",
+    cls=_Queen,
     help="Queen: a message queue, task queue and stream platform on PostgreSQL.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(shards, name="shards")
-
-app.add_typer(pipeline)
 
 
-def run() -> None:
-    """Run the command line; an error that its user can act on is one message, not a traceback."""
-    try:
-        app()
-    except QueenError as error:
-        print(f"queen: {error}", file=sys.stderr)
-        sys.exit(1)
-
-
-@app.command()
-def serve(
-    port: Annotated[int | None, typer.Option(help="Port of the HTTP server. [PORT, 6632]")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on. [HOST, 0.0.0.0]")] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Worker processes. [NUM_WORKERS, the usable cores, at most 8]")
-    ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Where the embedded PostgreSQL keeps its data. [QUEEN_DATA_DIR]")
-    ] = None,
-    database_url: Annotated[
-        str | None,
-        typer.Option(help="Your PostgreSQL, instead of the embedded one. [DATABASE_URLS, PG_HOST, ...]"),
-    ] = None,
-    log_level: Annotated[str | None, typer.Option(help="trace, debug, info, warn or error. [LOG_LEVEL, info]")] = None,
-    log_encoding: Annotated[str | None, typer.Option(help="text or json. [LOG_ENCODING, text]")] = None,
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    """Start the server, by default on a PostgreSQL of its own.
+    if version:
+        print(f"queen {__version__}")
+        raise typer.Exit
 
-    [bold]Try it[/bold]
 
-      queen serve
-      curl localhost:6632/health
+def tree() -> Any:
+    """The command with everything below it, as typer makes it."""
+    return typer.main.get_command(app)
 
-    [bold]On your own PostgreSQL[/bold]
 
-      queen serve --database-url postgresql://user:password@host/database
-      PG_HOST=host PG_USER=user PG_PASSWORD_FILE=/run/secrets/pg queen serve
+def run(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; an error that its user can act on is one line on stderr, not a traceback."""
+    sys.exit(execute(arguments))
 
-    Each option stands for an environment variable, named behind it with its
-    default; the option wins. All other settings are variables only:
-    [bold]queen settings[/bold] lists them.
 
-    Data stay in the data directory until you delete it. Ctrl-C finishes the
-    requests in progress, then stops the workers and the embedded PostgreSQL;
-    a second Ctrl-C does not wait.
-    """
-    settings = Settings.from_env(
-        os.environ,
-        port=port,
-        host=host,
-        num_workers=workers,
-        queen_data_dir=data_dir,
-        database_urls=database_url,
-        log_level=log_level,
-        log_encoding=log_encoding,
-    )
-    configure_logging(settings.log_level, settings.log_encoding, "queen")
-    for hint in environment_hints(os.environ, [item.variable for item in describe_settings()]):
-        logging.getLogger("queen").warning("%s", hint)
-    span_exporters(os.environ)
-
-    from queen.cli.supervisor import Supervisor
-    from queen.storage.migrate import migrate
-
-    announce = print if settings.log_encoding != "json" else logging.getLogger("queen").info
-    # The supervisor waits for a database that is away, and says so; one attempt of a second is enough here.
-    supervisor = Supervisor(settings, partial(migrate, wait_seconds=1.0), announce)
+def execute(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line, and return its exit code."""
+    # What the client logs is raised as well, and one line is enough.
+    logging.getLogger("queen.client").addHandler(logging.NullHandler())
     try:
-        asyncio.run(supervisor.run())
+        return run_tree(tree(), arguments)
+    except UsageProblem as error:
+        return _fail(1, str(error))
     except QueenError as error:
-        if settings.log_encoding != "json":
-            raise
-        logging.getLogger("queen").critical("%s", error)
-        raise typer.Exit(1) from error
+        from queen.cli.common.exits import NothingFound, explain
+
+        code, text = explain(error)
+        return code if isinstance(error, NothingFound) else _fail(code, text)
+    except typer.Abort:
+        return _fail(1, "stopped")
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has seen enough, as `head` has; Python would complain at its end.
+        sys.stdout = None  # type: ignore[assignment]
+        return 0
 
 
-@app.command()
-def version() -> None:
-    """Print the version of Queen and of Python."""
-    print(f"queen {__version__} (Python {platform.python_version()})")
-
-
-@app.command()
-def settings(
-    markdown: Annotated[bool, typer.Option(help="Print the page docs/settings.md instead.")] = False,
-) -> None:
-    """Show every setting, its meaning and the value it has in this environment."""
-    if markdown:
-        print(settings_page(), end="")
-        return
-    rich.console.Console().print(settings_table(Settings.from_env(os.environ)))
+def _fail(code: int, text: str) -> int:
+    print(f"queen: {text}", file=sys.stderr)
+    return code

@@ -98,6 +98,21 @@ class AdminCalls(Generic[Answer]):
         """A queue with its partitions and their counters."""
         return self._get(_path("/api/v1/resources/queues", name))
 
+    def configure_queue(
+        self, name: str, options: Mapping[str, Any], namespace: str | None = None, task: str | None = None
+    ) -> Answer:
+        """Make a queue, or replace all of its options: those that are absent get their defaults."""
+        body = {"queue": name, "namespace": namespace, "task": task, "options": dict(options)}
+        return self._send("POST", "/api/v1/configure", body)
+
+    def delete_queue(self, name: str) -> Answer:
+        """Remove a queue with everything in it."""
+        return self._send("DELETE", _path("/api/v1/resources/queues", name), None)
+
+    def get_log_positions(self, name: str, at: str | None = None) -> Answer:
+        """The offsets that each partition of a queue holds, and the first that was stored at a time or later."""
+        return self._get(_path("/api/v1/read", name), {"at": at})
+
     def clear_queue(self, name: str, partition: str | None = None) -> Answer:
         """Remove the messages of a queue or of one of its partitions."""
         return self._send("DELETE", _path("/api/v1/queues", name) + "/clear" + _query({"partition": partition}), None)
@@ -125,6 +140,18 @@ class AdminCalls(Generic[Answer]):
     def move_message_to_dlq(self, partition_id: str, transaction_id: str) -> Answer:
         """Make a message a dead letter."""
         return self._send("POST", _path("/api/v1/messages", partition_id, transaction_id, "dlq"), {})
+
+    def list_dead_letters(self, **params: Any) -> Answer:
+        """Dead letters by `queue`, `consumerGroup`, `partition`, `from` and `to`; the latest failure first."""
+        return self._get("/api/v1/dlq", params)
+
+    def retry_dead_letters(self, queue: str, **selection: Any) -> Answer:
+        """Store dead letters of a queue again, by `consumerGroup`, `partition`, `from`, `to`, `transactionIds`, `limit`."""
+        return self._send("POST", "/api/v1/dlq/retry", {"queue": queue, **_given(selection)})
+
+    def purge_dead_letters(self, queue: str, **selection: Any) -> Answer:
+        """Throw dead letters of a queue away, by the same fields."""
+        return self._send("DELETE", "/api/v1/dlq", {"queue": queue, **_given(selection)})
 
     def get_traces_by_name(self, trace_name: str, **params: Any) -> Answer:
         """The traces under a name, over all messages; the oldest first."""
@@ -193,13 +220,51 @@ class AdminCalls(Generic[Answer]):
         path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "seek")
         return self._send("POST", path, dict(options or {}))
 
+    def seek_partition_to_end(self, consumer_group: str, queue_name: str, partition: str) -> Answer:
+        """Have a group skip all there is on one partition."""
+        path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "partitions", partition, "seek")
+        return self._send("POST", path, {})
+
     def health(self) -> Answer:
         """Whether the server and its database are well."""
         return self._get("/health")
 
+    def ready(self) -> Answer:
+        """Whether the server can take requests; raises when it cannot."""
+        return self._get("/readyz")
+
     def metrics(self) -> Answer:
         """The server's metrics as JSON."""
         return self._get("/metrics")
+
+    def prometheus_metrics(self) -> Answer:
+        """The server's metrics as Prometheus reads them."""
+        return self._get("/metrics/prometheus")
+
+    def get_topic_counts(self, namespace: str, topic: str | None = None) -> Answer:
+        """Items of the topics of a namespace by state, and the options of each."""
+        return self._get("/api/v1/topics/counts", {"namespace": namespace, "topic": topic})
+
+    def configure_topic(self, namespace: str, topic: str, options: Mapping[str, Any]) -> Answer:
+        """Set options of a topic; those that are absent stay, null is the default."""
+        body = {"namespace": namespace, "topic": topic, "options": dict(options)}
+        return self._send("POST", "/api/v1/topics/configure", body)
+
+    def get_quotas(self) -> Answer:
+        """The quotas of namespaces."""
+        return self._get("/api/v1/topics/quotas")
+
+    def set_quota(self, namespace: str, per_minute: int | None) -> Answer:
+        """Limit what a namespace may enqueue in a minute; None is what the server's settings say."""
+        return self._send("PUT", "/api/v1/topics/quotas", {"namespace": namespace, "per_minute": per_minute})
+
+    def get_write_modes(self) -> Answer:
+        """The namespaces that are not written `sync`."""
+        return self._get("/api/v1/topics/modes")
+
+    def set_write_mode(self, namespace: str, mode: str | None) -> Answer:
+        """`sync` or `buffered`; None is what the server's settings say."""
+        return self._send("PUT", "/api/v1/topics/modes", {"namespace": namespace, "mode": mode})
 
     def get_maintenance_mode(self) -> Answer:
         """Whether pushes are being spooled."""
@@ -225,6 +290,22 @@ class AdminCalls(Generic[Answer]):
         """What the workers did over time."""
         return self._get("/api/v1/analytics/worker-metrics", params)
 
+    def get_queue_lag(self, **params: Any) -> Answer:
+        """How long messages waited, by queue and minute."""
+        return self._get("/api/v1/analytics/queue-lag", params)
+
+    def get_queue_operations(self, **params: Any) -> Answer:
+        """What was done with each queue over time."""
+        return self._get("/api/v1/analytics/queue-ops", params)
+
+    def get_parked_consumers(self, **params: Any) -> Answer:
+        """How many pops waited, by queue and worker."""
+        return self._get("/api/v1/analytics/queue-parked-replicas", params)
+
+    def get_retention(self, **params: Any) -> Answer:
+        """What retention, expiry and eviction removed over time."""
+        return self._get("/api/v1/analytics/retention", params)
+
     def get_postgres_stats(self) -> Answer:
         """What PostgreSQL tells about itself."""
         return self._get("/api/v1/analytics/postgres-stats")
@@ -235,6 +316,10 @@ class AdminCalls(Generic[Answer]):
 
 def _path(base: str, *parts: str) -> str:
     return "/".join([base, *(quote(part, safe="") for part in parts)])
+
+
+def _given(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if value is not None}
 
 
 def _query(params: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ class Queen:
 
     `strict=True` makes `pop`, `ack`, `renew` and DLQ queries raise what they otherwise only log and answer with
     nothing or `success: False`. `handle_signals=False` leaves SIGINT and SIGTERM alone while consuming.
+    `insecure=True` does not check the certificates of servers.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Queen:
         headers: Mapping[str, str] | None = None,
         strict: bool | None = None,
         handle_signals: bool | None = None,
+        insecure: bool | None = None,
     ) -> None:
         """`config` is a URL, a list of URLs, or a dict of the options that can also be given by name."""
         named = {name: value for name, value in locals().items() if name not in ("self", "config")}

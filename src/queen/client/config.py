@@ -28,6 +28,7 @@ CLIENT_DEFAULTS: Final[dict[str, Any]] = {
     "headers": {},
     "strict": False,
     "handle_signals": True,
+    "insecure": False,
 }
 
 QUEUE_DEFAULTS: Final[dict[str, Any]] = {
@@ -128,6 +129,7 @@ class ClientConfig:
     headers: Mapping[str, str] = field(repr=False)
     strict: bool
     handle_signals: bool
+    insecure: bool
 
 
 def read_config(given: str | Sequence[str] | Mapping[str, Any] | None, named: Mapping[str, Any]) -> ClientConfig:
@@ -161,6 +163,7 @@ def read_config(given: str | Sequence[str] | Mapping[str, Any] | None, named: Ma
         headers=dict(options["headers"] or {}),
         strict=bool(options["strict"]),
         handle_signals=bool(options["handle_signals"]),
+        insecure=bool(options["insecure"]),
     )
 
 

@@ -143,6 +143,7 @@ class HttpClient:
             config.affinity_hash_ring,
             config.health_retry_after_millis / 1000,
         )
+        self.check_certificates = not config.insecure
         self.headers = {"Content-Type": "application/json"}
         if config.bearer_token:
             self.headers["Authorization"] = f"Bearer {config.bearer_token}"
@@ -249,7 +250,7 @@ class HttpClient:
             await self._session.close()
         self._loop = asyncio.get_running_loop()
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, ssl=self.check_certificates),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=self.headers,
             skip_auto_headers=_SKIPPED_HEADERS,

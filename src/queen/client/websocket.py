@@ -98,7 +98,7 @@ class WebSocketTransport:
         failure: RequestError | None = None
         for url in self._http.balancer.order(self._subscription.affinity_key):
             try:
-                link = await _open(url + _PATH, self._http.headers, self._log)
+                link = await _open(url + _PATH, self._http, self._log)
                 await link.subscribe(self._subscription)
             except QueenConnectionError as error:
                 failure = error
@@ -110,12 +110,16 @@ class WebSocketTransport:
         raise failure
 
 
-async def _open(url: str, headers: dict[str, str], log: ClientLog) -> _Link:
-    session = aiohttp.ClientSession(headers=headers, cookie_jar=aiohttp.DummyCookieJar())
+async def _open(url: str, http: HttpClient, log: ClientLog) -> _Link:
+    session = aiohttp.ClientSession(headers=http.headers, cookie_jar=aiohttp.DummyCookieJar())
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
             socket = await session.ws_connect(
-                url, protocols=("queen.v1",), heartbeat=_HEARTBEAT_SECONDS, max_msg_size=0
+                url,
+                protocols=("queen.v1",),
+                heartbeat=_HEARTBEAT_SECONDS,
+                max_msg_size=0,
+                ssl=http.check_certificates,
             )
     except BaseException as error:
         await session.close()

@@ -1,0 +1,1 @@
+"""The commands of `queen`, one module for each resource; `queen.cli.app` loads them when they are called."""

@@ -1,0 +1,148 @@
+"""`queen serve` and `queen settings`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from queen.cli.common.tree import command, group
+from queen.errors import QueenError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from queen.settings import Settings
+
+serve_app = group("Start the server, by default on a PostgreSQL of its own.")
+settings_app = group("Show every setting, its meaning and the value it has here.")
+
+_HEAD = """\
+# Settings
+
+Every setting is an environment variable. `queen serve` also takes the most used ones as options, and an
+option wins over its variable. `queen settings` shows what is in force.
+
+- The variable `X` may also be given as `X_FILE`, the path of a file that holds the value; use it for secrets.
+- An empty variable counts as unset. It makes a true-or-false setting false.
+- A value that cannot be used stops the start, with a message that names the variable and what was expected.
+- Without `PG_HOST` and `DATABASE_URLS`, Queen runs on an embedded PostgreSQL below `QUEEN_DATA_DIR`.
+
+| Variable | Value | Default | Unit | Meaning |
+|---|---|---|---|---|
+"""
+
+_FOOT = "\nThis page is made from the declarations in `src/queen/settings.py` by `make docs`.\n"
+
+
+def settings_page() -> str:
+    """The text of docs/settings.md."""
+    from queen.settings import describe_settings
+
+    rows = (
+        f"| `{item.variable}` | {item.kind.name} | {item.default_text} | {item.unit} | {item.meaning} |\n"
+        for item in describe_settings()
+    )
+    return _HEAD + "".join(rows) + _FOOT
+
+
+def settings_table(settings: Settings) -> Table:
+    """Every setting with the value it has now."""
+    from rich.table import Table
+
+    from queen.settings import describe_settings
+
+    table = Table("variable", "value", "unit", "meaning", show_edge=False, pad_edge=False)
+    for item in describe_settings():
+        table.add_row(item.variable, item.show(settings), item.unit, item.meaning.replace("`", ""))
+    return table
+
+
+@command(
+    serve_app,
+    "serve",
+    example="""
+queen serve
+queen serve --database-url postgresql://user:password@host/database
+PG_HOST=host PG_USER=user PG_PASSWORD_FILE=/run/secrets/pg queen serve
+""",
+)
+def serve(
+    port: Annotated[int | None, typer.Option(help="Port of the HTTP server. [PORT, 6632]")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. [HOST, 0.0.0.0]")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Worker processes. [NUM_WORKERS, the usable cores, at most 8]")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where the embedded PostgreSQL keeps its data. [QUEEN_DATA_DIR]")
+    ] = None,
+    database_url: Annotated[
+        str | None,
+        typer.Option(help="Your PostgreSQL, instead of the embedded one. [DATABASE_URLS, PG_HOST, ...]"),
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="trace, debug, info, warn or error. [LOG_LEVEL, info]")] = None,
+    log_encoding: Annotated[str | None, typer.Option(help="text or json. [LOG_ENCODING, text]")] = None,
+) -> None:
+    """Start the server, by default on a PostgreSQL of its own.
+
+    Each option stands for an environment variable, named behind it with its
+    default; the option wins. All other settings are variables only:
+    [bold]queen settings[/bold] lists them.
+
+    Data stay in the data directory until you delete it. Ctrl-C finishes the
+    requests in progress, then stops the workers and the embedded PostgreSQL;
+    a second Ctrl-C does not wait.
+    """
+    from queen.cli.logs import configure_logging
+    from queen.setting_hints import environment_hints
+    from queen.settings import Settings, describe_settings
+    from queen.telemetry import span_exporters
+
+    settings = Settings.from_env(
+        os.environ,
+        port=port,
+        host=host,
+        num_workers=workers,
+        queen_data_dir=data_dir,
+        database_urls=database_url,
+        log_level=log_level,
+        log_encoding=log_encoding,
+    )
+    configure_logging(settings.log_level, settings.log_encoding, "queen")
+    for hint in environment_hints(os.environ, [item.variable for item in describe_settings()]):
+        logging.getLogger("queen").warning("%s", hint)
+    span_exporters(os.environ)
+
+    from queen.cli.supervisor import Supervisor
+    from queen.storage.migrate import migrate
+
+    announce = print if settings.log_encoding != "json" else logging.getLogger("queen").info
+    # The supervisor waits for a database that is unavailable, and says so; one attempt of a second is enough here.
+    supervisor = Supervisor(settings, partial(migrate, wait_seconds=1.0), announce)
+    try:
+        asyncio.run(supervisor.run())
+    except QueenError as error:
+        if settings.log_encoding != "json":
+            raise
+        logging.getLogger("queen").critical("%s", error)
+        raise typer.Exit(1) from error
+
+
+@command(settings_app, "settings", example="queen settings\nPOP_SAFETY_POLL_MS=500 queen settings")
+def settings(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/settings.md instead.")] = False,
+) -> None:
+    """Show every setting, its meaning and the value it has here."""
+    if markdown:
+        print(settings_page(), end="")
+        return
+    import rich.console
+
+    from queen.settings import Settings
+
+    rich.console.Console().print(settings_table(Settings.from_env(os.environ)))

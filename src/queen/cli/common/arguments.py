@@ -1,0 +1,70 @@
+"""Arguments and options that several commands have, and reading what they name."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import msgspec
+import typer
+
+from queen.cli.common.exits import UserError
+
+QueueName = Annotated[str, typer.Argument(help="The queue.", metavar="QUEUE")]
+Group = Annotated[
+    str | None, typer.Option("--cg", "--group", help="The consumer group; without one, the queue itself.")
+]
+NeededGroup = Annotated[str, typer.Option("--cg", "--group", help="The consumer group.")]
+Partition = Annotated[str | None, typer.Option("--partition", help="Only this partition.")]
+Namespace = Annotated[str | None, typer.Option("--namespace", help="Only of this namespace.")]
+Task = Annotated[str | None, typer.Option("--task", help="Only of this task.")]
+Limit = Annotated[int | None, typer.Option("-n", "--limit", min=1, help="At most so many; all by default.")]
+Offset = Annotated[int, typer.Option("--offset", min=0, help="Leave out so many at the beginning.")]
+Since = Annotated[str | None, typer.Option("--from", help="Only since this time: a date, `2h`, `5m ago` …")]
+Until = Annotated[str | None, typer.Option("--to", help="Only until this time.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+
+QUEUE_MODE = "__QUEUE_MODE__"
+
+
+@contextlib.contextmanager
+def opened(path: Path | None) -> Iterator[TextIO]:
+    """A file for reading, or stdin for none and for `-`."""
+    if path is None or str(path) == "-":
+        yield sys.stdin
+        return
+    try:
+        file = path.open(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    with file:
+        yield file
+
+
+def json_lines(file: TextIO, name: str = "stdin") -> Iterator[tuple[int, Any]]:
+    """The JSON values of a file, one on each line, with the numbers of their lines. Raises `UserError` at a bad one."""
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            yield number, parse_json(line, f"line {number} of {name}")
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """The JSON value of a text; `where` names it in the error."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise UserError(f"{where} is not JSON: {error}") from error
+
+
+def writer(path: Path | None) -> Any:
+    """A file for writing, or stdout for none and for `-`; a context manager."""
+    if path is None or str(path) == "-":
+        return contextlib.nullcontext(sys.stdout)
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from error

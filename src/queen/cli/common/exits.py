@@ -1,0 +1,72 @@
+"""Exit codes, and the errors that end a command with one of them and one line on stderr."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from queen.errors import QueenError
+
+OK: Final = 0
+USER: Final = 1
+SERVER: Final = 2
+AUTH: Final = 3
+EMPTY: Final = 4
+
+
+class CommandFailed(QueenError):
+    """A command ends with `code`; the text says what was wrong and what to do next."""
+
+    code = USER
+
+
+class UserError(CommandFailed):
+    """An argument, a file or the configuration is wrong."""
+
+
+class ServerFailed(CommandFailed):
+    """The server cannot be reached, or did not do what it was asked."""
+
+    code = SERVER
+
+
+class AuthFailed(CommandFailed):
+    """The token is missing, wrong, or not allowed to do this."""
+
+    code = AUTH
+
+
+class NothingFound(CommandFailed):
+    """It worked, and there is nothing; no text is printed."""
+
+    code = EMPTY
+
+
+def explain(error: BaseException, server: str | None = None) -> tuple[int, str]:
+    """The exit code of an error, and the line that tells a person about it."""
+    # The client is imported by then, or the error is not one of its own.
+    from queen.client.errors import (
+        AuthError,
+        NotFoundError,
+        OverloadedError,
+        QueenConnectionError,
+        QueenTimeoutError,
+        RequestError,
+    )
+
+    text = " ".join(str(error).split())
+    if isinstance(error, CommandFailed):
+        return error.code, text
+    if isinstance(error, AuthError):
+        step = "log in (queen login) or pass --token" if error.status == 401 else "use a token with a higher role"
+        return AUTH, f"{text}; {step}"
+    if isinstance(error, QueenTimeoutError):
+        return SERVER, f"{server or error.url}: {text}; queen doctor looks for the cause"
+    if isinstance(error, QueenConnectionError):
+        return SERVER, f"cannot reach {server or error.url}: {text}; start it (queen serve), or name another: --server"
+    if isinstance(error, OverloadedError):
+        return SERVER, f"{text}; try again in {error.retry_after or 1:.0f} s, queen doctor looks for the cause"
+    if isinstance(error, NotFoundError):
+        return SERVER, f"{text}; queen queue list and queen topic list show what there is"
+    if isinstance(error, RequestError):
+        return SERVER, text
+    return USER, text
