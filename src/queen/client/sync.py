@@ -101,6 +101,10 @@ class QueenSync:
         """Any request to the HTTP API; see `Queen.request`."""
         return self._background.run(self._queen.request(method, path, body))
 
+    def fetch(self, path: str) -> bytes:
+        """The body of a GET as it comes, for answers that are not JSON."""
+        return self._background.run(self._queen.engine.http.send("GET", path)).body
+
     def close(self) -> None:
         """End the consumers, send what is buffered, close the connections; see `Queen.close`."""
         if self._closed:

@@ -146,7 +146,7 @@ def pop(
             }
             messages = popped(queen, queue, partition, parameters)
             for message in messages:
-                session.out.line({key: message[key] for key in _SHOWN if message.get(key) is not None or key == "data"})
+                session.out.line({key: message[key] for key in _SHOWN if message.get(key) not in (None, "") or key == "data"})
             taken += len(messages)
             if not messages:
                 break

@@ -1,0 +1,291 @@
+"""`queen config`, `login`, `logout`, `completion` and `docs`: which servers there are, and how to get at them."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+import urllib.error
+import urllib.request
+import webbrowser
+from http.cookies import SimpleCookie
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from queen.cli.common.contexts import forget_token, store_token
+from queen.cli.common.exits import AuthFailed, ServerFailed, UserError
+from queen.cli.common.output import Column
+from queen.cli.common.session import DEFAULT_SERVER, Session
+from queen.cli.common.tree import command, group
+
+app = group("Contexts: which servers there are.")
+login_app = group("Log in to the server of a context.")
+logout_app = group("Forget the token of a context.")
+completion_app = group("Print the completion script of a shell.")
+docs_app = group("Print where the documentation is.")
+
+ContextName = Annotated[str, typer.Argument(help="The context.", metavar="NAME")]
+
+SHELLS = ("bash", "zsh", "fish", "powershell")
+_CONTEXTS = (
+    Column("CURRENT", lambda row: "*" if row["current"] else ""),
+    Column("NAME", "name"),
+    Column("SERVER", "server"),
+    Column("AUTH", "auth"),
+    Column("INSECURE", "insecure", wide=True),
+)
+_TOPICS = {
+    "cli": "docs/cli.md",
+    "http": "docs/http-api.md",
+    "settings": "docs/settings.md",
+    "topics": "docs/topics.md",
+    "streams": "docs/streams.md",
+    "shards": "docs/shards.md",
+    "monitoring": "docs/monitoring.md",
+    "pipelines": "docs/pipelines.md",
+    "failover": "docs/failover.md",
+    "retention": "docs/retention.md",
+}
+_LOGIN_SECONDS = 30.0
+
+
+@command(app, "view", example="queen config view")
+def view(ctx: typer.Context) -> None:
+    """Print the configuration; tokens are not shown."""
+    session = Session.of(ctx)
+    contexts = session.contexts
+    session.out.value({"current-context": contexts.current, "contexts": [_hidden(entry) for entry in contexts.entries]})
+
+
+@command(app, "current-context", example="queen config current-context")
+def current_context(ctx: typer.Context) -> None:
+    """Print the name of the context in use."""
+    session = Session.of(ctx)
+    if session.contexts.current is None:
+        raise UserError("no context is in use; queen config use-context NAME chooses one")
+    session.out.text(session.contexts.current)
+
+
+@command(app, "get-contexts", aliases=("list",), example="queen config get-contexts -o wide")
+def get_contexts(ctx: typer.Context) -> None:
+    """List the contexts."""
+    session = Session.of(ctx)
+    rows = [
+        {
+            "current": entry["name"] == session.contexts.current,
+            "name": entry["name"],
+            "server": entry.get("server"),
+            "auth": str(entry.get("token-ref") or "").partition(":")[0] or None,
+            "insecure": bool(entry.get("insecure")),
+        }
+        for entry in session.contexts.entries
+    ]
+    session.out.rows(rows, _CONTEXTS)
+
+
+@command(
+    app,
+    "set-context",
+    example="""
+queen config set-context local --server http://localhost:6632
+queen config set-context production --server https://queen.example --token-ref env
+""",
+)
+def set_context(
+    ctx: typer.Context,
+    name: ContextName,
+    server: Annotated[str | None, typer.Option("--server", help="URL of the server.")] = None,
+    token: Annotated[str | None, typer.Option("--token", help="A token to keep.")] = None,
+    token_ref: Annotated[
+        str | None, typer.Option("--token-ref", help="env, keychain://id, file:///path or literal:token.")
+    ] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure/--secure", help="Whether the server's certificate goes unchecked.")
+    ] = None,
+    no_keychain: Annotated[bool, typer.Option("--no-keychain", help="Keep the token in the file.")] = False,
+) -> None:
+    """Make a context, or change what is named of one."""
+    session = Session.of(ctx)
+    if token is not None and token_ref is not None:
+        raise UserError("--token and --token-ref exclude each other")
+    if server is not None and not server.startswith(("http://", "https://")):
+        raise UserError(f"the server {server!r} must begin with http:// or https://")
+    contexts = session.contexts
+    if token is not None:
+        token_ref = store_token(name, token, keychain=not no_keychain)
+    contexts.set(name, server=server, token_ref=token_ref, insecure=insecure)
+    contexts.save()
+    session.out.said(f'context "{name}" set')
+
+
+@command(app, "use-context", aliases=("use",), example="queen config use-context production")
+def use_context(ctx: typer.Context, name: ContextName) -> None:
+    """Choose the context that commands use."""
+    session = Session.of(ctx)
+    session.contexts.get(name)
+    session.contexts.current = name
+    session.contexts.save()
+    session.out.said(f'switched to context "{name}"')
+
+
+@command(app, "delete-context", aliases=("delete", "rm"), example="queen config delete-context production")
+def delete_context(ctx: typer.Context, name: ContextName) -> None:
+    """Delete a context and its token."""
+    session = Session.of(ctx)
+    forget_token(session.contexts.get(name).get("token-ref"))
+    session.contexts.delete(name)
+    session.contexts.save()
+    session.out.said(f'deleted context "{name}"')
+
+
+@command(
+    login_app,
+    "login",
+    example="""
+queen login --method token --token "$JWT"
+queen login --method password -u ada --context production
+""",
+)
+def login(
+    ctx: typer.Context,
+    method: Annotated[str, typer.Option("--method", help="token, password or google.")] = "token",
+    user: Annotated[str | None, typer.Option("-u", "--user", help="Name to log in with.")] = None,
+    password: Annotated[str | None, typer.Option("--password", help="Password; asked for when absent.")] = None,
+    token: Annotated[str | None, typer.Option("--token", help="The token; asked for when absent.")] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address instead of opening it.")] = False,
+    no_keychain: Annotated[bool, typer.Option("--no-keychain", help="Keep the token in the file.")] = False,
+) -> None:
+    """Log in to the server of a context, and keep the token with it.
+
+    Exit code 3 when the login is refused.
+    """
+    session = Session.of(ctx)
+    name, url = _login_target(session)
+    if method == "token":
+        found = token or _ask("Token")
+    elif method == "password":
+        found = _password_login(session, url, user or input("User: "), password or _ask("Password"))
+    elif method == "google":
+        address = f"{url}/api/auth/google"
+        if no_browser or not webbrowser.open(address):
+            session.out.note(f"log in at {address}")
+        found = token or _ask("Token")
+    else:
+        raise UserError(f"--method is token, password or google, not {method!r}")
+    if not found.strip():
+        raise AuthFailed("no token was given")
+    contexts = session.contexts
+    contexts.set(name, server=url, token_ref=store_token(name, found.strip(), keychain=not no_keychain))
+    if contexts.current is None:
+        contexts.current = name
+    contexts.save()
+    session.out.said(f'logged in to {url} (context "{name}")')
+
+
+@command(logout_app, "logout", example="queen logout\nqueen logout --context production")
+def logout(ctx: typer.Context) -> None:
+    """Forget the token of a context."""
+    session = Session.of(ctx)
+    name, _ = _login_target(session)
+    entry = session.contexts.get(name)
+    forget_token(entry.pop("token-ref", None))
+    session.contexts.save()
+    session.out.said(f'logged out (context "{name}")')
+
+
+@command(
+    completion_app,
+    "completion",
+    example="""
+queen completion bash > ~/.local/share/bash-completion/completions/queen
+queen completion zsh > ~/.zfunc/_queen
+queen completion fish > ~/.config/fish/completions/queen.fish
+""",
+)
+def completion(shell: Annotated[str, typer.Argument(help="bash, zsh, fish or powershell.")]) -> None:
+    """Print the completion script of a shell."""
+    if shell not in SHELLS:
+        raise UserError(f"there is completion for {', '.join(SHELLS)}, not for {shell!r}")
+    from typer.completion import get_completion_script
+
+    print(get_completion_script(prog_name="queen", complete_var="_QUEEN_COMPLETE", shell=shell))
+
+
+@command(docs_app, "docs", example="queen docs\nqueen docs --topic cli --open")
+def docs(
+    open_: Annotated[bool, typer.Option("--open", help="Open the API documentation of the server in a browser.")] = False,
+    topic: Annotated[str | None, typer.Option("--topic", help=", ".join(_TOPICS))] = None,
+) -> None:
+    """Print where the documentation is."""
+    if topic is not None and topic not in _TOPICS:
+        raise UserError(f"there are pages about {', '.join(_TOPICS)}, not about {topic!r}")
+    server = os.environ.get("QUEEN_SERVER") or DEFAULT_SERVER
+    for name in [topic] if topic else _TOPICS:
+        print(f"{name}: {_TOPICS[name]}")
+    print(f"HTTP API: {server}/docs")
+    if open_:
+        webbrowser.open(f"{server}/docs")
+
+
+def _login_target(session: Session) -> tuple[str, str]:
+    server = session.server
+    return server.context or "default", server.url
+
+
+def _password_login(session: Session, url: str, user: str, password: str) -> str:
+    """The token that the proxy gives for a name and a password; it comes as a cookie."""
+    body = msgspec.json.encode({"username": user, "password": password})
+    request = urllib.request.Request(f"{url}/api/login", body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=_LOGIN_SECONDS, context=_tls(session)) as answer:
+            cookies = SimpleCookie()
+            for header in answer.headers.get_all("Set-Cookie", []):
+                cookies.load(header)
+            decoded = _object(answer.read())
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            raise AuthFailed(f"{url} refuses the login of {user}; check the name and the password") from error
+        raise ServerFailed(f"{url}/api/login answered {error.code}; is it the proxy, which knows users?") from error
+    except OSError as error:
+        raise ServerFailed(f"cannot reach {url}: {error}") from error
+    if "token" in cookies:
+        return cookies["token"].value
+    if isinstance(decoded.get("token"), str):
+        return str(decoded["token"])
+    raise ServerFailed(f"{url}/api/login gave no token; is it the proxy, which knows users?")
+
+
+def _tls(session: Session) -> Any:
+    import ssl
+
+    context = ssl.create_default_context()
+    if session.server.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        decoded = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return {}
+    return decoded if isinstance(decoded, dict) else {}
+
+
+def _ask(what: str) -> str:
+    """Something secret from the person at the terminal, or a line of stdin."""
+    if sys.stdin.isatty():
+        return getpass.getpass(f"{what}: ")
+    return sys.stdin.readline().strip()
+
+
+def _hidden(entry: dict[str, Any]) -> dict[str, Any]:
+    reference = str(entry.get("token-ref") or "")
+    if not reference or reference == "env" or reference.startswith(("keychain://", "file://")):
+        return entry
+    return {**entry, "token-ref": "literal:***"}
+
+

@@ -1,0 +1,120 @@
+"""`queen group`: consumer groups."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from queen.cli.commands.health import LAG_COLUMNS, print_lag
+from queen.cli.commands.messaging import seek_group
+from queen.cli.common.arguments import DryRun, QueueName, Yes
+from queen.cli.common.exits import NothingFound, ServerFailed
+from queen.cli.common.output import Column
+from queen.cli.common.session import Session, check_answer
+from queen.cli.common.times import age, iso, parse_time
+from queen.cli.common.tree import command, group
+
+app = group("Consumer groups: list, lag, seek, delete.")
+
+GroupName = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP")]
+
+_PARTITIONS = (
+    Column("QUEUE", "queue"),
+    Column("PARTITION", "partition"),
+    Column("LAG", "offsetLag", right=True),
+    Column("TIME", lambda row: age(row["timeLagSeconds"]), right=True),
+    Column("CONSUMED", "totalConsumed", right=True),
+    Column("LEASED", "leaseActive"),
+    Column("LAST", "lastConsumedAt", wide=True),
+    Column("WORKER", "workerId", wide=True),
+)
+
+
+@command(app, "list", aliases=("ls",), example="queen group list\nqueen group list --queue orders -o wide")
+def list_groups(
+    ctx: typer.Context, queue: Annotated[str | None, typer.Option("--queue", help="Only on this queue.")] = None
+) -> None:
+    """List consumer groups, one row for each queue they read."""
+    session = Session.of(ctx)
+    rows = session.admin.list_consumer_groups() or []
+    session.out.rows([row for row in rows if queue in (None, row["queueName"])], LAG_COLUMNS, rows)
+
+
+@command(app, "describe", aliases=("get", "show"), example="queen group describe billing")
+def describe(ctx: typer.Context, name: GroupName) -> None:
+    """Show where a group is, partition by partition."""
+    session = Session.of(ctx)
+    answer = session.admin.get_consumer_group(name) or {}
+    if not answer:
+        raise ServerFailed(f"no consumer group {name!r}; queen group list shows what there is")
+    rows = [{"queue": queue, **one} for queue, found in sorted(answer.items()) for one in found["partitions"]]
+    if session.out.given in ("table", "wide", "csv") or (session.out.given is None and session.out.terminal):
+        session.out.rows(rows, _PARTITIONS, answer)
+    else:
+        session.out.value(answer)
+
+
+@command(app, "lag", example="queen group lag\nqueen group lag billing --min-seconds 60")
+def lag(
+    ctx: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="Only this group.", metavar="GROUP")] = None,
+    min_seconds: Annotated[
+        int | None, typer.Option("--min-seconds", min=0, help="Only partitions behind by more than this.")
+    ] = None,
+) -> None:
+    """Show how far groups are behind."""
+    print_lag(Session.of(ctx), min_seconds, name)
+
+
+@command(app, "seek", example="queen group seek billing orders --to '1h ago'\nqueen group seek billing orders --to end --dry-run")
+def seek(
+    ctx: typer.Context,
+    name: GroupName,
+    queue: QueueName,
+    to: Annotated[str, typer.Option("--to", help="A time, beginning, or end.")],
+    dry_run: DryRun = False,
+) -> None:
+    """Move a group on a queue; its leases end."""
+    seek_group(Session.of(ctx), name, queue, to, dry_run, "seek")
+
+
+@command(app, "subscribe", example="queen group subscribe billing --from '1d ago'")
+def subscribe(
+    ctx: typer.Context, name: GroupName, since: Annotated[str, typer.Option("--from", help="A time.")]
+) -> None:
+    """Change when a group begins on partitions that it has not consumed from."""
+    session = Session.of(ctx)
+    answer = check_answer(session.admin.update_consumer_group_timestamp(name, iso(parse_time(since))))
+    session.out.said(f"subscribed cg={name} from={answer['newTimestamp']} rows={answer['rowsUpdated']}", answer)
+
+
+@command(app, "delete", aliases=("rm",), example="queen group delete billing --yes\nqueen group delete billing --queue orders --yes")
+def delete(
+    ctx: typer.Context,
+    name: GroupName,
+    queue: Annotated[str | None, typer.Option("--queue", help="Only on this queue.")] = None,
+    metadata: Annotated[bool, typer.Option("--metadata", help="Forget where it began as well.")] = False,
+    yes: Yes = False,
+) -> None:
+    """Forget where a group is; the next pop of it begins as that of a new one."""
+    session = Session.of(ctx)
+    session.confirm(yes, f"forgetting where group {name} is" + (f" on {queue}" if queue else ""))
+    answer: Any = (
+        session.admin.delete_consumer_group(name, metadata)
+        if queue is None
+        else session.admin.delete_consumer_group_for_queue(name, queue, metadata)
+    )
+    check_answer(answer)
+    session.out.said(
+        f"deleted cg={name}" + (f" queue={queue}" if queue else "") + f" partitions={answer['deletedPartitions']}", answer
+    )
+    if not answer["deletedPartitions"]:
+        raise NothingFound
+
+
+@command(app, "refresh-stats", example="queen group refresh-stats")
+def refresh_stats(ctx: typer.Context) -> None:
+    """Have the server compute its statistics now."""
+    session = Session.of(ctx)
+    session.out.said("refreshed", check_answer(session.admin.refresh_consumer_stats()))

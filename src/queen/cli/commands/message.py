@@ -1,0 +1,176 @@
+"""`queen messages`: single messages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from queen.cli.commands.trace import MESSAGE_TRACES
+from queen.cli.common.arguments import Offset, Partition, QueueName, Since, Until, Yes
+from queen.cli.common.exits import NothingFound, UserError
+from queen.cli.common.filters import Grep, Where, message_filter
+from queen.cli.common.log import read_log
+from queen.cli.common.output import Column
+from queen.cli.common.session import Session, check_answer
+from queen.cli.common.times import optional_time, parse_time
+from queen.cli.common.tree import command, group
+
+app = group("Look at single messages, search and delete them.")
+
+PartitionId = Annotated[str, typer.Argument(help="The id of the partition, as pop and list print it.", metavar="PARTITION_ID")]
+TransactionId = Annotated[str, typer.Argument(help="The transaction id of the message.", metavar="TRANSACTION_ID")]
+
+_STATUSES = ("pending", "processing", "completed", "dead_letter")
+_LIST = (
+    Column("TX", "transactionId"),
+    Column("QUEUE", "queue"),
+    Column("PARTITION", "partition"),
+    Column("STATUS", "status"),
+    Column("CONSUMED", lambda row: f"{row['busStatus']['consumedBy']}/{row['busStatus']['totalGroups']}"),
+    Column("CREATED", "createdAt"),
+    Column("PARTITIONID", "partitionId", wide=True),
+    Column("PRODUCER", "producerSub", wide=True),
+)
+_FOUND = (
+    Column("TX", "transactionId"),
+    Column("PARTITION", "partition"),
+    Column("OFFSET", "offset", right=True),
+    Column("CREATED", "createdAt"),
+    Column("DATA", "data"),
+    Column("PARTITIONID", "partitionId", wide=True),
+)
+
+
+@command(
+    app,
+    "list",
+    aliases=("ls",),
+    example="queen messages list --queue orders --status dead_letter\nqueen messages list --queue orders --from '1h ago' -o wide",
+)
+def list_messages(
+    ctx: typer.Context,
+    queue: Annotated[str | None, typer.Option("--queue", help="Only of this queue.")] = None,
+    partition: Partition = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", help="Only of this namespace.")] = None,
+    task: Annotated[str | None, typer.Option("--task", help="Only of this task.")] = None,
+    status: Annotated[str | None, typer.Option("--status", help=", ".join(_STATUSES))] = None,
+    cg: Annotated[str | None, typer.Option("--cg", "--group", help="The status as this group sees it.")] = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="At most so many.")] = 100,
+    offset: Offset = 0,
+) -> None:
+    """List messages, the newest first, without their data."""
+    if status is not None and status not in _STATUSES:
+        raise UserError(f"--status is {', '.join(_STATUSES)}, not {status!r}")
+    session = Session.of(ctx)
+    asked: dict[str, Any] = {
+        "queue": queue,
+        "partition": partition,
+        "ns": namespace,
+        "task": task,
+        "status": status if cg is None else None,
+        "from": optional_time(since) or "1970-01-01T00:00:00Z",
+        "to": optional_time(until),
+    }
+    rows: list[dict[str, Any]] = []
+    for row in session.pages(
+        lambda limit, offset: session.admin.list_messages(**asked, limit=limit, offset=offset), "messages", offset + limit
+    ):
+        rows.append(row)
+    rows = rows[offset:]
+    if cg is not None:
+        rows = [{**row, "status": _status_for(session, row, cg)} for row in rows]
+        rows = [row for row in rows if status in (None, row["status"])]
+    session.out.rows(rows, _LIST)
+
+
+def _status_for(session: Session, row: dict[str, Any], cg: str) -> str:
+    if row["status"] == "dead_letter":
+        return "dead_letter"
+    seen = session.admin.get_message(row["partitionId"], row["transactionId"])["consumerGroups"]
+    found = next((one for one in seen if one["name"] == cg), None)
+    if found is None or not found["consumed"]:
+        return "processing" if found is not None and found["leaseExpiresAt"] else "pending"
+    return "completed"
+
+
+@command(
+    app,
+    "search",
+    example="""
+queen messages search orders --where customer.id=42 --from '1d ago'
+queen messages search orders 'timeout' -n 10 -o wide
+queen messages search orders --where 'total>100' --grep 'EUR|USD' -o ndjson
+""",
+)
+def search(
+    ctx: typer.Context,
+    queue: QueueName,
+    text: Annotated[str | None, typer.Argument(help="Text that is somewhere in the data.")] = None,
+    where: Where = None,
+    grep: Grep = None,
+    partition: Partition = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="Stop after so many.")] = 100,
+) -> None:
+    """Search the data of a queue's messages; nothing is consumed.
+
+    Reads the log partition by partition: narrow it down by time or partition where it is long.
+    Exit code 4 when nothing was found.
+    """
+    session = Session.of(ctx)
+    matches = message_filter(where, grep, text)
+    end = None if until is None else parse_time(until)
+    found: list[dict[str, Any]] = []
+    with session.out.progress(f"searching {queue}") as bar:
+        for message in read_log(session, queue, partition, optional_time(since), end):
+            bar.advance()
+            if matches(message):
+                found.append(message)
+                if len(found) == limit:
+                    break
+    if not found:
+        raise NothingFound
+    session.out.rows(found, _FOUND)
+
+
+@command(app, "get", aliases=("describe", "show"), example="queen messages get 51756565-0000-8000-8000-000000000002 t-1")
+def get(ctx: typer.Context, partition_id: PartitionId, transaction_id: TransactionId) -> None:
+    """Show everything about a message: data, status, and where each group is with it."""
+    session = Session.of(ctx)
+    session.out.value(check_answer(session.admin.get_message(partition_id, transaction_id)))
+
+
+@command(app, "delete", aliases=("rm",), example="queen messages delete 51756565-0000-8000-8000-000000000002 t-1 --yes")
+def delete(ctx: typer.Context, partition_id: PartitionId, transaction_id: TransactionId, yes: Yes = False) -> None:
+    """Delete a message, its dead letters and its traces."""
+    session = Session.of(ctx)
+    session.confirm(yes, f"deleting message {transaction_id}")
+    session.out.said("deleted", check_answer(session.admin.delete_message(partition_id, transaction_id)))
+
+
+@command(app, "retry", example="queen messages retry 51756565-0000-8000-8000-000000000002 t-1")
+def retry(ctx: typer.Context, partition_id: PartitionId, transaction_id: TransactionId) -> None:
+    """Store a copy of a message at the tail of its partition; its dead letters are removed."""
+    session = Session.of(ctx)
+    answer = check_answer(session.admin.retry_message(partition_id, transaction_id))
+    session.out.said(f"retried {transaction_id} as {answer['newTransactionId']}", answer)
+
+
+@command(app, "dlq", example="queen messages dlq 51756565-0000-8000-8000-000000000002 t-1")
+def dead_letter(ctx: typer.Context, partition_id: PartitionId, transaction_id: TransactionId) -> None:
+    """Make a message a dead letter."""
+    session = Session.of(ctx)
+    answer = check_answer(session.admin.move_message_to_dlq(partition_id, transaction_id))
+    session.out.said(f"dead-lettered {transaction_id}", answer)
+
+
+@command(app, "traces", example="queen messages traces 51756565-0000-8000-8000-000000000002 t-1")
+def traces(ctx: typer.Context, partition_id: PartitionId, transaction_id: TransactionId) -> None:
+    """Show the traces of a message, the oldest first."""
+    session = Session.of(ctx)
+    answer = session.admin.get_traces_for_message(partition_id, transaction_id)
+    session.out.rows(answer["traces"], MESSAGE_TRACES, answer)

@@ -1,0 +1,86 @@
+"""`queen stream`: streaming queries and the state that they keep on the server."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from queen.cli.common.arguments import QueueName
+from queen.cli.common.exits import ServerFailed
+from queen.cli.common.log import positions
+from queen.cli.common.output import Column
+from queen.cli.common.session import Session, check_answer
+from queen.cli.common.times import parse_time
+from queen.cli.common.tree import command, group
+
+app = group("Streaming queries and their state.")
+
+QueryId = Annotated[str, typer.Argument(help="The id of the query, as register prints it.", metavar="QUERY_ID")]
+
+_STATE = (
+    Column("KEY", "key"),
+    Column("VALUE", "value"),
+    Column("UPDATED", "updated_at"),
+    Column("PARTITION", "partition", wide=True),
+)
+
+
+@command(
+    app,
+    "register",
+    example="""
+queen stream register hourly-totals --source orders --hash v1
+queen stream register hourly-totals --source orders --sink totals --hash v2 --reset
+""",
+)
+def register(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="The lasting name of the query.")],
+    source: Annotated[str, typer.Option("--source", help="The queue that it reads.")],
+    config_hash: Annotated[str, typer.Option("--hash", help="Fingerprint of its operators.")],
+    sink: Annotated[str | None, typer.Option("--sink", help="The queue that it writes.")] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Drop the state if the fingerprint is another.")] = False,
+) -> None:
+    """Register a query, or find the id of one: its fingerprint must be the same as before, or --reset drops its state."""
+    from queen.client.errors import ConflictError
+
+    session = Session.of(ctx)
+    body = {"name": name, "source_queue": source, "sink_queue": sink, "config_hash": config_hash, "reset": reset}
+    try:
+        answer = check_answer(session.queen.request("POST", "/streams/v1/queries", body))
+    except ConflictError as error:
+        raise ServerFailed(f"{error}; pass its own --hash, or --reset to drop its state") from error
+    kind = "registered" if answer["fresh"] else "reset" if answer["reset"] else "found"
+    session.out.said(f"{kind} {name} {answer['query_id']}", answer)
+
+
+@command(
+    app,
+    "state",
+    example="""
+queen stream state 5b7d0c1e-2f57-4a6e-9d0e-0a4c6a1c9f11 orders
+queen stream state 5b7d0c1e-2f57-4a6e-9d0e-0a4c6a1c9f11 orders --partition p1 --prefix window: -o wide
+""",
+)
+def state(
+    ctx: typer.Context,
+    query_id: QueryId,
+    queue: QueueName,
+    partition: Annotated[str | None, typer.Option("--partition", help="Only of this partition.")] = None,
+    key: Annotated[list[str] | None, typer.Option("--key", help="Only this key; may be repeated.")] = None,
+    prefix: Annotated[str | None, typer.Option("--prefix", help="Only keys that begin so.")] = None,
+    ripe: Annotated[str | None, typer.Option("--ripe", help="Only windows that end at this time or before.")] = None,
+) -> None:
+    """Show the state that a query keeps for the partitions of its source queue."""
+    session = Session.of(ctx)
+    rows: list[dict[str, Any]] = []
+    for place in positions(session, queue, partition):
+        body: dict[str, Any] = {"query_id": query_id, "partition_id": place["partitionId"], "keys": key or []}
+        if prefix is not None:
+            body["key_prefix"] = prefix
+        if ripe is not None:
+            body["ripe_at_or_before"] = parse_time(ripe).timestamp() * 1000
+        answer = check_answer(session.queen.request("POST", "/streams/v1/state/get", body))
+        rows += [{**row, "partition": place["partition"]} for row in answer["rows"]]
+    session.out.rows(rows, _STATE)
