@@ -335,7 +335,8 @@ def list_quotas(ctx: typer.Context) -> None:
     """List the quotas of namespaces."""
     session = Session.of(ctx)
     answer = session.admin.get_quotas()
-    session.out.rows(answer, (Column("NAMESPACE", "namespace"), Column("PER-MINUTE", "per_minute", right=True)), answer)
+    rows = [{"namespace": namespace, "per_minute": per_minute} for namespace, per_minute in sorted(answer.items())]
+    session.out.rows(rows, (Column("NAMESPACE", "namespace"), Column("PER-MINUTE", "per_minute", right=True)), answer)
 
 
 @command(quota_app, "set", example="queen topic quota set payments 5000")
@@ -362,7 +363,8 @@ def list_modes(ctx: typer.Context) -> None:
     """List the write modes of namespaces."""
     session = Session.of(ctx)
     answer = session.admin.get_write_modes()
-    session.out.rows(answer, (Column("NAMESPACE", "namespace"), Column("MODE", "mode")), answer)
+    rows = [{"namespace": namespace, "mode": mode} for namespace, mode in sorted(answer.items())]
+    session.out.rows(rows, (Column("NAMESPACE", "namespace"), Column("MODE", "mode")), answer)
 
 
 @command(mode_app, "set", example="queen topic mode set payments buffered")

@@ -1,0 +1,186 @@
+"""`queen tail`: the messages of a queue as they come."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+
+from queen.cli.commands.messaging import popped
+from queen.cli.common.arguments import QueueName
+from queen.cli.common.exits import NothingFound, UserError
+from queen.cli.common.filters import Grep, Matches, Where, message_filter
+from queen.cli.common.output import Output
+from queen.cli.common.session import Session
+from queen.cli.common.times import iso, parse_duration, parse_time
+from queen.cli.common.tree import command, group
+
+app = group("Print the messages of a queue as they come.")
+
+_BATCH: Final = 100
+_STYLES: Final = ("cyan", "green", "yellow")
+
+
+@command(
+    app,
+    "tail",
+    example="""
+queen tail orders
+queen tail orders -f --from new --where status=failed
+queen tail orders -f --since '10m ago' --grep EUR --no-color
+""",
+)
+def tail(
+    ctx: typer.Context,
+    queue: QueueName,
+    cg: Annotated[str, typer.Option("--cg", "--group", help="The group that remembers how far it was read.")] = "queenctl-tail",
+    partition: Annotated[str | None, typer.Option("--partition", help="Only this partition.")] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for more, until Ctrl-C.")] = False,
+    limit: Annotated[int | None, typer.Option("-n", "--limit", min=1, help="Stop after so many.")] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, max=10_000, help="How many to take with one request.")] = _BATCH,
+    max_partitions: Annotated[int, typer.Option("--max-partitions", min=1, help="Partitions of one request.")] = 10,
+    auto_ack: Annotated[bool, typer.Option("--auto-ack", help="Delivered is done; else what was printed is.")] = False,
+    start: Annotated[str | None, typer.Option("--from", help="Where a new group begins: all or new.")] = None,
+    since: Annotated[str | None, typer.Option("--since", help="Where a new group begins: a time.")] = None,
+    idle_millis: Annotated[int | None, typer.Option("--idle-millis", min=1, help="Stop when nothing came for so long.")] = None,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, max=64, help="Requests at the same time.")] = 1,
+    timeout: Annotated[str, typer.Option("--timeout", help="How long one request waits for messages.")] = "10s",
+    where: Where = None,
+    grep: Grep = None,
+) -> None:
+    """Print the messages of a queue as they come.
+
+    A line of JSON for each; on a terminal in colours, unless an output format is named. The group
+    remembers how far it was read: the next tail goes on there. Other groups do not notice.
+    """
+    if start not in (None, "all", "new", "new-only"):
+        raise UserError(f"--from is all or new, not {start!r}; --since takes a time")
+    session = Session.of(ctx)
+    seconds = parse_duration(timeout)
+    parameters = {
+        "batch": batch,
+        "consumerGroup": cg,
+        "partitions": max_partitions,
+        "autoAck": str(auto_ack).lower(),
+        "subscriptionMode": start,
+        "subscriptionFrom": None if since is None else iso(parse_time(since)),
+    }
+    reader = _Tail(session, queue, partition, parameters, message_filter(where, grep), limit, cg, seconds)
+    if not follow:
+        reader.take(wait=False)
+    else:
+        threads = [
+            threading.Thread(target=reader.follow, args=(idle_millis,), daemon=True) for _ in range(concurrency)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                # A join without a limit could not be interrupted by Ctrl-C everywhere.
+                while thread.is_alive():
+                    thread.join(0.2)
+        except KeyboardInterrupt:
+            reader.ended.set()
+            return
+        if reader.failure is not None:
+            raise reader.failure
+    if not reader.taken:
+        raise NothingFound
+
+
+class _Tail:
+    """Takes messages, prints those that are meant, and acknowledges all of them."""
+
+    def __init__(
+        self,
+        session: Session,
+        queue: str,
+        partition: str | None,
+        parameters: Mapping[str, Any],
+        matches: Matches,
+        limit: int | None,
+        cg: str,
+        wait_seconds: float,
+    ) -> None:
+        self._queen = session.connect(int(wait_seconds * 1000) + 5000)
+        self._out = session.out
+        self._queue = queue
+        self._partition = partition
+        self._parameters = parameters
+        self._matches = matches
+        self._limit = limit
+        self._cg = cg
+        self._wait_millis = int(wait_seconds * 1000)
+        self._lock = threading.Lock()
+        self.ended = threading.Event()
+        self.failure: Exception | None = None
+        self.taken = 0
+        self._printed = 0
+
+    def follow(self, idle_millis: int | None) -> None:
+        """Until the limit is reached, nothing comes any more, or somebody says so."""
+        last = time.monotonic()
+        try:
+            while not self.ended.is_set():
+                if self.take(wait=True, idle_millis=idle_millis):
+                    last = time.monotonic()
+                elif idle_millis is not None and (time.monotonic() - last) * 1000 >= idle_millis:
+                    return
+        except Exception as error:
+            self.failure = error
+            self.ended.set()
+
+    def take(self, *, wait: bool, idle_millis: int | None = None) -> int:
+        """One request; how many messages came."""
+        millis = min(self._wait_millis, idle_millis or self._wait_millis)
+        asked = {**self._parameters, "wait": str(wait).lower(), "timeout": millis}
+        messages = popped(self._queen, self._queue, self._partition, asked)
+        leased = [message for message in messages if message.get("leaseId")]
+        with self._lock:
+            done = self._print(messages)
+            self.taken += len(messages)
+        if leased:
+            # What was not printed because of the limit is delivered again to the next tail.
+            acked = [self._ack(message) for message in messages[:done]]
+            if acked:
+                self._queen.request("POST", "/api/v1/ack/batch", {"acknowledgments": acked, "consumerGroup": self._cg})
+        return len(messages)
+
+    def _print(self, messages: list[dict[str, Any]]) -> int:
+        for number, message in enumerate(messages):
+            if self._limit is not None and self._printed >= self._limit:
+                self.ended.set()
+                return number
+            if self._matches(message):
+                show(self._out, message)
+                self._printed += 1
+        if self._limit is not None and self._printed >= self._limit:
+            self.ended.set()
+        return len(messages)
+
+    @staticmethod
+    def _ack(message: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: message[name] for name in ("transactionId", "partitionId", "leaseId")} | {"status": "completed"}
+
+
+def show(out: Output, message: Mapping[str, Any]) -> None:
+    """A message on one line: JSON, or for a person at a terminal its time, place and data in colours."""
+    if out.given is not None or not (out.terminal or out.color):
+        out.line({name: value for name, value in message.items() if value not in (None, "") or name == "data"})
+        return
+    # The same partition has the same colour, whatever the order in which partitions turn up.
+    style = _STYLES[sum(str(message["partition"]).encode()) % len(_STYLES)]
+    out.text(
+        " ".join(
+            (
+                out.styled(str(message["createdAt"]), "dim"),
+                out.styled(f"{message['queue']}/{message['partition']}", style),
+                out.styled(str(message["transactionId"]), "dim"),
+                msgspec.json.encode(message["data"]).decode(),
+            )
+        )
+    )
