@@ -1,0 +1,110 @@
+"""The databases behind a server, for commands that work beside it: as its settings say, or as options do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from queen.cli.common.exits import UserError
+
+if TYPE_CHECKING:
+    from queen.settings import Settings
+
+DatabaseUrl = Annotated[
+    str | None, typer.Option("--database-url", help="The database, as a URL. [DATABASE_URLS, PG_HOST, ...]")
+]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The data directory of the server. [QUEEN_DATA_DIR]")]
+
+_VERSION = re.compile(r"\(PostgreSQL\) (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Databases:
+    """Connection URLs of the shards in order, and the settings of the server they belong to."""
+
+    dsns: tuple[str, ...]
+    settings: Settings
+    embedded: bool
+
+
+def server_settings(database_url: str | None, data_dir: Path | None) -> Settings:
+    """The settings of this environment, with options in place of variables."""
+    from queen.settings import Settings
+
+    return Settings.from_env(os.environ, database_urls=database_url, queen_data_dir=data_dir)
+
+
+@contextlib.contextmanager
+def open_databases(database_url: str | None, data_dir: Path | None, *, start: bool = True) -> Iterator[Databases]:
+    """The databases of a server, whether it runs or not; an embedded one that is stopped runs for as long as this."""
+    settings = server_settings(database_url, data_dir)
+    if settings.database_dsns:
+        yield Databases(settings.database_dsns, settings, False)
+        return
+    from queen.embedded import EmbeddedPostgres
+    from queen.embedded.postmaster import find_postmaster
+
+    place = settings.queen_data_dir / "postgres"
+    running = find_postmaster(place / "cluster")
+    if running is not None:
+        yield Databases((running.dsn("postgres"),), settings, True)
+        return
+    if not start or not (place / "cluster").exists():
+        raise UserError(
+            f"no database is configured, and there is no embedded one in {place}; pass --database-url or --data-dir"
+        )
+    with EmbeddedPostgres(place) as server:
+        yield Databases((server.dsn(),), settings, True)
+
+
+def find_tool(name: str, least_version: int) -> Path:
+    """A program of PostgreSQL that can work with a server of this version: installed here, or the embedded one's."""
+    candidates = [Path(found)] if (found := shutil.which(name)) else []
+    candidates += sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), reverse=True)
+    with contextlib.suppress(Exception):
+        from queen.embedded.configuration import find_binaries
+
+        candidates.append(find_binaries(18) / name)
+    for candidate in candidates:
+        if candidate.exists() and _version(candidate) >= least_version:
+            return candidate
+    raise UserError(f"there is no {name} of PostgreSQL {least_version} or newer here; install postgresql-client")
+
+
+def _version(tool: Path) -> int:
+    try:
+        told = subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    found = _VERSION.search(told)
+    return int(found[1]) if found else 0
+
+
+async def server_version(dsn: str) -> int:
+    """The major version of a PostgreSQL server. Raises `UserError` when it cannot be reached."""
+    connection = await connected(dsn)
+    try:
+        return int(connection.get_server_version().major)
+    finally:
+        await connection.close()
+
+
+async def connected(dsn: str, **options: Any) -> Any:
+    """A connection, or a `UserError` that names the database."""
+    import asyncpg
+
+    from queen.cli.database import describe_dsn
+
+    try:
+        return await asyncpg.connect(dsn, timeout=10, **options)
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
+        raise UserError(f"PostgreSQL at {describe_dsn(dsn)} cannot be used: {error}; check the URL and that it runs") from error

@@ -1,0 +1,425 @@
+"""`queen doctor`: what is wrong with a deployment, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import shutil
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
+
+import typer
+
+from queen import __version__
+from queen.cli.common.databases import DatabaseUrl, DataDir, connected, server_settings
+from queen.cli.common.exits import SERVER, UserError
+from queen.cli.common.output import Column, Output
+from queen.cli.common.session import Session
+from queen.cli.common.times import age
+from queen.cli.common.tree import command, group
+
+app = group("Check a deployment, and say what to do about what is wrong.")
+
+OK: Final = "ok"
+WARN: Final = "warn"
+FAIL: Final = "fail"
+
+_STYLES: Final = {OK: "green", WARN: "yellow", FAIL: "red"}
+_COLUMNS = (
+    Column("STATUS", "status"),
+    Column("CHECK", "check"),
+    Column("FOUND", "found"),
+    Column("REMEDY", "remedy"),
+)
+_SKEW_SECONDS: Final = 2.0
+_LAG_SECONDS: Final = 300
+_LEASE_SECONDS: Final = 600
+_DEAD_TUPLES: Final = 10_000
+_CERTIFICATE_DAYS: Final = 30
+_DISK_SHARE: Final = 0.10
+_XID_AGE: Final = 1_000_000_000
+_INDEX = re.compile(r"CREATE (?:UNIQUE )?INDEX (?:CONCURRENTLY )?(?:IF NOT EXISTS )?(\w+)", re.IGNORECASE)
+_DROPPED = re.compile(r"DROP INDEX (?:CONCURRENTLY )?(?:IF EXISTS )?(?:queen\.)?(\w+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found."""
+
+    check: str
+    status: str
+    found: str
+    remedy: str = ""
+
+    @property
+    def row(self) -> dict[str, str]:
+        return {"check": self.check, "status": self.status, "found": self.found, "remedy": self.remedy}
+
+
+@command(
+    app,
+    "doctor",
+    example="queen doctor\nqueen doctor --server https://queen.example --database-url postgresql://queen@db/queen -o json",
+)
+def doctor(
+    ctx: typer.Context,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    all_: Annotated[bool, typer.Option("--all", help="Show what is well, too (on a terminal).")] = True,
+) -> None:
+    """Check a deployment, and say what to do about what is wrong.
+
+    Through the server: whether it answers, its version, clock, spool, modes, groups, leases, dead
+    letters and PostgreSQL. Where the settings of the server or --database-url name its database, also
+    PostgreSQL's settings, schema and age; and the disks of this host. Exit code 2 when a check fails.
+    """
+    session = Session.of(ctx)
+    findings = [*_server_checks(session), *_database_checks(database_url, data_dir), *_disk_checks(database_url, data_dir)]
+    shown = [finding for finding in findings if all_ or finding.status != OK]
+    if session.out.given in (None, "table", "wide") and (session.out.given or session.out.terminal):
+        _print(session.out, shown)
+    else:
+        session.out.rows([finding.row for finding in shown], _COLUMNS)
+    failed = sum(finding.status == FAIL for finding in findings)
+    warned = sum(finding.status == WARN for finding in findings)
+    session.out.note(f"{len(findings)} checks: {failed} failed, {warned} warnings")
+    if failed:
+        raise typer.Exit(SERVER)
+
+
+def _print(out: Output, findings: list[Finding]) -> None:
+    for finding in findings:
+        sign = out.styled(f"{finding.status:<4}", _STYLES[finding.status])
+        out.text(f"{sign}  {finding.check:<18}  {finding.found}")
+        if finding.remedy:
+            out.text(f"      {'':<18}  -> {finding.remedy}")
+
+
+def _server_checks(session: Session) -> Iterator[Finding]:
+    from queen.client.errors import AuthError, QueenError
+
+    queen = session.connect(10_000, attempts=1)
+    try:
+        began = time.perf_counter()
+        try:
+            health = queen.admin.health()
+        except QueenError as error:
+            step = "start it (queen serve), or name another: --server"
+            yield Finding("reachable", FAIL, f"{session.server.url}: {error}", step)
+            return
+        millis = (time.perf_counter() - began) * 1000
+        yield Finding("reachable", OK, f"{session.server.url} in {millis:.0f} ms")
+        yield _version(health)
+        for check in (_ready, _clock, _spool, _modes, _groups, _leases, _dead_letters, _postgres):
+            try:
+                yield from check(queen)
+            except AuthError as error:
+                yield Finding(check.__name__.strip("_").replace("_", " "), WARN, str(error), "log in: queen login")
+            except QueenError as error:
+                yield Finding(check.__name__.strip("_").replace("_", " "), FAIL, str(error), "see the log of the server")
+        yield from _certificate(session)
+        yield from _open_to_all(session)
+    finally:
+        queen.close()
+
+
+def _version(health: Mapping[str, Any]) -> Finding:
+    there = str(health.get("version"))
+    if there == __version__:
+        return Finding("version", OK, there)
+    return Finding("version", WARN, f"server {there}, this command {__version__}", "install the same queen-mq on both")
+
+
+def _ready(queen: Any) -> Iterator[Finding]:
+    answer = queen.admin.ready()
+    reasons = "; ".join(answer.get("reasons", []))
+    if answer.get("ready"):
+        yield Finding("ready", OK, f"pushes are {answer.get('pushes')}")
+    else:
+        yield Finding("ready", FAIL, reasons, "see the log of the server")
+
+
+def _clock(queen: Any) -> Iterator[Finding]:
+    before = datetime.now(UTC)
+    told = datetime.fromisoformat(queen.admin.get_overview()["timestamp"])
+    after = datetime.now(UTC)
+    skew = (told - before - (after - before) / 2).total_seconds()
+    if abs(skew) > _SKEW_SECONDS + (after - before).total_seconds():
+        yield Finding("clock", WARN, f"the server is {skew:+.1f} s off this host", "run NTP (chrony) on both hosts")
+    else:
+        yield Finding("clock", OK, f"{skew:+.2f} s from this host")
+
+
+def _spool(queen: Any) -> Iterator[Finding]:
+    stats = queen.admin.get_maintenance_mode()["bufferStats"]
+    if stats["failedCount"]:
+        step = "look into failed/ of FILE_BUFFER_DIR; what is there is tried again at the next start"
+        yield Finding("spool", FAIL, f"{stats['failedCount']} records could not be replayed", step)
+    elif stats["pendingCount"]:
+        step = "PostgreSQL is down or slow, or maintenance is on; it drains by itself"
+        yield Finding("spool", WARN, f"{stats['pendingCount']} records wait on disk", step)
+    else:
+        yield Finding("spool", OK, "empty")
+
+
+def _modes(queen: Any) -> Iterator[Finding]:
+    answer = queen.admin.get_maintenance_mode()
+    on = [name for key, name in (("maintenanceMode", "push"), ("popMaintenanceMode", "pop")) if answer[key]]
+    if on:
+        steps = " and ".join("queen maintenance off" + (" --pop" if one == "pop" else "") for one in on)
+        yield Finding("maintenance", WARN, f"{' and '.join(on)} maintenance is on", steps)
+    else:
+        yield Finding("maintenance", OK, "off")
+
+
+def _groups(queen: Any) -> Iterator[Finding]:
+    rows = queen.admin.list_consumer_groups() or []
+    behind = [row for row in rows if (row["maxTimeLag"] or 0) > _LAG_SECONDS and row["totalLag"]]
+    if not behind:
+        yield Finding("lag", OK, f"{len(rows)} groups, none behind by more than {age(_LAG_SECONDS)}")
+    for row in sorted(behind, key=lambda row: -row["maxTimeLag"])[:5]:
+        found = f"{row['name']} on {row['queueName']}: {row['totalLag']} messages, {age(row['maxTimeLag'])}"
+        step = f"add consumers or partitions, or skip: queen group seek {row['name']} {row['queueName']} --to end"
+        yield Finding("lag", WARN, found, step)
+
+
+def _leases(queen: Any) -> Iterator[Finding]:
+    stuck = [row for row in queen.admin.get_lagging_consumers(_LEASE_SECONDS) or [] if row["worker_id"]]
+    if not stuck:
+        yield Finding("leases", OK, "none is held by a consumer that is behind")
+    for row in stuck[:5]:
+        found = f"{row['consumer_group']} on {row['queue_name']}/{row['partition_name']} holds a lease, {age(row['time_lag_seconds'])} behind"
+        yield Finding("leases", WARN, found, "a consumer hangs or dies: look at its log, shorten --lease-time")
+
+
+def _dead_letters(queen: Any) -> Iterator[Finding]:
+    total = queen.admin.list_dead_letters(limit=1)["total"]
+    if total:
+        yield Finding("dead letters", WARN, f"{total}", "queen dlq list shows why; queen dlq redrive QUEUE tries again")
+    else:
+        yield Finding("dead letters", OK, "none")
+
+
+def _postgres(queen: Any) -> Iterator[Finding]:
+    stats = queen.admin.get_postgres_stats()
+    cache = stats.get("databaseCache") or {}
+    reads, hits = cache.get("diskReads") or 0, cache.get("cacheHits") or 0
+    ratio = 100 * hits / (reads + hits) if reads + hits else 100.0
+    size = (stats.get("bufferConfig") or {}).get("sharedBuffersSize")
+    if reads > 100_000 and ratio < 95:
+        step = "raise shared_buffers to a quarter of the memory"
+        yield Finding("cache", WARN, f"{ratio:.1f} % of reads are cached (shared_buffers {size})", step)
+    else:
+        yield Finding("cache", OK, f"{ratio:.1f} % of reads are cached")
+    bloated = [
+        row
+        for row in stats.get("deadTuples") or []
+        if row["deadTuples"] > _DEAD_TUPLES and (row["deadPercentage"] or 0) > 50
+    ]
+    if not bloated:
+        yield Finding("dead tuples", OK, "no table has many")
+    for row in bloated[:5]:
+        found = f"{row['table']}: {row['deadTuples']} ({row['deadPercentage']:.0f} %)"
+        step = f"autovacuum cannot keep up, or a long transaction holds it: VACUUM queen.{row['table']}"
+        yield Finding("dead tuples", WARN, found, step)
+
+
+def _certificate(session: Session) -> Iterator[Finding]:
+    parts = urlsplit(session.server.url)
+    if parts.scheme != "https":
+        return
+    context = ssl.create_default_context()
+    try:
+        with (
+            socket.create_connection((parts.hostname or "", parts.port or 443), timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname=parts.hostname) as wrapped,
+        ):
+            ends = dict(wrapped.getpeercert() or {}).get("notAfter", "")
+    except (OSError, ssl.SSLError) as error:
+        yield Finding("certificate", FAIL, str(error), "install a certificate that clients trust")
+        return
+    days = (ssl.cert_time_to_seconds(str(ends)) - time.time()) / 86400
+    status = OK if days > _CERTIFICATE_DAYS else WARN
+    yield Finding("certificate", status, f"valid for {days:.0f} days", "" if status == OK else "renew it")
+
+
+def _open_to_all(session: Session) -> Iterator[Finding]:
+    """Whether anybody may administer the server, and whether anybody can reach it."""
+    from queen.client.errors import AuthError, QueenError
+    from queen.client.sync import QueenSync
+
+    with QueenSync(session.server.url, retry_attempts=1, timeout_millis=5000, insecure=session.server.insecure) as nobody:
+        try:
+            nobody.admin.get_maintenance_mode()
+        except AuthError:
+            yield Finding("access", OK, "a token is needed")
+            return
+        except QueenError as error:
+            yield Finding("access", WARN, str(error), "see the log of the server")
+            return
+    host = urlsplit(session.server.url).hostname or ""
+    step = "set JWT_ENABLED=true and a key, put the proxy in front, or listen on 127.0.0.1"
+    place = _place(host)
+    if place == "public":
+        yield Finding("access", FAIL, f"anybody may administer {host}, which has a public address", step)
+    elif place == "private":
+        yield Finding("access", WARN, f"anybody in the network may administer {host}", step)
+    else:
+        yield Finding("access", OK, "no token is needed, from this host")
+
+
+def _place(host: str) -> str:
+    """`local`, `private` or `public`: the most exposed of the addresses of a host."""
+    try:
+        found = {ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in socket.getaddrinfo(host, None)}
+    except (OSError, ValueError):
+        return "private"
+    if any(address.is_global for address in found):
+        return "public"
+    return "local" if all(address.is_loopback for address in found) else "private"
+
+
+def _database_checks(database_url: str | None, data_dir: Path | None) -> Iterator[Finding]:
+    dsns = _configured(database_url, data_dir)
+    for number, dsn in enumerate(dsns):
+        label = "" if len(dsns) == 1 else f" {number}"
+        try:
+            yield from asyncio.run(_look_into(dsn, label))
+        except UserError as error:
+            yield Finding(f"postgresql{label}", FAIL, str(error), "start it, or correct the URL")
+
+
+def _configured(database_url: str | None, data_dir: Path | None) -> tuple[str, ...]:
+    """The databases that can be looked into from here; an embedded one only if it runs already."""
+    settings = server_settings(database_url, data_dir)
+    if settings.database_dsns:
+        return settings.database_dsns
+    try:
+        from queen.embedded.postmaster import find_postmaster
+    except ModuleNotFoundError:
+        return ()
+    running = find_postmaster(settings.queen_data_dir / "postgres" / "cluster")
+    return () if running is None else (running.dsn("postgres"),)
+
+
+_Judge = Callable[[str], bool]
+_HARMFUL: Final[tuple[tuple[str, _Judge, str, str], ...]] = (
+    ("fsync", lambda value: value == "off", FAIL, "fsync = on, or a crash loses and corrupts data"),
+    ("full_page_writes", lambda value: value == "off", FAIL, "full_page_writes = on, or a crash can corrupt data"),
+    ("autovacuum", lambda value: value == "off", FAIL, "autovacuum = on, or tables grow for ever"),
+    ("track_counts", lambda value: value == "off", FAIL, "track_counts = on, or autovacuum does nothing"),
+    (
+        "synchronous_commit",
+        lambda value: value == "off",
+        WARN,
+        "synchronous_commit = on, or a crash of PostgreSQL loses pushes that were answered",
+    ),
+    ("shared_buffers", lambda value: int(value) * 8192 < 64 * 2**20, WARN, "shared_buffers = a quarter of the memory"),
+    ("max_wal_size", lambda value: int(value) < 256, WARN, "max_wal_size = 1GB or more, or checkpoints slow pushes down"),
+    ("jit", lambda value: value == "on", OK, ""),
+)
+
+
+async def _look_into(dsn: str, label: str) -> list[Finding]:
+    from queen.storage.migrate import load_migrations
+
+    connection = await connected(dsn)
+    findings: list[Finding] = []
+    try:
+        version = connection.get_server_version()
+        findings.append(Finding(f"postgresql{label}", OK, f"version {version.major}.{version.minor}"))
+        bad = False
+        for name, harmful, status, remedy in _HARMFUL:
+            value = await connection.fetchval("SELECT setting FROM pg_settings WHERE name = $1", name)
+            if value is not None and status != OK and harmful(value):
+                bad = True
+                findings.append(Finding(f"setting{label}", status, f"{name} = {value}", remedy))
+        if not bad:
+            findings.append(Finding(f"settings{label}", OK, "none that hurts"))
+        migrations = load_migrations()
+        findings.append(await _schema(connection, label, {migration.version for migration in migrations}))
+        findings.append(await _indexes(connection, label, [migration.sql for migration in migrations]))
+        findings += await _sessions(connection, label)
+        xids = await connection.fetchval("SELECT max(age(datfrozenxid)) FROM pg_database")
+        status = OK if xids < _XID_AGE else WARN
+        findings.append(
+            Finding(f"transaction ids{label}", status, f"the oldest is {xids} old", "" if status == OK else "VACUUM FREEZE")
+        )
+    finally:
+        await connection.close()
+    return findings
+
+
+async def _schema(connection: Any, label: str, known: set[int]) -> Finding:
+    if not await connection.fetchval("SELECT to_regclass('queen.schema_migrations') IS NOT NULL"):
+        return Finding(f"schema{label}", FAIL, "there is none", "start a server on this database once: queen serve")
+    applied = {row["version"] for row in await connection.fetch("SELECT version FROM queen.schema_migrations")}
+    if known - applied:
+        return Finding(f"schema{label}", WARN, f"{len(known - applied)} migrations are missing", "restart a server of this version")
+    if applied - known:
+        return Finding(f"schema{label}", WARN, f"version {max(applied)} is newer than this command", "upgrade queen-mq here")
+    return Finding(f"schema{label}", OK, f"version {max(applied)}")
+
+
+async def _indexes(connection: Any, label: str, migrations: list[str]) -> Finding:
+    expected: set[str] = set()
+    for sql in migrations:
+        expected |= set(_INDEX.findall(sql))
+        expected -= set(_DROPPED.findall(sql))
+    rows = await connection.fetch(
+        "SELECT c.relname, i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
+        " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname LIKE 'queen%'"
+    )
+    valid = {row["relname"] for row in rows if row["indisvalid"]}
+    broken = sorted(row["relname"] for row in rows if not row["indisvalid"])
+    missing = sorted(expected - valid)
+    if broken:
+        return Finding(f"indexes{label}", FAIL, f"invalid: {', '.join(broken)}", f"REINDEX INDEX CONCURRENTLY queen.{broken[0]}")
+    if missing:
+        step = "create them as src/queen/storage/migrations does"
+        return Finding(f"indexes{label}", WARN, f"missing: {', '.join(missing)}", step)
+    return Finding(f"indexes{label}", OK, f"all {len(expected)} are there")
+
+
+async def _sessions(connection: Any, label: str) -> list[Finding]:
+    rows = await connection.fetch(
+        "SELECT pid, state, extract(epoch FROM now() - xact_start)::float8 AS seconds, left(query, 60) AS query"
+        " FROM pg_stat_activity WHERE xact_start < now() - interval '5 minutes' AND backend_type = 'client backend'"
+    )
+    findings = [
+        Finding(
+            f"transactions{label}",
+            WARN,
+            f"process {row['pid']} is in one for {age(row['seconds'])} ({row['state']}): {row['query']}",
+            f"it keeps dead rows from being removed: SELECT pg_terminate_backend({row['pid']})",
+        )
+        for row in rows
+    ]
+    used, most = await connection.fetchrow(
+        "SELECT (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),"
+        " current_setting('max_connections')::int"
+    )
+    status = OK if used < 0.9 * most else WARN
+    step = "" if status == OK else "raise max_connections, or lower DB_POOL_SIZE"
+    return [*findings, Finding(f"connections{label}", status, f"{used} of {most}", step)]
+
+
+def _disk_checks(database_url: str | None, data_dir: Path | None) -> Iterator[Finding]:
+    settings = server_settings(database_url, data_dir)
+    places = {"data": settings.queen_data_dir, "spool": settings.spool_dir}
+    for name, place in places.items():
+        if not place.exists():
+            continue
+        usage = shutil.disk_usage(place)
+        share = usage.free / usage.total
+        found = f"{place}: {usage.free / 2**30:.1f} GB free ({100 * share:.0f} %)"
+        status = OK if share > _DISK_SHARE else WARN
+        yield Finding(f"disk ({name})", status, found, "" if status == OK else "free space, or move QUEEN_DATA_DIR")
