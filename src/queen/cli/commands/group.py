@@ -67,7 +67,14 @@ def lag(
     print_lag(Session.of(ctx), min_seconds, name)
 
 
-@command(app, "seek", example="queen group seek billing orders --to '1h ago'\nqueen group seek billing orders --to end --dry-run")
+@command(
+    app,
+    "seek",
+    example="""
+queen group seek billing orders --to '1h ago'
+queen group seek billing orders --to end --dry-run
+""",
+)
 def seek(
     ctx: typer.Context,
     name: GroupName,
@@ -89,7 +96,12 @@ def subscribe(
     session.out.said(f"subscribed cg={name} from={answer['newTimestamp']} rows={answer['rowsUpdated']}", answer)
 
 
-@command(app, "delete", aliases=("rm",), example="queen group delete billing --yes\nqueen group delete billing --queue orders --yes")
+@command(
+    app,
+    "delete",
+    aliases=("rm",),
+    example="queen group delete billing --yes\nqueen group delete billing --queue orders --yes",
+)
 def delete(
     ctx: typer.Context,
     name: GroupName,
@@ -107,7 +119,8 @@ def delete(
     )
     check_answer(answer)
     session.out.said(
-        f"deleted cg={name}" + (f" queue={queue}" if queue else "") + f" partitions={answer['deletedPartitions']}", answer
+        f"deleted cg={name}" + (f" queue={queue}" if queue else "") + f" partitions={answer['deletedPartitions']}",
+        answer,
     )
     if not answer["deletedPartitions"]:
         raise NothingFound

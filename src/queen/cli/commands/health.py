@@ -114,7 +114,9 @@ def version(
 
 
 @command(
-    status_app, "status", example="queen status\nqueen status orders --partitions\nqueen status --namespace billing -o json"
+    status_app,
+    "status",
+    example="queen status\nqueen status orders --partitions\nqueen status --namespace billing -o json",
 )
 def status(
     ctx: typer.Context,

@@ -18,7 +18,9 @@ from queen.cli.common.tree import command, group
 
 app = group("Look at single messages, search and delete them.")
 
-PartitionId = Annotated[str, typer.Argument(help="The id of the partition, as pop and list print it.", metavar="PARTITION_ID")]
+PartitionId = Annotated[
+    str, typer.Argument(help="The id of the partition, as pop and list print it.", metavar="PARTITION_ID")
+]
 TransactionId = Annotated[str, typer.Argument(help="The transaction id of the message.", metavar="TRANSACTION_ID")]
 
 _STATUSES = ("pending", "processing", "completed", "dead_letter")
@@ -46,7 +48,10 @@ _FOUND = (
     app,
     "list",
     aliases=("ls",),
-    example="queen messages list --queue orders --status dead_letter\nqueen messages list --queue orders --from '1h ago' -o wide",
+    example="""
+queen messages list --queue orders --status dead_letter
+queen messages list --queue orders --from '1h ago' -o wide
+""",
 )
 def list_messages(
     ctx: typer.Context,
@@ -76,7 +81,9 @@ def list_messages(
     }
     rows: list[dict[str, Any]] = []
     for row in session.pages(
-        lambda limit, offset: session.admin.list_messages(**asked, limit=limit, offset=offset), "messages", offset + limit
+        lambda limit, offset: session.admin.list_messages(**asked, limit=limit, offset=offset),
+        "messages",
+        offset + limit,
     ):
         rows.append(row)
     rows = rows[offset:]
@@ -137,7 +144,9 @@ def search(
     session.out.rows(found, _FOUND)
 
 
-@command(app, "get", aliases=("describe", "show"), example="queen messages get 51756565-0000-8000-8000-000000000002 t-1")
+@command(
+    app, "get", aliases=("describe", "show"), example="queen messages get 51756565-0000-8000-8000-000000000002 t-1"
+)
 def get(ctx: typer.Context, partition_id: PartitionId, transaction_id: TransactionId) -> None:
     """Show everything about a message: data, status, and where each group is with it."""
     session = Session.of(ctx)

@@ -24,7 +24,17 @@ tx_app = group("Apply acknowledgments and pushes together, or none of them.")
 lease_app = group("Leases of messages that were popped.")
 replay_app = group("Have a group read a queue again from a time on.")
 
-_SHOWN = ("queue", "partition", "transactionId", "partitionId", "createdAt", "retryCount", "data", "leaseId", "producerSub")
+_SHOWN = (
+    "queue",
+    "partition",
+    "transactionId",
+    "partitionId",
+    "createdAt",
+    "retryCount",
+    "data",
+    "leaseId",
+    "producerSub",
+)
 
 
 @command(
@@ -45,13 +55,17 @@ def push(
     ] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, max=10_000, help="Messages of one request.")] = 100,
     data: Annotated[str | None, typer.Option("--data", help="One message, as JSON.")] = None,
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="NDJSON: a message on each line; - is stdin.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("-f", "--file", help="NDJSON: a message on each line; - is stdin.")
+    ] = None,
     trace_id: Annotated[str | None, typer.Option("--trace-id", help="Trace id of all messages.")] = None,
     transaction_id: Annotated[
-        str | None, typer.Option("--transaction-id", help="Transaction id of the first message; repeated, it is stored once.")
+        str | None,
+        typer.Option("--transaction-id", help="Transaction id of the first message; repeated, it is stored once."),
     ] = None,
     wrapped: Annotated[
-        bool, typer.Option("--wrapped", help="Lines are {data, partition?, transactionId?, traceId?}, as pop prints them.")
+        bool,
+        typer.Option("--wrapped", help="Lines are {data, partition?, transactionId?, traceId?}, as pop prints them."),
     ] = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -146,7 +160,9 @@ def pop(
             }
             messages = popped(queen, queue, partition, parameters)
             for message in messages:
-                session.out.line({key: message[key] for key in _SHOWN if message.get(key) not in (None, "") or key == "data"})
+                session.out.line(
+                    {key: message[key] for key in _SHOWN if message.get(key) not in (None, "") or key == "data"}
+                )
             taken += len(messages)
             if not messages:
                 break
@@ -182,7 +198,9 @@ def ack(
     lease_id: Annotated[str | None, typer.Option("--lease-id", help="Only if this lease still holds.")] = None,
     cg: Group = None,
     error: Annotated[str | None, typer.Option("--error", help="Why it failed.")] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="It failed: deliver it again, or make it a dead letter.")] = False,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="It failed: deliver it again, or make it a dead letter.")
+    ] = False,
     batch: Annotated[
         Path | None, typer.Option("--batch", help="NDJSON of messages as pop prints them; - is stdin.")
     ] = None,
@@ -273,7 +291,12 @@ def _lease() -> None:
 
 
 @command(
-    replay_app, "replay", example="queen replay orders --cg billing --to '2h ago'\nqueen replay orders --cg billing --to beginning --dry-run"
+    replay_app,
+    "replay",
+    example="""
+queen replay orders --cg billing --to '2h ago'
+queen replay orders --cg billing --to beginning --dry-run
+""",
 )
 def replay(
     ctx: typer.Context,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -87,14 +86,14 @@ OPTION_FLAGS: Final = {
 
 
 @command(app, "list", aliases=("ls",), example="queen queue list\nqueen queue list --namespace billing -o wide")
-def list_queues(ctx: typer.Context, namespace: Namespace = None, task: Task = None, limit: Limit = None, offset: Offset = 0) -> None:
+def list_queues(
+    ctx: typer.Context, namespace: Namespace = None, task: Task = None, limit: Limit = None, offset: Offset = 0
+) -> None:
     """List queues."""
     session = Session.of(ctx)
     answer = session.admin.list_queues()
     chosen = [
-        queue
-        for queue in answer["queues"]
-        if namespace in (None, queue["namespace"]) and task in (None, queue["task"])
+        queue for queue in answer["queues"] if namespace in (None, queue["namespace"]) and task in (None, queue["task"])
     ]
     page = chosen[offset : None if limit is None else offset + limit]
     rows = [{**queue, "options": queue.get("options") or queue_options(session, queue["name"])} for queue in page]
@@ -125,21 +124,56 @@ def configure(
     namespace: Annotated[str | None, typer.Option("--namespace", help="Its namespace.")] = None,
     task: Annotated[str | None, typer.Option("--task", help="Its task.")] = None,
     lease_time: Annotated[int | None, typer.Option("--lease-time", min=0, help="Seconds of a lease. [300]")] = None,
-    retry_limit: Annotated[int | None, typer.Option("--retry-limit", min=0, help="Retries before a message is a dead letter. [3]")] = None,
-    retry_delay: Annotated[int | None, typer.Option("--retry-delay", min=0, help="Milliseconds before a retry. [1000]")] = None,
-    priority: Annotated[int | None, typer.Option("--priority", min=0, help="Higher is popped first among queues. [0]")] = None,
-    delayed_processing: Annotated[int | None, typer.Option("--delayed-processing", min=0, help="Seconds before a message can be popped. [0]")] = None,
-    window_buffer: Annotated[int | None, typer.Option("--window-buffer", min=0, help="Seconds to gather messages. [0]")] = None,
-    max_size: Annotated[int | None, typer.Option("--max-size", min=0, help="Messages it may hold; 0: any number. [0]")] = None,
-    ttl: Annotated[int | None, typer.Option("--ttl", min=0, help="Seconds after which a message expires. [never]")] = None,
-    retention: Annotated[int | None, typer.Option("--retention", min=0, help="Seconds messages are kept; 0: for ever. [0]")] = None,
-    completed_retention: Annotated[int | None, typer.Option("--completed-retention", min=0, help="Seconds consumed messages are kept. [0]")] = None,
-    retention_enabled: Annotated[bool | None, typer.Option("--retention-enabled/--no-retention", help="Whether retention is on.")] = None,
+    retry_limit: Annotated[
+        int | None, typer.Option("--retry-limit", min=0, help="Retries before a message is a dead letter. [3]")
+    ] = None,
+    retry_delay: Annotated[
+        int | None, typer.Option("--retry-delay", min=0, help="Milliseconds before a retry. [1000]")
+    ] = None,
+    priority: Annotated[
+        int | None, typer.Option("--priority", min=0, help="Higher is popped first among queues. [0]")
+    ] = None,
+    delayed_processing: Annotated[
+        int | None, typer.Option("--delayed-processing", min=0, help="Seconds before a message can be popped. [0]")
+    ] = None,
+    window_buffer: Annotated[
+        int | None, typer.Option("--window-buffer", min=0, help="Seconds to gather messages. [0]")
+    ] = None,
+    max_size: Annotated[
+        int | None, typer.Option("--max-size", min=0, help="Messages it may hold; 0: any number. [0]")
+    ] = None,
+    ttl: Annotated[
+        int | None, typer.Option("--ttl", min=0, help="Seconds after which a message expires. [never]")
+    ] = None,
+    retention: Annotated[
+        int | None, typer.Option("--retention", min=0, help="Seconds messages are kept; 0: for ever. [0]")
+    ] = None,
+    completed_retention: Annotated[
+        int | None, typer.Option("--completed-retention", min=0, help="Seconds consumed messages are kept. [0]")
+    ] = None,
+    retention_enabled: Annotated[
+        bool | None, typer.Option("--retention-enabled/--no-retention", help="Whether retention is on.")
+    ] = None,
     encrypt: Annotated[bool | None, typer.Option("--encrypt/--no-encrypt", help="Encrypt payloads.")] = None,
-    max_wait_time: Annotated[int | None, typer.Option("--max-wait-time", min=0, help="Seconds a message may wait before it is evicted; 0: for ever. [0]")] = None,
-    dead_letter_queue: Annotated[bool | None, typer.Option("--dead-letter-queue/--no-dead-letter-queue", help="Stored for clients that ask; dead letters are always kept.")] = None,
-    dlq_after_max_retries: Annotated[bool | None, typer.Option("--dlq-after-max-retries/--no-dlq-after-max-retries", help="As the option before.")] = None,
-    dedup_window: Annotated[int | None, typer.Option("--dedup-window", min=0, help="Seconds a transaction id is remembered. [the server's]")] = None,
+    max_wait_time: Annotated[
+        int | None,
+        typer.Option(
+            "--max-wait-time", min=0, help="Seconds a message may wait before it is evicted; 0: for ever. [0]"
+        ),
+    ] = None,
+    dead_letter_queue: Annotated[
+        bool | None,
+        typer.Option(
+            "--dead-letter-queue/--no-dead-letter-queue",
+            help="Stored for clients that ask; dead letters are always kept.",
+        ),
+    ] = None,
+    dlq_after_max_retries: Annotated[
+        bool | None, typer.Option("--dlq-after-max-retries/--no-dlq-after-max-retries", help="As the option before.")
+    ] = None,
+    dedup_window: Annotated[
+        int | None, typer.Option("--dedup-window", min=0, help="Seconds a transaction id is remembered. [the server's]")
+    ] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Give options that are not named their defaults.")] = False,
 ) -> None:
     """Make a queue, or change some of its options; those that are not named stay.
@@ -211,7 +245,10 @@ def stats(ctx: typer.Context, namespace: Namespace = None, task: Task = None) ->
 @command(
     app,
     "export",
-    example="queen queue export orders > orders.ndjson\nqueen queue export orders --from '1d ago' --partition p1 -f p1.ndjson",
+    example="""
+queen queue export orders > orders.ndjson
+queen queue export orders --from '1d ago' --partition p1 -f p1.ndjson
+""",
 )
 def export(
     ctx: typer.Context,
@@ -241,12 +278,16 @@ def export(
 
 
 @command(
-    app, "import", example="queen queue import orders -f orders.ndjson\nqueen queue export a | queen queue import b -f -"
+    app,
+    "import",
+    example="queen queue import orders -f orders.ndjson\nqueen queue export a | queen queue import b -f -",
 )
 def import_(
     ctx: typer.Context,
     queue: QueueName,
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="NDJSON as export writes it; stdin by default.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("-f", "--file", help="NDJSON as export writes it; stdin by default.")
+    ] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, max=10_000, help="Messages of one request.")] = 1000,
 ) -> None:
     """Push the messages of an export: partitions, order, transaction and trace ids stay, ids and times are new.
@@ -319,7 +360,9 @@ def seek_partition(
     queue: QueueName,
     partition: PartitionName,
     cg: NeededGroup,
-    to: Annotated[str, typer.Option("--to", help="Only `end`; queen group seek moves a whole queue to a time.")] = "end",
+    to: Annotated[
+        str, typer.Option("--to", help="Only `end`; queen group seek moves a whole queue to a time.")
+    ] = "end",
 ) -> None:
     """Have a group skip all there is on one partition."""
     if to.lower() not in END_WORDS:
@@ -372,5 +415,3 @@ def _namespace() -> None:
 @task_app.callback()
 def _task() -> None:
     """Tasks of queues."""
-
-

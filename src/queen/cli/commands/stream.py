@@ -42,7 +42,7 @@ def register(
     sink: Annotated[str | None, typer.Option("--sink", help="The queue that it writes.")] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Drop the state if the fingerprint is another.")] = False,
 ) -> None:
-    """Register a query, or find the id of one: its fingerprint must be the same as before, or --reset drops its state."""
+    """Register a query, or find the id of one; with another fingerprint than before it is refused, unless --reset."""
     from queen.client.errors import ConflictError
 
     session = Session.of(ctx)

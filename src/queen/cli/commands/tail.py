@@ -37,16 +37,22 @@ queen tail orders -f --since '10m ago' --grep EUR --no-color
 def tail(
     ctx: typer.Context,
     queue: QueueName,
-    cg: Annotated[str, typer.Option("--cg", "--group", help="The group that remembers how far it was read.")] = "queenctl-tail",
+    cg: Annotated[
+        str, typer.Option("--cg", "--group", help="The group that remembers how far it was read.")
+    ] = "queenctl-tail",
     partition: Annotated[str | None, typer.Option("--partition", help="Only this partition.")] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for more, until Ctrl-C.")] = False,
     limit: Annotated[int | None, typer.Option("-n", "--limit", min=1, help="Stop after so many.")] = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, max=10_000, help="How many to take with one request.")] = _BATCH,
+    batch: Annotated[
+        int, typer.Option("--batch", min=1, max=10_000, help="How many to take with one request.")
+    ] = _BATCH,
     max_partitions: Annotated[int, typer.Option("--max-partitions", min=1, help="Partitions of one request.")] = 10,
     auto_ack: Annotated[bool, typer.Option("--auto-ack", help="Delivered is done; else what was printed is.")] = False,
     start: Annotated[str | None, typer.Option("--from", help="Where a new group begins: all or new.")] = None,
     since: Annotated[str | None, typer.Option("--since", help="Where a new group begins: a time.")] = None,
-    idle_millis: Annotated[int | None, typer.Option("--idle-millis", min=1, help="Stop when nothing came for so long.")] = None,
+    idle_millis: Annotated[
+        int | None, typer.Option("--idle-millis", min=1, help="Stop when nothing came for so long.")
+    ] = None,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, max=64, help="Requests at the same time.")] = 1,
     timeout: Annotated[str, typer.Option("--timeout", help="How long one request waits for messages.")] = "10s",
     where: Where = None,
@@ -73,9 +79,7 @@ def tail(
     if not follow:
         reader.take(wait=False)
     else:
-        threads = [
-            threading.Thread(target=reader.follow, args=(idle_millis,), daemon=True) for _ in range(concurrency)
-        ]
+        threads = [threading.Thread(target=reader.follow, args=(idle_millis,), daemon=True) for _ in range(concurrency)]
         for thread in threads:
             thread.start()
         try:

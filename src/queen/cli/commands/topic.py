@@ -83,7 +83,9 @@ def describe(ctx: typer.Context, namespace: NamespaceName, topic: TopicName) -> 
     answer = session.admin.get_topic_counts(namespace, topic)
     found = answer[0] if isinstance(answer, list) and answer else answer
     if not found:
-        raise ServerFailed(f"no topic {topic!r} in namespace {namespace!r}; queen topic list {namespace} shows what there is")
+        raise ServerFailed(
+            f"no topic {topic!r} in namespace {namespace!r}; queen topic list {namespace} shows what there is"
+        )
     session.out.value(found)
 
 
@@ -91,18 +93,29 @@ def describe(ctx: typer.Context, namespace: NamespaceName, topic: TopicName) -> 
     app,
     "configure",
     aliases=("create", "set"),
-    example="queen topic configure payments refunds --max-retries 0 --lease 60\nqueen topic configure payments refunds --ttl 1d",
+    example="""
+queen topic configure payments refunds --max-retries 0 --lease 60
+queen topic configure payments refunds --ttl 1d
+""",
 )
 def configure(
     ctx: typer.Context,
     namespace: NamespaceName,
     topic: TopicName,
-    max_retries: Annotated[int | None, typer.Option("--max-retries", min=0, help="Failures after the first. [3]")] = None,
-    backoff_base: Annotated[int | None, typer.Option("--backoff-base", min=0, help="Milliseconds before the first retry. [1000]")] = None,
-    backoff_cap: Annotated[int | None, typer.Option("--backoff-cap", min=0, help="The longest pause, in milliseconds. [300000]")] = None,
+    max_retries: Annotated[
+        int | None, typer.Option("--max-retries", min=0, help="Failures after the first. [3]")
+    ] = None,
+    backoff_base: Annotated[
+        int | None, typer.Option("--backoff-base", min=0, help="Milliseconds before the first retry. [1000]")
+    ] = None,
+    backoff_cap: Annotated[
+        int | None, typer.Option("--backoff-cap", min=0, help="The longest pause, in milliseconds. [300000]")
+    ] = None,
     lease: Annotated[int | None, typer.Option("--lease", min=1, help="Seconds of a lease. [30]")] = None,
     at_most_once: Annotated[bool | None, typer.Option("--at-most-once/--at-least-once", help="Given is done.")] = None,
-    ttl: Annotated[str | None, typer.Option("--ttl", help="How long items may wait once they are due; `none` for ever.")] = None,
+    ttl: Annotated[
+        str | None, typer.Option("--ttl", help="How long items may wait once they are due; `none` for ever.")
+    ] = None,
 ) -> None:
     """Set options of a topic; those that are not named stay."""
     given = dict(locals())
@@ -225,7 +238,14 @@ def peek(
     session.out.rows(answer, _ITEMS, answer)
 
 
-@command(app, "ack", example="queen topic ack payments refunds 375013947392\nqueen topic dequeue payments refunds | queen topic ack payments refunds --batch -")
+@command(
+    app,
+    "ack",
+    example="""
+queen topic ack payments refunds 375013947392
+queen topic dequeue payments refunds | queen topic ack payments refunds --batch -
+""",
+)
 def ack(
     ctx: typer.Context,
     namespace: NamespaceName,
@@ -300,7 +320,13 @@ def list_dead(
 
 
 @command(
-    dlq_app, "redrive", aliases=("retry",), example="queen topic dlq redrive payments refunds 375013947392\nqueen topic dlq redrive payments refunds --all"
+    dlq_app,
+    "redrive",
+    aliases=("retry",),
+    example="""
+queen topic dlq redrive payments refunds 375013947392
+queen topic dlq redrive payments refunds --all
+""",
 )
 def redrive(
     ctx: typer.Context,
@@ -313,9 +339,7 @@ def redrive(
     _settle_dead(Session.of(ctx), "dlq/retry", namespace, topic, ids, all_)
 
 
-@command(
-    dlq_app, "purge", aliases=("delete",), example="queen topic dlq purge payments refunds --all --yes"
-)
+@command(dlq_app, "purge", aliases=("delete",), example="queen topic dlq purge payments refunds --all --yes")
 def purge_dead(
     ctx: typer.Context,
     namespace: NamespaceName,
@@ -369,7 +393,9 @@ def list_modes(ctx: typer.Context) -> None:
 
 @command(mode_app, "set", example="queen topic mode set payments buffered")
 def set_mode(
-    ctx: typer.Context, namespace: NamespaceName, mode: Annotated[str, typer.Argument(help="sync, buffered or default.")]
+    ctx: typer.Context,
+    namespace: NamespaceName,
+    mode: Annotated[str, typer.Argument(help="sync, buffered or default.")],
 ) -> None:
     """Change how a namespace is written."""
     if mode not in ("sync", "buffered", "default"):

@@ -1,8 +1,8 @@
 """The file of contexts: which servers there are, and how to log in to each.
 
-    current-context: production
-    contexts:
-      - {name: production, server: "https://queen.example", token-ref: "env"}
+current-context: production
+contexts:
+  - {name: production, server: "https://queen.example", token-ref: "env"}
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ def resolve_token(reference: str | None, environ: Mapping[str, str]) -> str | No
         try:
             return path.read_text(encoding="utf-8").strip()
         except OSError as error:
-            raise AuthFailed(f"the token file {path} cannot be read: {error.strerror}; queen login makes one") from error
+            raise AuthFailed(
+                f"the token file {path} cannot be read: {error.strerror}; queen login makes one"
+            ) from error
     if reference.startswith("keychain://"):
         token = _keychain().get_password(KEYCHAIN_SERVICE, reference.removeprefix("keychain://"))
         if token is None:

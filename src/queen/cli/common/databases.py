@@ -107,4 +107,6 @@ async def connected(dsn: str, **options: Any) -> Any:
     try:
         return await asyncpg.connect(dsn, timeout=10, **options)
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
-        raise UserError(f"PostgreSQL at {describe_dsn(dsn)} cannot be used: {error}; check the URL and that it runs") from error
+        raise UserError(
+            f"PostgreSQL at {describe_dsn(dsn)} cannot be used: {error}; check the URL and that it runs"
+        ) from error

@@ -15,7 +15,9 @@ from queen.cli.common.output import lookup
 
 Where = Annotated[
     list[str] | None,
-    typer.Option("--where", help="Only if this holds of the data: path=value, path!=value, path>5, path<5, path~regex."),
+    typer.Option(
+        "--where", help="Only if this holds of the data: path=value, path!=value, path>5, path<5, path~regex."
+    ),
 ]
 Grep = Annotated[str | None, typer.Option("--grep", help="Only if this regular expression is found in the JSON.")]
 

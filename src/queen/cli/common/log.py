@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def positions(session: Session, queue: str, partition: str | None = None, at: str | None = None) -> list[dict[str, Any]]:
+def positions(
+    session: Session, queue: str, partition: str | None = None, at: str | None = None
+) -> list[dict[str, Any]]:
     """Which offsets the partitions of a queue hold; `offsetAt` is the first that was stored at a time or later."""
     found: list[dict[str, Any]] = session.admin.get_log_positions(queue, at)["partitions"]
     return [place for place in found if partition in (None, place["partition"])]

@@ -17,7 +17,15 @@ from queen.cli.common.exits import UserError
 FORMATS: Final = ("table", "wide", "json", "ndjson", "jsonl", "yaml", "csv", "raw", "jsonpath=<expr>")
 
 _NOTHING: Final = "-"
-_BOLD, _DIM, _RED, _GREEN, _YELLOW, _CYAN, _PLAIN = "\033[1m", "\033[2m", "\033[31m", "\033[32m", "\033[33m", "\033[36m", "\033[0m"
+_BOLD, _DIM, _RED, _GREEN, _YELLOW, _CYAN, _PLAIN = (
+    "\033[1m",
+    "\033[2m",
+    "\033[31m",
+    "\033[32m",
+    "\033[33m",
+    "\033[36m",
+    "\033[0m",
+)
 STYLES: Final = {"bold": _BOLD, "dim": _DIM, "red": _RED, "green": _GREEN, "yellow": _YELLOW, "cyan": _CYAN}
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[(-?\d+|\*)\]")
 
@@ -113,7 +121,7 @@ class Output:
             return text
         return "".join(STYLES[style] for style in styles) + text + _PLAIN
 
-    def progress(self, description: str, total: float | None = None) -> "Progress":
+    def progress(self, description: str, total: float | None = None) -> Progress:
         """A progress bar on stderr, if that is a terminal; see `Progress`."""
         return Progress(description, total, show=self._err.isatty() and not self.quiet)
 
@@ -175,7 +183,7 @@ class Progress:
         self._bar: Any = None
         self._task: Any = None
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Progress:
         if self._show:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

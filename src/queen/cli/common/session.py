@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -87,7 +86,7 @@ class Session:
         from queen.client.sync import QueenSync
 
         server = self.server
-        client = QueenSync(
+        return QueenSync(
             server.url,
             bearer_token=server.token,
             insecure=server.insecure,
@@ -97,7 +96,6 @@ class Session:
             strict=True,
             handle_signals=False,
         )
-        return client
 
     @property
     def queen(self) -> QueenSync:

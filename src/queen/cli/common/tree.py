@@ -116,12 +116,11 @@ class Root(typer.core.TyperGroup):
         width = max(len(entry.name) for entry in self.entries)
         for section in dict.fromkeys(entry.section for entry in self.entries):
             lines.append(bold % section)
-            lines += [
-                f"  {entry.name:<{width}}  {entry.summary}" for entry in self.entries if entry.section == section
-            ]
+            lines += [f"  {entry.name:<{width}}  {entry.summary}" for entry in self.entries if entry.section == section]
             lines.append("")
         lines.append(bold % "Options")
-        shown = [(", ".join(option.opts), option.help or "") for option in self.get_params(ctx) if not option.hidden]
+        options: list[Any] = list(self.get_params(ctx))
+        shown = [(", ".join(option.opts), option.help or "") for option in options if not option.hidden]
         width = max(len(names) for names, _ in shown)
         lines += [f"  {names:<{width}}  {text}" for names, text in shown]
         lines += ["", "queen COMMAND --help explains a command, with an example."]

@@ -39,7 +39,11 @@ _COLUMNS = (
 @command(
     app,
     "bench",
-    example="queen bench\nqueen bench --total 100000 --batch 500 --producers 8 --consumers 8 --payload-size 256\nqueen bench --skip-pop -o json",
+    example="""
+queen bench
+queen bench --total 100000 --batch 500 --producers 8 --consumers 8 --payload-size 256
+queen bench --skip-pop -o json
+""",
 )
 def bench(
     ctx: typer.Context,
@@ -82,7 +86,12 @@ class _Run:
         from queen.client.client import Queen
 
         server = self._session.server
-        options = {"bearer_token": server.token, "insecure": server.insecure, "strict": True, "handle_signals": False}
+        options: dict[str, Any] = {
+            "bearer_token": server.token,
+            "insecure": server.insecure,
+            "strict": True,
+            "handle_signals": False,
+        }
         async with Queen(server.url, retry_attempts=2, **options) as queen:
             if create:
                 await queen.request("POST", "/api/v1/configure", {"queue": self._queue, "options": {}})
@@ -99,8 +108,8 @@ class _Run:
 
     async def _skip(self, queen: Queen) -> None:
         """Have the group of the benchmark begin at the end."""
-        path = f"/api/v1/pop/queue/{quote(self._queue, safe='')}?consumerGroup={_GROUP}&subscriptionMode=new&batch=1&autoAck=true"
-        await queen.request("GET", path)
+        path = f"/api/v1/pop/queue/{quote(self._queue, safe='')}?consumerGroup={_GROUP}&subscriptionMode=new"
+        await queen.request("GET", f"{path}&batch=1&autoAck=true")
         seek = f"/api/v1/consumer-groups/{_GROUP}/queues/{quote(self._queue, safe='')}/seek"
         await queen.request("POST", seek, {"toEnd": True})
 

@@ -67,13 +67,16 @@ class Finding:
 @command(
     app,
     "doctor",
-    example="queen doctor\nqueen doctor --server https://queen.example --database-url postgresql://queen@db/queen -o json",
+    example="""
+queen doctor
+queen doctor --server https://queen.example --database-url postgresql://queen@db/queen -o json
+""",
 )
 def doctor(
     ctx: typer.Context,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
-    all_: Annotated[bool, typer.Option("--all", help="Show what is well, too (on a terminal).")] = True,
+    problems: Annotated[bool, typer.Option("--problems", help="Show only what is not well.")] = False,
 ) -> None:
     """Check a deployment, and say what to do about what is wrong.
 
@@ -82,8 +85,12 @@ def doctor(
     PostgreSQL's settings, schema and age; and the disks of this host. Exit code 2 when a check fails.
     """
     session = Session.of(ctx)
-    findings = [*_server_checks(session), *_database_checks(database_url, data_dir), *_disk_checks(database_url, data_dir)]
-    shown = [finding for finding in findings if all_ or finding.status != OK]
+    findings = [
+        *_server_checks(session),
+        *_database_checks(database_url, data_dir),
+        *_disk_checks(database_url, data_dir),
+    ]
+    shown = [finding for finding in findings if not problems or finding.status != OK]
     if session.out.given in (None, "table", "wide") and (session.out.given or session.out.terminal):
         _print(session.out, shown)
     else:
@@ -124,7 +131,9 @@ def _server_checks(session: Session) -> Iterator[Finding]:
             except AuthError as error:
                 yield Finding(check.__name__.strip("_").replace("_", " "), WARN, str(error), "log in: queen login")
             except QueenError as error:
-                yield Finding(check.__name__.strip("_").replace("_", " "), FAIL, str(error), "see the log of the server")
+                yield Finding(
+                    check.__name__.strip("_").replace("_", " "), FAIL, str(error), "see the log of the server"
+                )
         yield from _certificate(session)
         yield from _open_to_all(session)
     finally:
@@ -196,7 +205,8 @@ def _leases(queen: Any) -> Iterator[Finding]:
     if not stuck:
         yield Finding("leases", OK, "none is held by a consumer that is behind")
     for row in stuck[:5]:
-        found = f"{row['consumer_group']} on {row['queue_name']}/{row['partition_name']} holds a lease, {age(row['time_lag_seconds'])} behind"
+        place = f"{row['queue_name']}/{row['partition_name']}"
+        found = f"{row['consumer_group']} on {place} holds a lease, {age(row['time_lag_seconds'])} behind"
         yield Finding("leases", WARN, found, "a consumer hangs or dies: look at its log, shorten --lease-time")
 
 
@@ -256,7 +266,9 @@ def _open_to_all(session: Session) -> Iterator[Finding]:
     from queen.client.errors import AuthError, QueenError
     from queen.client.sync import QueenSync
 
-    with QueenSync(session.server.url, retry_attempts=1, timeout_millis=5000, insecure=session.server.insecure) as nobody:
+    with QueenSync(
+        session.server.url, retry_attempts=1, timeout_millis=5000, insecure=session.server.insecure
+    ) as nobody:
         try:
             nobody.admin.get_maintenance_mode()
         except AuthError:
@@ -323,8 +335,12 @@ _HARMFUL: Final[tuple[tuple[str, _Judge, str, str], ...]] = (
         "synchronous_commit = on, or a crash of PostgreSQL loses pushes that were answered",
     ),
     ("shared_buffers", lambda value: int(value) * 8192 < 64 * 2**20, WARN, "shared_buffers = a quarter of the memory"),
-    ("max_wal_size", lambda value: int(value) < 256, WARN, "max_wal_size = 1GB or more, or checkpoints slow pushes down"),
-    ("jit", lambda value: value == "on", OK, ""),
+    (
+        "max_wal_size",
+        lambda value: int(value) < 256,
+        WARN,
+        "max_wal_size = 1GB or more, or checkpoints slow pushes down",
+    ),
 )
 
 
@@ -339,7 +355,7 @@ async def _look_into(dsn: str, label: str) -> list[Finding]:
         bad = False
         for name, harmful, status, remedy in _HARMFUL:
             value = await connection.fetchval("SELECT setting FROM pg_settings WHERE name = $1", name)
-            if value is not None and status != OK and harmful(value):
+            if value is not None and harmful(value):
                 bad = True
                 findings.append(Finding(f"setting{label}", status, f"{name} = {value}", remedy))
         if not bad:
@@ -351,7 +367,9 @@ async def _look_into(dsn: str, label: str) -> list[Finding]:
         xids = await connection.fetchval("SELECT max(age(datfrozenxid)) FROM pg_database")
         status = OK if xids < _XID_AGE else WARN
         findings.append(
-            Finding(f"transaction ids{label}", status, f"the oldest is {xids} old", "" if status == OK else "VACUUM FREEZE")
+            Finding(
+                f"transaction ids{label}", status, f"the oldest is {xids} old", "" if status == OK else "VACUUM FREEZE"
+            )
         )
     finally:
         await connection.close()
@@ -363,9 +381,13 @@ async def _schema(connection: Any, label: str, known: set[int]) -> Finding:
         return Finding(f"schema{label}", FAIL, "there is none", "start a server on this database once: queen serve")
     applied = {row["version"] for row in await connection.fetch("SELECT version FROM queen.schema_migrations")}
     if known - applied:
-        return Finding(f"schema{label}", WARN, f"{len(known - applied)} migrations are missing", "restart a server of this version")
+        return Finding(
+            f"schema{label}", WARN, f"{len(known - applied)} migrations are missing", "restart a server of this version"
+        )
     if applied - known:
-        return Finding(f"schema{label}", WARN, f"version {max(applied)} is newer than this command", "upgrade queen-mq here")
+        return Finding(
+            f"schema{label}", WARN, f"version {max(applied)} is newer than this command", "upgrade queen-mq here"
+        )
     return Finding(f"schema{label}", OK, f"version {max(applied)}")
 
 
@@ -382,7 +404,9 @@ async def _indexes(connection: Any, label: str, migrations: list[str]) -> Findin
     broken = sorted(row["relname"] for row in rows if not row["indisvalid"])
     missing = sorted(expected - valid)
     if broken:
-        return Finding(f"indexes{label}", FAIL, f"invalid: {', '.join(broken)}", f"REINDEX INDEX CONCURRENTLY queen.{broken[0]}")
+        return Finding(
+            f"indexes{label}", FAIL, f"invalid: {', '.join(broken)}", f"REINDEX INDEX CONCURRENTLY queen.{broken[0]}"
+        )
     if missing:
         step = "create them as src/queen/storage/migrations does"
         return Finding(f"indexes{label}", WARN, f"missing: {', '.join(missing)}", step)

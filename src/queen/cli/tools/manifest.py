@@ -1,10 +1,10 @@
 """`queen apply` and `queen export`: queues, groups, topics, quotas and write modes as a file describes them.
 
-    kind: Queue            kind: ConsumerGroup     kind: Topic               kind: Quota
-    name: orders           name: billing           namespace: payments       namespace: payments
-    namespace: billing     queue: orders           name: refunds             perMinute: 5000
-    config:                seek-to: beginning      config:
-      leaseTime: 60                                  max_retries: 5          kind: WriteMode …
+kind: Queue            kind: ConsumerGroup     kind: Topic               kind: Quota
+name: orders           name: billing           namespace: payments       namespace: payments
+namespace: billing     queue: orders           name: refunds             perMinute: 5000
+config:                seek-to: beginning      config:
+  leaseTime: 60                                  max_retries: 5          kind: WriteMode …
 """
 
 from __future__ import annotations
@@ -107,11 +107,15 @@ def apply(
         session.out.value([change.row for change in changes])
 
 
-@command(export_app, "export", example="queen export > queen.yaml\nqueen export --kind Queue --kind Topic -f queen.yaml")
+@command(
+    export_app, "export", example="queen export > queen.yaml\nqueen export --kind Queue --kind Topic -f queen.yaml"
+)
 def export(
     ctx: typer.Context,
     file: Annotated[Path | None, typer.Option("-f", "--file", help="Where to; stdout by default.")] = None,
-    kind: Annotated[list[str] | None, typer.Option("--kind", help=f"Only {', '.join(_FIELDS)}; may be repeated.")] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option("--kind", help=f"Only {', '.join(_FIELDS)}; may be repeated.")
+    ] = None,
     topic_namespace: Annotated[
         list[str] | None, typer.Option("--topic-namespace", help="A namespace of topics besides those in use.")
     ] = None,
@@ -232,9 +236,7 @@ def _plan_queue(session: Session, document: Mapping[str, Any]) -> Change:
     )
 
 
-def _plan_group(
-    session: Session, state: _State, document: Mapping[str, Any], made: set[str], seek: bool
-) -> Change:
+def _plan_group(session: Session, state: _State, document: Mapping[str, Any], made: set[str], seek: bool) -> Change:
     name, queue, to = document["name"], document["queue"], str(document.get("seek-to", "beginning"))
     label = f"{name} on {queue}"
     group_positions = (session.admin.get_consumer_group(name) or {}).get(queue)
@@ -284,7 +286,11 @@ def _plan_mode(session: Session, state: _State, document: Mapping[str, Any]) -> 
     if (before or "sync") == wanted:
         return Change("keep", "WriteMode", namespace)
     return Change(
-        "change", "WriteMode", namespace, lambda: session.admin.set_write_mode(namespace, wanted), {"mode": (before, wanted)}
+        "change",
+        "WriteMode",
+        namespace,
+        lambda: session.admin.set_write_mode(namespace, wanted),
+        {"mode": (before, wanted)},
     )
 
 
@@ -340,7 +346,9 @@ def _topic_namespaces(session: Session) -> set[str]:
     """Namespaces that the metrics of the server name."""
     import re
 
-    found = re.findall(r'^queen_topic\w*\{[^}]*namespace="([^"]+)"', str(session.admin.prometheus_metrics()), re.MULTILINE)
+    found = re.findall(
+        r'^queen_topic\w*\{[^}]*namespace="([^"]+)"', str(session.admin.prometheus_metrics()), re.MULTILINE
+    )
     return set(found)
 
 

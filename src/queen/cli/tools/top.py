@@ -107,7 +107,9 @@ def queue_rows(before: Snapshot | None, now: Snapshot, sort: str) -> list[dict[s
     return sorted(rows, key=lambda row: (-(row[key] or 0), row["name"]))
 
 
-def _row(queue: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float, lag: float | None) -> dict[str, Any]:
+def _row(
+    queue: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float, lag: float | None
+) -> dict[str, Any]:
     messages = queue["messages"]
     pushed = popped = None
     if before is not None and seconds > 0:
@@ -150,12 +152,15 @@ def _view(session: Session, before: Snapshot | None, now: Snapshot, sort: str, l
     messages, throughput = now.overview["messages"], now.overview["throughput"]
     head = (
         f"[bold]{session.server.url}[/bold]  {time.strftime('%H:%M:%S')}  queues {now.overview['queues']}"
-        f"  partitions {now.overview['partitions']}  pending {messages['pending']}  dead letters {messages['deadLetter']}"
+        f"  partitions {now.overview['partitions']}  pending {messages['pending']}"
+        f"  dead letters {messages['deadLetter']}"
         f"  in {throughput['ingestedPerSecond']:.1f}/s  out {throughput['processedPerSecond']:.1f}/s"
     )
     groups = sorted(now.groups, key=lambda group: -(group["maxTimeLag"] or 0))[:limit]
     foot = f"[dim]sorted by {sort}; p pending, r rate, l lag, n name, q quit[/dim]"
-    return Group(head, "", _table(_QUEUES, queue_rows(before, now, sort)[:limit]), "", _table(_GROUPS, groups), "", foot)
+    return Group(
+        head, "", _table(_QUEUES, queue_rows(before, now, sort)[:limit]), "", _table(_GROUPS, groups), "", foot
+    )
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> RenderableType:
