@@ -397,14 +397,15 @@ async def _run(tool: Path, arguments: Sequence[str], dsn: str, bar: Progress, gr
     began = time.monotonic()
     while not waiting.done():
         await asyncio.wait([waiting], timeout=_POLL_SECONDS)
-        if grows is not None and grows.exists():
-            bar.update(completed=grows.stat().st_size, total=None)
-        else:
-            bar.update(completed=int(time.monotonic() - began))
+        bar.update(completed=_size(grows) or int(time.monotonic() - began))
     _, told = await waiting
     if process.returncode:
         lines = " ".join(told.decode(errors="replace").split())
         raise UserError(f"{tool.name} ended with {process.returncode}: {lines[-500:]}")
+
+
+def _size(path: Path | None) -> int:
+    return path.stat().st_size if path is not None and path.exists() else 0
 
 
 def _without_password(dsn: str) -> tuple[str, Mapping[str, str]]:
