@@ -44,8 +44,11 @@ def server_settings(database_url: str | None, data_dir: Path | None) -> Settings
 
 
 @contextlib.contextmanager
-def open_databases(database_url: str | None, data_dir: Path | None, *, start: bool = True) -> Iterator[Databases]:
-    """The databases of a server, whether it runs or not; an embedded one that is stopped runs for as long as this."""
+def open_databases(database_url: str | None, data_dir: Path | None, *, create: bool = False) -> Iterator[Databases]:
+    """The databases of a server, whether it runs or not; an embedded one that is stopped runs for as long as this.
+
+    With `create`, an embedded one is made where there is none.
+    """
     settings = server_settings(database_url, data_dir)
     if settings.database_dsns:
         yield Databases(settings.database_dsns, settings, False)
@@ -58,7 +61,7 @@ def open_databases(database_url: str | None, data_dir: Path | None, *, start: bo
     if running is not None:
         yield Databases((running.dsn("postgres"),), settings, True)
         return
-    if not start or not (place / "cluster").exists():
+    if not create and not (place / "cluster").exists():
         raise UserError(
             f"no database is configured, and there is no embedded one in {place}; pass --database-url or --data-dir"
         )

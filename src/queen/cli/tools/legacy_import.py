@@ -1,8 +1,8 @@
 """`queen import --from <PostgreSQL of a Queen 0.15>`: its queues, messages, groups, dead letters and traces.
 
-Messages keep their order, ids, transaction ids and times. Each transaction notes in the target how far it has come, so an
-import that was interrupted goes on there, and one that is repeated takes over what has come since: the old server may run
-meanwhile. What was stored by a transaction that is still open there is left for the next run.
+Messages keep their order, ids, transaction ids and times. Each transaction notes in the target how far it has come, so
+an import that was interrupted goes on there, and one that is repeated takes over what has come since: the old server may
+run meanwhile. What was stored by a transaction that is still open there is left for the next run.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ _TABLES: Final = {
 _NO_ID: Final = uuid.UUID(int=0)
 _BATCH: Final = 2000
 _NONCE_BYTES: Final = 12
+_LOW_BITS: Final = 48
+"""Ids of one segment differ in these alone."""
 _COLUMNS = (
     Column("QUEUE", "queue"),
     Column("PARTITIONS", "partitions", right=True),
@@ -78,7 +80,7 @@ def import_(
     a difference.
     """
     out = Output(output, quiet=quiet)
-    with open_databases(database_url, data_dir) as databases:
+    with open_databases(database_url, data_dir, create=True) as databases:
         if len(databases.dsns) != 1:
             raise UserError("import into one database, and spread queues over shards afterwards: queen shards move")
         keys = [bytes.fromhex(key) for key in databases.settings.queen_encryption_key]
@@ -86,9 +88,7 @@ def import_(
     out.rows(rows, _COLUMNS)
     wrong = [row["queue"] for row in rows if row["verified"] is False]
     if wrong:
-        raise ServerFailed(
-            f"both sides differ on {', '.join(wrong)}; run it again, or delete these queues and import anew"
-        )
+        raise ServerFailed(f"both sides differ on {', '.join(wrong)}; delete these queues here, and import them again")
 
 
 async def _import(
@@ -166,7 +166,15 @@ class Importer:
 
     async def take_over(self, queue: str, bar: Progress) -> dict[str, Any]:
         """Everything of a queue that is not here yet."""
-        row = {"queue": queue, "partitions": 0, "messages": 0, "new": 0, "groups": 0, "deadLetters": 0, "traces": 0}
+        row: dict[str, Any] = {
+            "queue": queue,
+            "partitions": 0,
+            "messages": 0,
+            "new": 0,
+            "groups": 0,
+            "deadLetters": 0,
+            "traces": 0,
+        }
         groups: set[str] = set()
         horizon = await self._source.fetchval(self._sql["legacy_horizon"])
         for partition in self._partitions.get(queue, []):
@@ -279,11 +287,8 @@ class Importer:
                 continue
             committed = 0
             if row["last_consumed_created_at"] is not None:
-                committed = await self._target.fetchval(
-                    self._sql["import_offset_behind"],
-                    partition_id,
-                    row["last_consumed_created_at"],
-                    row["last_consumed_id"].bytes,
+                committed = await self._offset_behind(
+                    partition_id, row["last_consumed_created_at"], row["last_consumed_id"]
                 )
             await self._target.execute(
                 self._sql["import_cursor"],
@@ -297,6 +302,18 @@ class Importer:
                 row["created_at"],
             )
         return groups
+
+    async def _offset_behind(self, partition_id: int, created_at: datetime, message_id: uuid.UUID) -> int:
+        """The first offset behind a position of the old order."""
+        last = await self._target.fetchrow(
+            self._sql["import_segment_until"], partition_id, created_at, message_id.bytes
+        )
+        if last is None:
+            return 0
+        count: int = last["count"]
+        if last["created_at"] == created_at:
+            count = min(count, message_id.int - int.from_bytes(last["ids"][:16], "big") + 1)
+        return int(last["base_offset"] + count)
 
     async def _take_subscriptions(self) -> None:
         for row in await self._source.fetch(self._sql["legacy_subscriptions"]):
@@ -420,9 +437,7 @@ class Importer:
                 return AESGCM(key).decrypt(nonce, sealed, None)
             except InvalidTag:
                 continue
-        raise UserError(
-            "some payloads are encrypted by a key that is not in QUEEN_ENCRYPTION_KEY; add that of the 0.15"
-        )
+        raise UserError("some payloads are encrypted by a key that is not in QUEEN_ENCRYPTION_KEY; add it")
 
 
 class _Digest:
@@ -456,6 +471,7 @@ def _runs(messages: Sequence[Any]) -> list[list[Any]]:
             last is not None
             and message["created_at"] == last["created_at"]
             and message["id"].int == last["id"].int + 1
+            and message["id"].int >> _LOW_BITS == last["id"].int >> _LOW_BITS
             and message["is_encrypted"] == last["is_encrypted"]
         ):
             runs[-1].append(message)

@@ -121,10 +121,12 @@ SELECT source_id, partition_id, queue_id, last_created_at, last_id, messages FRO
 -- The id of a group, made if need be.
 INSERT INTO queen.groups (name) VALUES ($1) ON CONFLICT (name) DO UPDATE SET name = excluded.name RETURNING id;
 
--- name: import_offset_behind
--- The first offset of a partition behind a position of the old order: a time ($2) and a message id ($3) in bytes.
-SELECT coalesce(max(base_offset + count), 0) AS at FROM queen.segments
-WHERE partition_id = $1 AND (created_at, substring(ids FOR 16)) <= ($2, $3::bytea);
+-- name: import_segment_until
+-- The last segment of a partition that begins at a position of the old order, a time ($2) and the bytes of an id ($3), or
+-- before.
+SELECT base_offset, count, created_at, ids FROM queen.segments
+WHERE partition_id = $1 AND (created_at, substring(ids FOR 16)) <= ($2, $3::bytea)
+ORDER BY base_offset DESC LIMIT 1;
 
 -- name: import_cursor
 -- Where a group is on a partition; a group that has come further here stays there.
