@@ -162,6 +162,5 @@ def programs_for_everybody(data: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("arguments", [("version",), ("settings",), ("serve", "--help")])
-@pytest.mark.xfail(reason="the command line imports Spark's commands at its start", strict=False)
 def test_commands_of_the_server_need_no_spark(arguments: tuple[str, ...]) -> None:
     run(sys.executable, Path(__file__).with_name("without_extras.py"), *arguments)
