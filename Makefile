@@ -5,33 +5,50 @@ PYTHON3 ?= python3
 ARGS ?=
 
 BIN := .venv/bin
-STAMP := .venv/.installed
+# What was installed, the smaller set first: a server needs neither Spark (0.5 GB) nor the tools of developers.
+SERVER := .venv/.server
+SPARK := .venv/.spark
+DEVELOP := .venv/.develop
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve example test acceptance lint format docs manifests constraints bench soak clean
+.PHONY: help setup serve spark example test acceptance lint format docs manifests constraints bench soak clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## Prepare .venv; done again only when pyproject.toml or constraints.txt change.
+setup: $(DEVELOP) ## Prepare .venv for developing; done again only when pyproject.toml or constraints.txt change.
 
-$(STAMP): pyproject.toml constraints.txt
+.venv/bin/pip:
 	@$(PYTHON3) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Queen needs Python 3.11 or newer, and $(PYTHON3) is not: make $(MAKECMDGOALS) PYTHON3=python3.12" >&2; \
 	  exit 1; }
-	@test -x $(BIN)/pip || $(PYTHON3) -m venv .venv || { \
+	@$(PYTHON3) -m venv .venv || { \
 	  rm -rf .venv; \
 	  echo "$(PYTHON3) cannot make a virtual environment; the lines above say why." >&2; \
 	  echo "On Debian and Ubuntu its venv module is a package of its own: apt install python3-venv" >&2; \
 	  exit 1; }
-	$(BIN)/pip install --quiet --editable '.[server,redis,otel,spark,dev]' --constraint constraints.txt
+
+INSTALL = $(BIN)/pip install --quiet --constraint constraints.txt --editable
+
+$(SERVER): pyproject.toml constraints.txt | .venv/bin/pip
+	$(INSTALL) '.[server,redis,otel]'
 	@touch $@
 
-serve: setup ## Start the server; variables and ARGS are those of `queen serve`.
+$(SPARK): $(SERVER)
+	$(INSTALL) '.[server,redis,otel,spark]'
+	@touch $@
+
+$(DEVELOP): pyproject.toml constraints.txt | .venv/bin/pip
+	$(INSTALL) '.[server,redis,otel,spark,dev]'
+	@touch $(SERVER) $(SPARK) $@
+
+serve: $(SERVER) ## Start the server; variables and ARGS are those of `queen serve`.
 	@exec $(BIN)/queen serve $(ARGS)
 
-example: setup ## Run a data pipeline from end to end, with a plot; needs Java 17.
+spark: $(SPARK) ## Install what data pipelines on Spark need; they need Java 17 besides.
+
+example: $(SPARK) ## Run a data pipeline from end to end, with a plot; needs Java 17.
 	@exec $(BIN)/queen pipeline example $(ARGS)
 
 # Tests wait more than they compute: three at a time take half as long on two cores.
@@ -59,7 +76,7 @@ manifests: setup ## Write deploy/kubernetes from the Helm charts.
 
 constraints: setup ## Write the versions installed now to constraints.txt.
 	$(BIN)/pip freeze --exclude-editable > constraints.txt
-	@touch $(STAMP)
+	@touch $(SERVER) $(SPARK) $(DEVELOP)
 
 bench: setup ## Measure throughput and latency; ARGS='--help' explains.
 	$(BIN)/python bench/run.py $(ARGS)
