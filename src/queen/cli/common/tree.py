@@ -15,10 +15,14 @@ import typer.main
 
 from queen.cli.common.output import FORMATS
 from queen.cli.common.session import OPTIONS_KEY
+from queen.errors import QueenError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _PANEL = "Options of all commands"
+_OF_SPARK = frozenset(
+    {"pyspark", "pyarrow", "pandas", "psycopg", "adbc_driver_manager", "adbc_driver_postgresql", "matplotlib"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,15 @@ class Commands(MutableMapping[str, Any]):
         found = self._loaded.get(entry.name)
         if found is None:
             module, _, attribute = entry.home.partition(":")
-            found = typer.main.get_command(getattr(importlib.import_module(module), attribute))
+            try:
+                found = typer.main.get_command(getattr(importlib.import_module(module), attribute))
+            except ModuleNotFoundError as error:
+                if (error.name or "").partition(".")[0] not in _OF_SPARK:
+                    raise
+                raise QueenError(
+                    f"queen {entry.name} needs Spark, which is not installed ({error.name} is missing): "
+                    "run `make spark`, or install the extra `spark` of this package"
+                ) from error
             found.name = entry.name
             if entry.remote:
                 _give_options(found)
