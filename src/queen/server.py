@@ -319,6 +319,7 @@ def make_broker(
     )
     heartbeat = _heartbeat(base, push, pop)
     _subscribe(base, push, pop, topics, jobs, heartbeat)
+    base.changes.on_unnotified_writes(pop.popper.poll, topics.dequeuer.wake_all, topics.many.wake_all)
     return Broker(
         settings=settings,
         worker_id=worker_id,
@@ -400,6 +401,7 @@ class _Base:
             self.notifications,
             on_gap=self.cache.forget_everything,
             interval=settings.queen_sync_reconcile_ms / 1000,
+            workers=settings.num_workers,
         )
 
     def _queues_created(self, names: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from queen.broker.heartbeat import APPLICATION_NAME
+from queen.storage.database import HEARTBEAT_SESSION
 
 Chooses = Callable[[bytes], bool]
 
@@ -146,7 +146,7 @@ class _Pair:
     async def carry_answers(self, reader: asyncio.StreamReader) -> None:
         async for chunk in self._chunks(reader):
             sent, self._sent = self._sent, b""
-            if APPLICATION_NAME.encode() in sent:
+            if HEARTBEAT_SESSION.encode() in sent:
                 self._watches = True
             if not self._watches and self._proxy.loses(sent):
                 self._break_off(chunk[: len(chunk) // 2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from queen.broker.heartbeat import APPLICATION_NAME
+from queen.storage.database import HEARTBEAT_SESSION
 from tests.ageing import until
 from tests.api import Api
 from tests.database import Connection
@@ -60,7 +60,7 @@ async def test_clients_never_see_the_state_of_the_driver(api: Api, connection: C
                     " AND pid <> pg_backend_pid() AND backend_type = 'client backend' AND application_name <> $1"
                     " AND random() < 0.3",
                     # Without it PostgreSQL counts as down, and pushes go to the spool for the rest of the test.
-                    APPLICATION_NAME,
+                    HEARTBEAT_SESSION,
                 )
             )
             await asyncio.sleep(0.02)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.ageing import until
 from tests.api import Api
 from tests.conftest import StartServer
 from tests.database import Connection, make_queue, stored_messages
@@ -98,3 +99,42 @@ def _empty(directory: Path) -> None:
     for shared in directory.iterdir():
         if not shared.is_dir():
             shared.unlink()
+
+
+async def test_a_waiting_pop_finds_what_the_other_host_stored_without_peers_and_without_its_safety_poll(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    """The log of changes is read every second, and says whether anything was written at all."""
+    here = await start_server(pop_safety_poll_ms=3_600_000)
+    _empty(tmp_path)
+    there = await start_server(pop_safety_poll_ms=3_600_000, queen_data_dir=tmp_path / "other")
+    await here.push("q", 0)
+    assert len(await there.pop("q", autoAck=True)) == 1
+    for number in range(1, 3):
+        waiting = asyncio.create_task(there.pop("q", wait=True, timeout=60_000, autoAck=True))
+        await until(lambda: _parked(there), 10)
+        await here.push("q", number)
+        assert [message["data"] for message in await waiting] == [number]
+    waiting = asyncio.create_task(there.pop("not yet", wait=True, timeout=60_000, autoAck=True))
+    await until(lambda: _parked(there), 10)
+    await here.push("not yet", 1)
+    assert len(await waiting) == 1
+
+
+async def test_a_waiting_pop_finds_what_a_lease_of_the_other_host_held(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    here = await start_server(pop_safety_poll_ms=3_600_000)
+    _empty(tmp_path)
+    there = await start_server(pop_safety_poll_ms=3_600_000, queen_data_dir=tmp_path / "other")
+    await here.push("q", 0, 1)
+    (leased,) = await here.pop("q", batch=1)
+    waiting = asyncio.create_task(there.pop("q", wait=True, timeout=60_000))
+    await until(lambda: _parked(there), 10)
+    await here.ack([leased])
+    assert [message["data"] for message in await waiting] == [1]
+
+
+async def _parked(host: Api) -> bool:
+    assert host.worker is not None
+    return host.worker.broker.popper.parked > 0

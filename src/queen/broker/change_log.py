@@ -19,7 +19,7 @@ from queen.broker.events import Event, EventKind, named, partition_changed
 from queen.broker.notifications import Handlers, Notifications
 from queen.concurrency import BackgroundTask
 from queen.errors import QueenError
-from queen.storage.database import Database, Fetcher, Record
+from queen.storage.database import HEARTBEAT_SESSION, Database, Fetcher, Record
 
 log = logging.getLogger(__name__)
 
@@ -66,14 +66,19 @@ class ChangeReader:
         on_gap: Callable[[], None],
         *,
         interval: float,
+        workers: int,
     ) -> None:
-        """`on_gap` is called when entries may have been missed, beside `forget_everything` of the caches."""
+        """`on_gap` is called when entries may have been missed, beside `forget_everything` of the caches; `workers` is
+        how many this host has."""
         self._database = database
         self._catalog = catalog
         self._notifications = notifications
         self._on_gap = on_gap
         self._caches: list[QueueCache] = [catalog]
         self._interval = interval
+        self._workers = workers
+        self._on_writes: tuple[Callable[[], None], ...] = ()
+        self._next_xid = 0
         self._horizon: int | None = None
         self._read_at = 0.0
         self._read: set[int] = set()
@@ -83,6 +88,10 @@ class ChangeReader:
     def add_cache(self, cache: QueueCache) -> None:
         """Correct this one, too."""
         self._caches.append(cache)
+
+    def on_unnotified_writes(self, *callbacks: Callable[[], None]) -> None:
+        """Call back when something was written, and another host that sends no notifications may have done it."""
+        self._on_writes = callbacks
 
     def handlers(self) -> Handlers:
         """A group's change that was notified of is applied already when its entry is read."""
@@ -115,6 +124,7 @@ class ChangeReader:
         self._read = {entry["id"] for entry in entries if entry["xid"] >= horizon}
         self._applied = {change for change in self._applied if change >= horizon}
         self._horizon, self._read_at = horizon, now
+        await self._notice_writes(rows[0]["next_xid"])
 
     async def _run(self) -> None:
         while True:
@@ -139,6 +149,16 @@ class ChangeReader:
             for entry in entries
             if entry["kind"] != EventKind.QUEUE_CHANGED and entry["xid"] not in self._applied
         )
+
+    async def _notice_writes(self, next_xid: int) -> None:
+        """Let waiting requests look for what a host without peers has written since the last time."""
+        written, self._next_xid = next_xid != self._next_xid, next_xid
+        if not written or not self._on_writes or self._notifications.reaches_hosts:
+            return
+        (row,) = await self._database.fetch("count_workers", HEARTBEAT_SESSION)
+        if row["workers"] > self._workers:
+            for callback in self._on_writes:
+                callback()
 
     def _forget_everything(self) -> None:
         for cache in self._caches:

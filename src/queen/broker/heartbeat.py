@@ -13,7 +13,7 @@ import asyncpg
 
 from queen.concurrency import BackgroundTask
 from queen.errors import DatabaseUnavailable, QueenError
-from queen.storage.database import AWAY_ERRORS, Connection, Database, Record
+from queen.storage.database import AWAY_ERRORS, HEARTBEAT_SESSION, Connection, Database, Record
 from queen.storage.migrate import load_migrations
 
 
@@ -45,7 +45,6 @@ class MaintenanceModes:
 log = logging.getLogger(__name__)
 
 _LOST: tuple[type[BaseException], ...] = (DatabaseUnavailable, *AWAY_ERRORS)
-APPLICATION_NAME = "queen watch"
 _BEAT_SECONDS = 0.4
 _SEARCH_SECONDS = 0.2
 
@@ -130,7 +129,7 @@ class DatabaseHeartbeat:
     async def _ask(self) -> bool:
         try:
             if self._connection is None:
-                self._connection = await self._database.connect(application_name=APPLICATION_NAME)
+                self._connection = await self._database.connect(application_name=HEARTBEAT_SESSION)
             self._learn(await self._connection.fetch(self._database.statements["system_modes"]))
         except _LOST:
             self._drop()

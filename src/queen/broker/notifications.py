@@ -75,7 +75,8 @@ class Notifications:
 
     def send_hosts(self, events: Sequence[Event]) -> None:
         """Send events to the other hosts alone."""
-        if self.peers is not None and self.peers.active:
+        if self.reaches_hosts:
+            assert self.peers is not None
             self.peers.publish(events)
 
     def hint(self, events: Sequence[Event]) -> None:
@@ -83,6 +84,11 @@ class Notifications:
         if not self._alone:
             for datagram in self._datagrams(events):
                 self.bus.hint(datagram)
+
+    @property
+    def reaches_hosts(self) -> bool:
+        """Whether peers are configured."""
+        return self.peers is not None and self.peers.active
 
     @property
     def reaches_workers(self) -> bool:

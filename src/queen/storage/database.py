@@ -40,6 +40,10 @@ AWAY_ERRORS: tuple[type[BaseException], ...] = (
 BUSY_ERRORS: tuple[type[BaseException], ...] = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError)
 
 
+HEARTBEAT_SESSION = "queen watch"
+"""The application_name of the connection on which a worker asks whether PostgreSQL is available; it has always one."""
+
+
 class Presence:
     """Whether PostgreSQL is known to be away, and how often it has answered."""
 

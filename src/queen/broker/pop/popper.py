@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections import deque
@@ -59,6 +60,7 @@ class Subscriptions:
 log = logging.getLogger(__name__)
 
 _IDLE_LANE_SECONDS = 600.0
+_POLL_REST = 9
 _PARKED_SECONDS = 0.5
 """A pop that has waited for longer outlives an outage; a younger one is answered 503."""
 
@@ -100,6 +102,7 @@ class Popper:
         self._active: set[Lane] = set()
         self._loop_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._poll_now = asyncio.Event()
         self.paused = False
 
     def start(self) -> None:
@@ -197,6 +200,11 @@ class Popper:
             EventKind.QUEUE_GONE: self._on_queue_gone,
             EventKind.GROUP_CHANGED: self._on_group_changed,
         }
+
+    def poll(self) -> None:
+        """Look for messages that no notification told of: now, rather than when the safety poll is due."""
+        if self.parked:
+            self._poll_now.set()
 
     def leases_ended(self, leases: Sequence[tuple[int, int, int, int]]) -> None:
         """Leases (queue, partition, group, messages available) have ended: offer what they held to waiting pops."""
@@ -506,7 +514,10 @@ class Popper:
         """The slow poll: what no wake-up told is found here, and lanes nobody uses are let go."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self._safety_poll)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._safety_poll):
+                    await self._poll_now.wait()
+            self._poll_now.clear()
             now = loop.time()
             for lane in self._lanes:
                 if lane not in self._lanes:
@@ -521,6 +532,8 @@ class Popper:
             for name in self._missing.queue_names():
                 if await self._queue_appeared(name):
                     self._queue_exists(name)
+            # However many lanes there are, and however often something is written: a tenth of the time at most.
+            await asyncio.sleep(_POLL_REST * (loop.time() - now))
 
     async def _look(self, lane: Lane) -> None:
         """Find out what a lane has that nobody told of."""
