@@ -7,124 +7,241 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from queen.errors import Overloaded
+import asyncpg
+
+from queen.errors import DatabaseUnavailable, Overloaded, QueenError
 from queen.metrics.counters import BATCH_SIZES, Histogram
 
 log = logging.getLogger(__name__)
 
+
+class BatchedRequest(Protocol):
+    """A request that waits for its answer."""
+
+    @property
+    def answer(self) -> asyncio.Future[Any]: ...
+
+
 T = TypeVar("T")
+RequestT = TypeVar("RequestT", bound=BatchedRequest)
 
 
-class Batcher(Generic[T]):
-    """Runs `run(batch)` for everything submitted, one batch at a time.
+class Backlog(Protocol[T]):
+    """The policy of a batcher: what waits, and what of it goes into the next batch of each slot."""
 
-    There is no timer: an idle lane starts at once, a busy one gathers. `weigh` says how much of a batch an item takes,
-    `limit` how much a batch may hold, `most` how much may wait for its batch. With a `turn`, each batch is taken and
-    run inside it, and what `run` returns is called when it is over. `run` answers its items itself; should it raise,
-    `fail(item, error)` is called for each. `sizes` is told how many items batches have. While a turn is waited for,
-    `meanwhile` is given what will most likely be the batch.
+    slots: int
+    """How many batches may run at the same time."""
+
+    def add(self, item: T, weight: int) -> int:
+        """Queue an item; the slot whose next batch may have it."""
+        ...
+
+    def waits(self, slot: int) -> bool:
+        """Whether there is anything for a batch of this slot."""
+        ...
+
+    def ready(self, slot: int, resume: Callable[[], None]) -> bool:
+        """Whether there is, and it may begin now; `resume` is called when one that may not should ask again."""
+        ...
+
+    def take(self, slot: int) -> tuple[list[T], int]:
+        """The next batch, and its weight."""
+        ...
+
+    def done(self, slot: int) -> None:
+        """The batch of this slot has ended."""
+        ...
+
+    def waiting(self) -> Sequence[T]:
+        """Everything that waits."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+class Batcher(Generic[RequestT]):
+    """Runs `run(batch)` for everything submitted.
+
+    There is no timer: an idle batcher starts at once, a busy one gathers. `weigh` is how much of a batch an item takes,
+    `limit` how much a batch holds, `most` how much may wait; `backlog` is which items go together and how many batches
+    run at once (by default in the order of arrival, one at a time). With a `lock`, a batch is taken and run inside it,
+    and what `run` returns is called after its release; while the lock is waited for, `meanwhile` is given what is most
+    likely to be the batch.
+
+    `run` answers its items. When PostgreSQL refuses a batch, each item runs alone, so that only the guilty one fails;
+    when it is unavailable or too busy, `fail` is called for each.
     """
 
     def __init__(
         self,
-        run: Callable[[list[T]], Awaitable[Callable[[], None] | None]],
-        fail: Callable[[T, Exception], None],
+        run: Callable[[list[RequestT]], Awaitable[Callable[[], None] | None]],
         *,
-        weigh: Callable[[T], int] = lambda item: 1,
+        weigh: Callable[[RequestT], int] = lambda item: 1,
         limit: int = 1000,
         most: int = 100_000,
-        turn: AbstractAsyncContextManager[None] | None = None,
-        meanwhile: Callable[[Sequence[T]], None] | None = None,
+        backlog: Backlog[RequestT] | None = None,
+        lock: AbstractAsyncContextManager[None] | None = None,
+        meanwhile: Callable[[Sequence[RequestT]], None] | None = None,
         sizes: Histogram | None = None,
+        fail: Callable[[RequestT, Exception], None] | None = None,
     ) -> None:
         self._run = run
-        self._fail = fail
+        self._fail = fail or fail_request
         self._weigh = weigh
         self._limit = limit
         self._most = most
-        self._turn = turn if turn is not None else nullcontext()
-        self._has_turn = False
+        self._backlog = backlog if backlog is not None else ArrivalOrder[RequestT](weigh, limit)
+        self._lock = lock if lock is not None else nullcontext()
+        self._has_lock = False
         self._meanwhile = meanwhile
-        self._waiting: deque[T] = deque()
         self._weight = 0
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None] | None] = [None] * self._backlog.slots
         self._sizes = sizes if sizes is not None else Histogram.of(BATCH_SIZES)
         self.batches = 0
         self.items = 0
 
-    def submit(self, item: T) -> None:
+    def submit(self, item: RequestT) -> None:
         """Have the item run with the next batch. Raises `Overloaded` when too much waits already."""
         weight = self._weigh(item)
-        if self._waiting and self._weight + weight > self._most:
-            raise overloaded()
+        if self._weight and self._weight + weight > self._most:
+            raise Overloaded(
+                "the server has more work waiting than it can do at once; nothing was done, try again soon"
+            )
         self._weight += weight
-        self._waiting.append(item)
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._drain())
+        slot = self._backlog.add(item, weight)
+        if self._tasks[slot] is None:
+            self._tasks[slot] = asyncio.get_running_loop().create_task(self._drain(slot))
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._backlog)
 
     async def join(self) -> None:
         """Wait until everything submitted so far is answered."""
-        while self._task is not None:
-            await asyncio.wait([self._task])
+        while True:
+            running = [task for task in self._tasks if task is not None]
+            if running:
+                await asyncio.wait(running)
+            elif len(self._backlog):
+                await asyncio.sleep(0.001)
+            else:
+                return
 
-    async def _drain(self) -> None:
+    async def _drain(self, slot: int) -> None:
+        """Run the batches of a slot, one after the other, until nothing is left for it."""
+        backlog = self._backlog
         try:
-            while self._waiting:
-                self._has_turn = False
+            while backlog.ready(slot, self._start):
+                self._has_lock = False
                 if self._meanwhile is not None:
                     # When the requests that are on the wire just now have come in, too.
                     asyncio.get_running_loop().call_soon(self._use_the_wait, self._meanwhile)
-                async with self._turn:
-                    self._has_turn = True
-                    batch = self._take()
-                    afterwards = await self._run_safely(batch)
+                async with self._lock:
+                    self._has_lock = True
+                    batch, weight = backlog.take(slot)
+                    self._weight -= weight
+                    afterwards = await self._run_batch(batch)
                 if afterwards is not None:
                     self._finish(batch, afterwards)
+                backlog.done(slot)
+                if backlog.slots > 1:
+                    self._start()
         finally:
-            self._task = None
+            self._tasks[slot] = None
 
-    def _use_the_wait(self, meanwhile: Callable[[Sequence[T]], None]) -> None:
-        if not self._has_turn and self._weight <= self._limit:
-            meanwhile(tuple(self._waiting))
+    def _start(self) -> None:
+        for slot, task in enumerate(self._tasks):
+            if task is None and self._backlog.waits(slot):
+                self._tasks[slot] = asyncio.get_running_loop().create_task(self._drain(slot))
 
-    async def _run_safely(self, batch: list[T]) -> Callable[[], None] | None:
+    def _use_the_wait(self, meanwhile: Callable[[Sequence[RequestT]], None]) -> None:
+        if not self._has_lock and self._weight <= self._limit:
+            meanwhile(self._backlog.waiting())
+
+    async def _run_batch(self, batch: list[RequestT]) -> Callable[[], None] | None:
         self.batches += 1
         self.items += len(batch)
         self._sizes.observe(len(batch))
         try:
             return await self._run(batch)
+        except (QueenError, asyncpg.PostgresError) as error:
+            if len(batch) > 1 and not isinstance(error, DatabaseUnavailable | Overloaded):
+                await self._run_singly(batch)
+            else:
+                self._fail_all(batch, error)
         except Exception as error:
-            fail_batch(batch, self._fail, error)
-            return None
+            self._log_failure(batch, error)
+        return None
 
-    def _finish(self, batch: list[T], afterwards: Callable[[], None]) -> None:
+    async def _run_singly(self, batch: list[RequestT]) -> None:
+        for item in batch:
+            if item.answer.done():
+                continue
+            try:
+                afterwards = await self._run([item])
+                if afterwards is not None:
+                    afterwards()
+            except (QueenError, asyncpg.PostgresError) as error:
+                self._fail(item, error)
+            except Exception as error:
+                self._log_failure([item], error)
+
+    def _finish(self, batch: list[RequestT], afterwards: Callable[[], None]) -> None:
         try:
             afterwards()
         except Exception as error:
-            fail_batch(batch, self._fail, error)
+            self._log_failure(batch, error)
 
-    def _take(self) -> list[T]:
-        waiting, taken = self._waiting, 0
+    def _log_failure(self, batch: list[RequestT], error: Exception) -> None:
+        """A batcher outlives any one batch; its requests are answered with the error."""
+        log.error("batch of %d failed: %s", len(batch), error, exc_info=error)
+        self._fail_all(batch, error)
+
+    def _fail_all(self, batch: list[RequestT], error: Exception) -> None:
+        for item in batch:
+            self._fail(item, error)
+
+
+def fail_request(request: BatchedRequest, error: Exception) -> None:
+    """Answer a request with an error, unless it has been answered."""
+    if not request.answer.done():
+        request.answer.set_exception(error)
+
+
+class ArrivalOrder(Generic[T]):
+    """A backlog in the order of arrival, with one batch at a time."""
+
+    slots = 1
+
+    def __init__(self, weigh: Callable[[T], int], limit: int) -> None:
+        self._weigh = weigh
+        self._limit = limit
+        self._items: deque[T] = deque()
+
+    def add(self, item: T, weight: int) -> int:
+        self._items.append(item)
+        return 0
+
+    def waits(self, slot: int) -> bool:
+        return bool(self._items)
+
+    def ready(self, slot: int, resume: Callable[[], None]) -> bool:
+        return bool(self._items)
+
+    def take(self, slot: int) -> tuple[list[T], int]:
+        items, weight = self._items, 0
         batch: list[T] = []
-        while waiting and taken < self._limit:
-            taken += self._weigh(waiting[0])
-            batch.append(waiting.popleft())
-        self._weight -= taken
-        return batch
+        while items and weight < self._limit:
+            weight += self._weigh(items[0])
+            batch.append(items.popleft())
+        return batch, weight
 
+    def done(self, slot: int) -> None:
+        return
 
-def overloaded() -> Overloaded:
-    """What is raised when too much waits already."""
-    return Overloaded("the server has more work waiting than it can do at once; nothing was done, try again soon")
+    def waiting(self) -> Sequence[T]:
+        return tuple(self._items)
 
-
-def fail_batch(batch: Sequence[T], fail: Callable[[T, Exception], None], error: Exception) -> None:
-    """A lane must outlive any one batch; whoever waits for it is told. To be called while the error is handled."""
-    log.exception("a fused batch of %d failed", len(batch))
-    for item in batch:
-        fail(item, error)
+    def __len__(self) -> int:
+        return len(self._items)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-import asyncpg
 import msgspec
 
 from queen.broker.ack.cursors import CursorKey, apply_decisions, lock_cursors
@@ -17,7 +16,6 @@ from queen.broker.ack.rules import INVALID_LEASE, NOT_FOUND, Ack, AckStatus, Dec
 from queen.broker.batcher import Batcher
 from queen.broker.catalog import Catalog, Partition, Queue
 from queen.broker.segments import leased_offsets, locate
-from queen.errors import DatabaseUnavailable, Overloaded, QueenError
 from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Link
 from queen.wire.ack import AckItem
@@ -63,7 +61,7 @@ class Acker:
         self._meter = meter
         self._whole = AckFastPath(catalog, leases, on_freed, meter)
         self.batcher: Batcher[AckRequest] = Batcher(
-            self._run, _fail, weigh=lambda request: len(request.items), limit=5000, sizes=meter.ack_batches
+            self._run, weigh=lambda request: len(request.items), limit=5000, sizes=meter.ack_batches
         )
 
     def ack(self, items: list[AckItem], group: str, render: Callable[[bytes], T], *, batch: bool) -> asyncio.Future[T]:
@@ -74,18 +72,6 @@ class Acker:
         return request.answer
 
     async def _run(self, batch: list[AckRequest]) -> None:
-        try:
-            await self._apply(batch)
-        except (asyncpg.PostgresError, QueenError) as error:
-            if len(batch) == 1 or isinstance(error, DatabaseUnavailable | Overloaded):
-                for request in batch:
-                    _fail(request, error)
-                return
-            for request in batch:
-                if not request.answer.done():
-                    await self._run([request])
-
-    async def _apply(self, batch: list[AckRequest]) -> None:
         rest = await self._whole.serve(self._link, batch)
         if rest:
             await self._apply_each(rest)
@@ -293,8 +279,3 @@ def _render(pending: list[_Pending], partitions: dict[int, Partition]) -> bytes:
             )
         )
     return b"[" + b",".join(out) + b"]"
-
-
-def _fail(request: AckRequest, error: Exception) -> None:
-    if not request.answer.done():
-        request.answer.set_exception(error)

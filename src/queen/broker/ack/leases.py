@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
 
-import asyncpg
-
-from queen.broker.batcher import Batcher
+from queen.broker.batcher import Batcher, fail_request
 from queen.broker.segments import find_message, leased_offsets
-from queen.errors import NotFound, QueenError
+from queen.errors import NotFound
 from queen.storage.database import Database, Fetcher, Link
 from queen.wire.envelope import Envelope
 from queen.wire.ids import is_uuid, parse_lease
@@ -109,7 +107,7 @@ class Renewer:
 
     def __init__(self, database: Database) -> None:
         self._link: Link = database.link()
-        self.batcher: Batcher[Renewal] = Batcher(self._run, _fail, limit=500)
+        self.batcher: Batcher[Renewal] = Batcher(self._run, limit=500)
 
     def renew(self, lease_id: str, seconds: float) -> asyncio.Future[datetime]:
         """The future gives the earliest time at which the lease now ends; `NotFound` when it is not live."""
@@ -118,13 +116,6 @@ class Renewer:
         return renewal.answer
 
     async def _run(self, batch: list[Renewal]) -> None:
-        try:
-            await self._renew(batch)
-        except (asyncpg.PostgresError, QueenError) as error:
-            for renewal in batch:
-                _fail(renewal, error)
-
-    async def _renew(self, batch: list[Renewal]) -> None:
         rows: list[tuple[int, Renewal]] = []
         for renewal in batch:
             place = parse_lease(renewal.lease_id) if is_uuid(renewal.lease_id) else None
@@ -151,14 +142,9 @@ class Renewer:
         for renewal in batch:
             end = ends.get(id(renewal))
             if end is None:
-                _fail(renewal, NotFound("Lease not found"))
+                fail_request(renewal, NotFound("Lease not found"))
             elif not renewal.answer.done():
                 renewal.answer.set_result(end)
-
-
-def _fail(renewal: Renewal, error: Exception) -> None:
-    if not renewal.answer.done():
-        renewal.answer.set_exception(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +168,7 @@ class Releaser:
         self._link: Link = database.link()
         self._leases = leases
         self._on_freed = on_freed
-        self.batcher: Batcher[_Release] = Batcher(
-            self._run, _fail_release, weigh=lambda release: len(release.leases), limit=1000
-        )
+        self.batcher: Batcher[_Release] = Batcher(self._run, weigh=lambda release: len(release.leases), limit=1000)
 
     def release(self, leases: Sequence[HeldLease]) -> asyncio.Future[int]:
         """The future gives how many partitions came free; those whose lease had ended before are none of them."""
@@ -200,14 +184,9 @@ class Releaser:
             for lease in release.leases
             for partition_id in lease.partition_ids
         )
-        try:
-            released = await self._link.fetch(
-                "release_leases", [partition_id for partition_id, _ in rows], [lease_id for _, lease_id in rows]
-            )
-        except (asyncpg.PostgresError, QueenError) as error:
-            for release in batch:
-                _fail_release(release, error)
-            return
+        released = await self._link.fetch(
+            "release_leases", [partition_id for partition_id, _ in rows], [lease_id for _, lease_id in rows]
+        )
         for row in released:
             self._leases.finish(row["lease_id"], row["partition_id"])
         self._on_freed([(row["queue_id"], row["partition_id"], row["group_id"], row["available"]) for row in released])
@@ -217,11 +196,6 @@ class Releaser:
                 release.answer.set_result(
                     sum((id, lease.lease_id) in freed for lease in release.leases for id in lease.partition_ids)
                 )
-
-
-def _fail_release(release: _Release, error: Exception) -> None:
-    if not release.answer.done():
-        release.answer.set_exception(error)
 
 
 async def find_offset(

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from queen.broker.batcher import Batcher
+from queen.broker.batcher import Batcher, fail_request
 from queen.broker.catalog import Catalog, Partition, Queue
 from queen.broker.push.append_batch import AppendBatch, ItemOutcome
 from queen.broker.push.append_lock import AppendLock
@@ -21,7 +21,7 @@ from queen.broker.push.results import join_results, refusal, render_results, sto
 from queen.broker.push.slices import Push, PushSlice, SlicePreparer, split_by_target
 from queen.broker.push.spool_router import SpoolRouter
 from queen.concurrency import EagerFuture
-from queen.errors import DatabaseUnavailable, Overloaded, QueenError
+from queen.errors import DatabaseUnavailable, QueenError
 from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Fetcher, Link, TransactionConflict
 from queen.wire.ids import IdSource
@@ -112,7 +112,7 @@ class Pusher:
         preparer: SlicePreparer,
         appender: Appender,
         ids: IdSource,
-        turn: AppendLock,
+        lock: AppendLock,
         drain_bus: Callable[[], None],
         spool_router: SpoolRouter,
         meter: Meter,
@@ -125,7 +125,7 @@ class Pusher:
         self._appender = appender
         self._ids = ids
         self._drain_bus = drain_bus
-        self.batcher = _batcher(self._run, meter, turn, self._pack_ahead)
+        self.batcher = _batcher(self._run, meter, lock, self._pack_ahead)
         self.buffering = _batcher(self._buffer, meter)
         self._meter = meter
 
@@ -237,49 +237,32 @@ class Pusher:
                 self._appender.pack_ahead(lots)
 
     async def _run(self, batch: list[Push]) -> Callable[[], None] | None:
-        """Store a batch; when PostgreSQL refuses it, each request alone, so that only the guilty one fails.
-
-        Returns what answers the requests, to be called when the turn has been passed on.
-        """
+        """Store a batch; returns what answers the requests, to be called when the append lock has been released."""
+        if self._spool_router.engaged and await self._spool_router.takes(
+            {part.target for push in batch for part in push.parts}
+        ):
+            return await self._spool_router.take(batch)
         try:
-            if self._spool_router.engaged and await self._spool_router.takes(
-                {part.target for push in batch for part in push.parts}
-            ):
-                return await self._spool_router.take(batch)
-            try:
-                answers, settle = await self._store_persistently(batch)
-            except DatabaseUnavailable:
-                return await self._spool_router.take(batch, trouble=True)
-        except (asyncpg.PostgresError, QueenError) as error:
-            if len(batch) == 1 or isinstance(error, DatabaseUnavailable | Overloaded):
-                for push in batch:
-                    _fail(push, error)
-                return None
-            for push in batch:
-                answer = await self._run([push])
-                if answer is not None:
-                    answer()
-            return None
+            answers, settle = await self._store_persistently(batch)
+        except DatabaseUnavailable:
+            return await self._spool_router.take(batch, trouble=True)
 
         def finish() -> None:
-            # Nothing else runs before both are done. Answers that have to be rendered first keep nobody else waiting.
-            if answers.are_ready:
-                answers.give(self._meter)
-                settle()
-            else:
+            # Nothing else runs before both are done. Answers that have to be rendered first keep no other waiting.
+            if not answers.are_ready:
                 settle()
                 answers.give(self._meter)
+                return
+            try:
+                answers.give(self._meter)
+            finally:
+                settle()
 
         return finish
 
     async def _buffer(self, batch: list[Push]) -> Callable[[], None] | None:
         """Spool pushes that asked for it."""
-        try:
-            return await self._spool_router.take(batch)
-        except QueenError as error:
-            for push in batch:
-                _fail(push, error)
-            return None
+        return await self._spool_router.take(batch)
 
     async def _store_persistently(self, batch: list[Push]) -> tuple[_Answers, Callable[[], None]]:
         """Try again for a while when PostgreSQL goes away: segments of a lost attempt are recognised by their ids."""
@@ -339,18 +322,18 @@ class Pusher:
 def _batcher(
     run: Callable[[list[Push]], Awaitable[Callable[[], None] | None]],
     meter: Meter,
-    turn: AppendLock | None = None,
+    lock: AppendLock | None = None,
     meanwhile: Callable[[Sequence[Push]], None] | None = None,
 ) -> Batcher[Push]:
     return Batcher(
         run,
-        _fail,
         weigh=lambda push: push.nbytes + 512,
         limit=_LARGEST_BATCH_BYTES,
         most=_MOST_WAITING_BYTES,
-        turn=turn,
+        lock=lock,
         meanwhile=meanwhile,
         sizes=meter.push_batches,
+        fail=_fail,
     )
 
 
@@ -383,5 +366,4 @@ def _check_all_stored(lot: AppendBatch) -> None:
 
 def _fail(push: Push, error: Exception) -> None:
     push.parts.clear()
-    if not push.answer.done():
-        push.answer.set_exception(error)
+    fail_request(push, error)

@@ -227,7 +227,7 @@ class Dequeuer:
         self.release_parked()
         self._patience.stop()
         for lane in [self.lane, *self._ready_lanes.values()]:
-            await lane.batcher.join()
+            await lane.join()
         await self._errands.finish()
 
     def _make_lane(self, serve: Callable[[list[Dequeue]], Awaitable[None]]) -> RequestBatcher[Dequeue]:

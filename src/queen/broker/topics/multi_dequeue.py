@@ -195,7 +195,7 @@ class MultiTopicDequeuer:
         self._patience.stop()
         for timer in self._timers.values():
             timer.cancel()
-        await self.lane.batcher.join()
+        await self.lane.join()
         await self._errands.finish()
 
     async def _run(self, batch: list[MultiTopicDequeue]) -> None:

@@ -96,7 +96,7 @@ class Settler:
 
     async def stop(self) -> None:
         for lane in (self._acks, self._nacks, self._extensions, self._releases):
-            await lane.batcher.join()
+            await lane.join()
 
     async def _run_acks(self, batch: list[Settlement[ItemRef, bool]]) -> None:
         places = await self._places([ref for request in batch for ref in request.refs])

@@ -132,9 +132,9 @@ class Topics:
         """Finish what was accepted, and answer those who wait."""
         await self._background.stop()
         await self.lapses.stop()
-        await self.enqueuer.lane.batcher.join()
+        await self.enqueuer.lane.join()
         await self._keys.stop()
-        await self.buffer.lane.batcher.join()
+        await self.buffer.lane.join()
         await self.flusher.stop()
         await self.wal.close()
         await self.settler.stop()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from queen.broker.topics.batching import LIGHT, FairBatcher
+from queen.broker.batcher import Batcher
+from queen.broker.topics.batching import LIGHT, FairShare
 from queen.broker.topics.throttle import TenantThrottle
 from queen.errors import Overloaded
 
@@ -22,6 +24,25 @@ class Work:
     tenant: str
     number: int
     weight: int = 1
+    answer: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+def fair(
+    run: Callable[[list[Work]], Awaitable[None]],
+    limit: int = 100,
+    share: int = 100,
+    most: int = 1000,
+    throttle: TenantThrottle | None = None,
+) -> Batcher[Work]:
+    return Batcher(
+        run,
+        weigh=lambda work: work.weight,
+        limit=limit,
+        most=most,
+        backlog=FairShare(
+            lambda work: work.tenant, lambda work: work.weight, limit=limit, share=share, throttle=throttle
+        ),
+    )
 
 
 @dataclass
@@ -29,22 +50,12 @@ class Stage:
     """Runs batches when it is told to, and remembers them."""
 
     begun: list[list[Work]] = field(default_factory=list)
-    failed: list[Work] = field(default_factory=list)
     gates: list[asyncio.Event] = field(default_factory=list)
 
     def batcher(
         self, limit: int = 100, share: int = 100, most: int = 1000, courtesy: TenantThrottle | None = None
-    ) -> FairBatcher[Work]:
-        return FairBatcher(
-            self.run,
-            lambda work, error: self.failed.append(work),
-            tenant=lambda work: work.tenant,
-            weigh=lambda work: work.weight,
-            limit=limit,
-            share=share,
-            most=most,
-            courtesy=courtesy,
-        )
+    ) -> Batcher[Work]:
+        return fair(self.run, limit, share, most, courtesy)
 
     async def run(self, batch: list[Work]) -> None:
         gate = asyncio.Event()
@@ -105,25 +116,19 @@ async def test_tenant_is_in_one_batch_at_a_time_whether_it_has_much_or_little() 
 
 @pytest.mark.parametrize("weight", [1, MUCH])
 async def test_tenants_are_taken_in_turn_with_equal_shares(weight: int) -> None:
-    stage = Stage()
-    batcher = stage.batcher(limit=4 * weight, most=10**9)
+    backlog = FairShare[Work](lambda work: work.tenant, lambda work: work.weight, limit=4 * weight, share=100)
     for tenant in ("a", "b", "c", "d", "e"):
         for number in range(20):
-            batcher.submit(Work(tenant, number, weight))
-    much = weight > 1
-    tenants, first, _ = batcher.take(much, 100)
-    assert [(work.tenant, work.number) for work in first] == [("a", 0), ("b", 0), ("c", 0), ("d", 0)]
-    assert tenants == {"a", "b", "c", "d"}
-    assert [(work.tenant, work.number) for work in batcher.take(much, 100)[1]] == [
-        ("e", 0),
-        ("a", 1),
-        ("b", 1),
-        ("c", 1),
-    ]
-    for _ in range(100):
-        batcher.take(much, 100)
-    assert len(batcher) == 0
-    await asyncio.sleep(0)
+            slot = backlog.add(Work(tenant, number, weight), weight)
+    assert slot == int(weight > 1)
+    taken = []
+    while backlog.ready(slot, lambda: None):
+        batch, total = backlog.take(slot)
+        assert total == len(batch) * weight
+        taken.append([(work.tenant, work.number) for work in batch])
+        backlog.done(slot)
+    assert taken[:2] == [[("a", 0), ("b", 0), ("c", 0), ("d", 0)], [("e", 0), ("a", 1), ("b", 1), ("c", 1)]]
+    assert len(taken) == 25 and len(backlog) == 0
 
 
 async def test_big_request_is_taken_whole() -> None:
@@ -132,7 +137,7 @@ async def test_big_request_is_taken_whole() -> None:
     batcher.submit(Work("a", 0, weight=500))
     batcher.submit(Work("a", 1))
     batcher.submit(Work("b", 0))
-    assert await stage.shown() == [[("b", 0)], [("a", 0)]]
+    assert sorted(await stage.shown()) == [[("a", 0)], [("b", 0)]]
 
 
 async def test_too_much_that_waits_is_refused() -> None:
@@ -144,26 +149,19 @@ async def test_too_much_that_waits_is_refused() -> None:
 
 async def test_batch_that_fails_is_told_and_the_next_runs() -> None:
     done: list[int] = []
-    failed: list[int] = []
 
-    async def run(batch: list[int]) -> None:
-        if 1 in batch:
+    async def run(batch: list[Work]) -> None:
+        if any(work.number == 1 for work in batch):
             raise RuntimeError("no")
-        done.extend(batch)
+        done.extend(work.number for work in batch)
 
-    batcher: FairBatcher[int] = FairBatcher(
-        run,
-        lambda item, error: failed.append(item),
-        tenant=str,
-        weigh=lambda item: 1,
-        limit=1,
-        share=1,
-        most=10,
-    )
-    for number in range(4):
-        batcher.submit(number)
+    batcher = fair(run, limit=1, share=1, most=10)
+    works = [Work(str(number), number) for number in range(4)]
+    for work in works:
+        batcher.submit(work)
     await batcher.join()
-    assert (sorted(done), failed) == ([0, 2, 3], [1])
+    assert sorted(done) == [0, 2, 3]
+    assert str(works[1].answer.exception()) == "no"
 
 
 class TestCourtesy:
@@ -206,16 +204,7 @@ class TestCourtesy:
         async def run(batch: list[Work]) -> None:
             done.extend(work.number for work in batch)
 
-        lane: FairBatcher[Work] = FairBatcher(
-            run,
-            lambda work, error: None,
-            tenant=lambda work: work.tenant,
-            weigh=lambda work: work.weight,
-            limit=5000,
-            share=1000,
-            most=100_000,
-            courtesy=courtesy,
-        )
+        lane = fair(run, 5000, 1000, 100_000, courtesy)
         await self.annoy(courtesy)
         for number in range(50):
             lane.submit(Work("noisy", number, MUCH))
