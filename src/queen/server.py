@@ -434,7 +434,7 @@ class _Push:
             records_per_file=settings.file_buffer_events_per_file,
             most_bytes=settings.file_buffer_max_mb << 20,
         )
-        router = SpoolRouter(self.spool, base.modes, base.database.presence, preparer, base.envelope)
+        router = SpoolRouter(self.spool, base.modes, base.database.availability, preparer, base.envelope)
         self.pusher = Pusher(
             base.database,
             base.catalog,

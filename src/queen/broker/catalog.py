@@ -1,4 +1,4 @@
-"""Which queues, partitions and groups exist, remembered per worker; made on first use."""
+"""The catalog: queues, partitions and groups, cached per worker, created on first use."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Catalog:
             try:
                 made = await self._database.fetch("create_partitions", ids, partition_names)
             except asyncpg.ForeignKeyViolationError:
-                # One of the queues has just been deleted by somebody else: all of them are to be looked up again.
+                # One of the queues has just been deleted elsewhere: all of them are looked up again.
                 for queue, _ in absent:
                     self.forget_queue(queue.name)
                 return
@@ -280,7 +280,7 @@ class Catalog:
         while True:
             changes = self._changes
             records = await self._database.fetch(statement, *args)
-            # What was read while somebody told of a change may be older than that change.
+            # What was read while a change was notified of may be older than that change.
             if changes == self._changes:
                 return records
 

@@ -55,7 +55,7 @@ class LocalBus:
                 self._queue(backlog, datagram)
 
     def hint(self, datagram: bytes) -> None:
-        """Give a datagram to those of the others who can take it now: it is of no use, or misleads, when it is late."""
+        """Send a datagram to the other workers that can take it now: late it is of no use, or misleads."""
         for peer, backlog in self._peers.items():
             if backlog or not self._try_send(peer, datagram):
                 self.withheld += 1
@@ -77,7 +77,7 @@ class LocalBus:
                 log.exception("datagram of %d bytes from another worker could not be handled", len(datagram))
 
     def _try_send(self, peer: str, datagram: bytes) -> bool:
-        """Whether the datagram needs no further attempt: it was taken, or nobody is there to take it."""
+        """Whether the datagram needs no further attempt: it was taken, or there is no process to take it."""
         if self._socket is None:
             return True
         try:
@@ -97,7 +97,7 @@ class LocalBus:
         return True
 
     def _queue(self, backlog: deque[bytes], datagram: bytes) -> None:
-        """Keep what a busy worker could not take yet; the slow poll makes up for what is dropped beyond that."""
+        """Keep what a busy worker could not take yet; the safety poll makes up for what is dropped beyond that."""
         if len(backlog) >= _MOST_QUEUED:
             backlog.popleft()
             self.dropped += 1

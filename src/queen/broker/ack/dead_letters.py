@@ -1,4 +1,4 @@
-"""The dead letter queue: what was given up on, looked at, sent round again, or thrown away."""
+"""The dead letter queue: messages that were given up on: listed, redriven, or deleted."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class DeadLetters:
         return answer | {"retried": retried, "deadLettersRemoved": removed, "remaining": left["total"]}
 
     async def purge(self, wanted: DeadLetterFilter) -> dict[str, Any]:
-        """Throw away the dead letters that were there when this was asked; their messages stay in their partitions."""
+        """Delete the dead letters that are there now; their messages stay in their partitions."""
         if await self._queue(wanted) is None:
             raise NotFound("Queue not found")
         deleted = 0

@@ -118,7 +118,7 @@ class Pusher:
         meter: Meter,
     ) -> None:
         self._link: Link = database.link()
-        self._presence = database.presence
+        self._availability = database.availability
         self._spool_router = spool_router
         self._catalog = catalog
         self._preparer = preparer
@@ -275,7 +275,7 @@ class Pusher:
                     for part in push.parts:
                         if part.partition is not None:
                             part.partition.known_to = None
-                if self._presence.away or time.monotonic() > deadline:
+                if self._availability.down or time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(0.05)
 

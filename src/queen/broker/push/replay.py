@@ -174,7 +174,7 @@ class SpoolDrainer:
 
     async def _round(self) -> None:
         """Replay all that is due, unless it must wait."""
-        if self._database.presence.away or not self._modes.known or self._modes.push_maintenance:
+        if self._database.availability.down or not self._modes.known or self._modes.push_maintenance:
             return
         if not self._spool.may_replay():
             return

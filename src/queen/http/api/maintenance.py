@@ -89,7 +89,7 @@ class MaintenanceRoutes:
 
     @property
     def _database_healthy(self) -> bool:
-        return not self._broker.database.presence.away and not self._broker.spool.board.trouble
+        return not self._broker.database.availability.down and not self._broker.spool.board.trouble
 
 
 def _enabled(request: Request) -> bool:
