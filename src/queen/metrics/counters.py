@@ -143,7 +143,3 @@ class WorkerTally(Tally, array_like=True, gc=False):
     batches: int = 0
     """Fused database calls."""
     http_responses: int = 0
-
-
-QUEUE_COLUMNS: Final = Tally.__struct_fields__
-WORKER_COLUMNS: Final = WorkerTally.__struct_fields__

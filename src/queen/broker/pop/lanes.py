@@ -201,19 +201,6 @@ class Lane:
             self.cursors.clear()
         self.cursors.add(partition_id)
 
-    def forget_positions(self) -> None:
-        """The group's cursors were moved or removed: believe nothing until the next scan."""
-        self.ready.clear()
-        self.stale.clear()
-        self.held.clear()
-        self.undue.clear()
-        self.fed.clear()
-        self.unannounced.clear()
-        self.cursors.clear()
-        self.since = None
-        self.scanned_at = None
-        self.scan_after = 0
-
     def all_parked(self) -> Iterator[Pop]:
         yield from self.waiting
         for pops in self.targeted.values():
