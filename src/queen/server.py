@@ -426,7 +426,7 @@ class _Push:
         self.lock = AppendLock(
             base.runtime_dir,
             wanted=lambda: notifications.send([signal(EventKind.APPEND_LOCK_WANTED)]),
-            passed_on=lambda: notifications.send([signal(EventKind.APPEND_LOCK_RELEASED)]),
+            released=lambda: notifications.send([signal(EventKind.APPEND_LOCK_RELEASED)]),
         )
         self.spool = Spool.open(
             settings.spool_dir,

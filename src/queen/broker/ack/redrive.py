@@ -160,7 +160,7 @@ class Redriver:
         if queue.max_size:
             # In the order in which a push takes its locks.
             await transaction.fetch("lock_queue", queue.id)
-        await self._dedup.meet(transaction, partitions, {queue.id: self._window(queue)})
+        await self._dedup.load_windows(transaction, partitions, {queue.id: self._window(queue)})
         rows = await transaction.fetch("lock_partitions", [partition.id for partition in partitions])
         if len(rows) < len(partitions):
             raise NotFound("Queue not found")

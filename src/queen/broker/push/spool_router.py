@@ -110,7 +110,7 @@ class SpoolRouter:
         """What the batch has for each partition: as records, and as the parts that those are made of."""
         by_target: dict[Target, list[PushSlice]] = {}
         for push in batch:
-            for part in push.parts:
+            for part in push.slices:
                 by_target.setdefault(part.target, []).append(part)
         for target, parts in by_target.items():
             tried = list({block for part in parts for block in part.sender.blocks})
@@ -174,5 +174,5 @@ def _render(records: Sequence[Record], parts: Sequence[PushSlice], spooled: set[
 def _answer(batch: Sequence[Push], lines: dict[PushSlice, list[bytes]]) -> None:
     for push in batch:
         if not push.answer.done():
-            push.answer.set_result(push.render(join_results(push.parts, lines, push.count)))
-        push.parts.clear()
+            push.answer.set_result(push.render(join_results(push.slices, lines, push.count)))
+        push.slices.clear()

@@ -76,7 +76,7 @@ def test_nothing_added_is_forgotten_while_memory_lasts() -> None:
     assert seen.complete_since == 0.0
 
 
-def test_strangers_are_rarely_suspected() -> None:
+def test_absent_are_rarely_suspected() -> None:
     seen = DedupFilter(64 << 20)
     seen.add(random_hashes(500_000, 1))
     assert maybe(seen, random_hashes(100_000, 2)).mean() < 0.001
@@ -149,7 +149,7 @@ def test_what_was_foreseen_and_added_since_is_no_stranger(steps: list[tuple[str,
     for what, which in steps:
         values = [known[index] for index in which]
         if what == "foresee":
-            seen.foresee(values)
+            seen.check_ahead(values)
         else:
             seen.add(values if what == "add" else np.array(values * 60, dtype=np.uint64))
             added.update(values)
@@ -163,7 +163,7 @@ def test_what_was_foreseen_is_not_looked_for_again(monkeypatch: pytest.MonkeyPat
     seen.add(random_hashes(1000, 1))
     strangers, late = random_hashes(40, 2).tolist(), random_hashes(12, 3).tolist()
     for value in strangers:
-        seen.foresee([value])
+        seen.check_ahead([value])
     looked_for: list[list[int]] = []
 
     def look_for(values: list[int]) -> list[int]:
@@ -179,8 +179,8 @@ def test_what_was_foreseen_is_not_looked_for_again(monkeypatch: pytest.MonkeyPat
 def test_ids_that_are_refused_again_and_again_are_not_remembered_for_ever() -> None:
     seen = DedupFilter(1 << 20)
     for value in range(30_000):
-        seen.foresee([value])
-    assert len(seen._strangers) <= 10_001
+        seen.check_ahead([value])
+    assert len(seen._absent) <= 10_001
 
 
 @settings(max_examples=30)

@@ -25,7 +25,7 @@ async def workers(tmp_path: Path) -> AsyncIterator[tuple[AppendLock, AppendLock]
 
     for peer in (1, 0):
         turns.append(
-            AppendLock(tmp_path, wanted=partial(hint, peer, wants=True), passed_on=partial(hint, peer, wants=False))
+            AppendLock(tmp_path, wanted=partial(hint, peer, wants=True), released=partial(hint, peer, wants=False))
         )
     yield turns[0], turns[1]
     for one in turns:
