@@ -96,7 +96,7 @@ ENTRIES: Final = (
     Entry(
         "apply",
         f"{_T}.manifest:apply_app",
-        "Bring queues, groups, topics and quotas into the state a file describes.",
+        "Bring queues, groups, topics, quotas and write modes into the state a file describes.",
         "Resources",
     ),
     Entry("export", f"{_T}.manifest:export_app", "Write the file that `queen apply` reads.", "Resources"),
@@ -130,18 +130,23 @@ app = typer.Typer(
     help="Queen: a message queue, task queue and stream platform on PostgreSQL.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-@app.callback()
-def _root(
-    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version.")] = False,
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(f"queen {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Queen: a message queue, task queue and stream platform on PostgreSQL."""
 
 
 def tree() -> Any:
@@ -154,12 +159,12 @@ def run(arguments: Sequence[str] | None = None) -> None:
     sys.exit(execute(arguments))
 
 
-def execute(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line, and return its exit code."""
+def execute(arguments: Sequence[str] | None = None, root: Any = None) -> int:
+    """Run the command line, and return its exit code; `root` is a tree to use once more."""
     # What the client logs is raised as well, and one line is enough.
     logging.getLogger("queen.client").addHandler(logging.NullHandler())
     try:
-        return run_tree(tree(), arguments)
+        return run_tree(tree() if root is None else root, arguments)
     except UsageProblem as error:
         return _fail(1, str(error))
     except QueenError as error:
