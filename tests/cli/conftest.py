@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import io
 import os
 import pty
@@ -10,6 +11,7 @@ import re
 import select
 import subprocess
 import sys
+import termios
 import threading
 import time
 import uuid
@@ -161,6 +163,8 @@ class Terminal:
             stderr=slave,
             env=environment,
             start_new_session=True,
+            # So that Ctrl-C reaches it.
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
         os.close(slave)
         self.raw = ""
