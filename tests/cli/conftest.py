@@ -1,4 +1,4 @@
-"""The command as a person runs it: one server for each module, and calls to `queen` in this process or in a terminal."""
+"""The command as a person runs it: a server for each module, and `queen` in this process or in a terminal."""
 
 from __future__ import annotations
 

@@ -66,7 +66,9 @@ def test_everything_comes_back_as_it_was(
         assert [one["data"] for one in spooled.lines] == [100, 101]
         rest = no_server("pop", "orders", "--cg", "g", "--partition", "a", "-n", 50, "--no-wait")
         assert [one["data"] for one in rest.lines] == list(range(7, 20))
-        assert no_server("push", "orders", "--data", "2", "--transaction-id", "t-1", "-o", "json").json["duplicate"] == 1
+        assert (
+            no_server("push", "orders", "--data", "2", "--transaction-id", "t-1", "-o", "json").json["duplicate"] == 1
+        )
         assert no_server("topic", "enqueue", "payments", "refunds", "--data", "2", "--key", "k").code == 0
         assert no_server("topic", "describe", "payments", "refunds").json["ready"] == 1
         assert "later" not in [row["name"] for row in no_server("partition", "list", "orders").json]
@@ -103,4 +105,7 @@ def test_a_dump_that_fails_leaves_nothing_and_says_why(
     assert ran.code == 1
     assert ran.err == "queen: pg_dump ended with 3: pg_dump: error: disk full\n"
     assert not list(tmp_path.glob("b*"))
-    assert asyncio.run(query(source, "SELECT count(*) FROM pg_locks WHERE relation = 'queen.spool_progress'::regclass")) == 0
+    assert (
+        asyncio.run(query(source, "SELECT count(*) FROM pg_locks WHERE relation = 'queen.spool_progress'::regclass"))
+        == 0
+    )

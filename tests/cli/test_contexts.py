@@ -15,6 +15,7 @@ import yaml
 from queen.cli.common.session import Session
 from tests.cli.conftest import Cli
 
+
 def test_a_context_is_made_used_changed_and_deleted(no_server: Cli, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     assert no_server("config", "current-context").code == 1
@@ -22,7 +23,17 @@ def test_a_context_is_made_used_changed_and_deleted(no_server: Cli, tmp_path: Pa
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert no_server("config", "use-context", "local").out == 'switched to context "local"\n'
     assert no_server("config", "current-context").out == "local\n"
-    no_server("config", "set-context", "prod", "--server", "https://q.example", "--token", "tok", "--no-keychain", "--insecure")
+    no_server(
+        "config",
+        "set-context",
+        "prod",
+        "--server",
+        "https://q.example",
+        "--token",
+        "tok",
+        "--no-keychain",
+        "--insecure",
+    )
     no_server("config", "set-context", "prod", "--secure")
     assert yaml.safe_load(file.read_text()) == {
         "current-context": "local",
@@ -89,10 +100,12 @@ def test_without_a_server_ping_ends_with_1_and_a_server_that_does_not_answer_wit
 class _Proxy(http.server.BaseHTTPRequestHandler):
     """Answers as the proxy does: a login gives a token as a cookie, and everything else wants one."""
 
-    def do_GET(self) -> None:  # noqa: N802 - the name is http.server's
-        self._answer(200 if self.headers["Authorization"] else 401, b'{"queues":[]}', b'{"error":"Authentication required"}')
+    def do_GET(self) -> None:
+        self._answer(
+            200 if self.headers["Authorization"] else 401, b'{"queues":[]}', b'{"error":"Authentication required"}'
+        )
 
-    def do_DELETE(self) -> None:  # noqa: N802 - the name is http.server's
+    def do_DELETE(self) -> None:
         self._answer(403, b"", b'{"error":"Insufficient permissions"}')
 
     def _answer(self, status: int, good: bytes, bad: bytes) -> None:
@@ -100,7 +113,7 @@ class _Proxy(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(good if status == 200 else bad)
 
-    def do_POST(self) -> None:  # noqa: N802 - the name is http.server's
+    def do_POST(self) -> None:
         sent = msgspec.json.decode(self.rfile.read(int(self.headers["Content-Length"])))
         good = self.path == "/api/login" and sent == {"username": "ada", "password": "lovelace"}
         self.send_response(200 if good else 401)

@@ -73,7 +73,10 @@ def test_the_diff_is_what_happens_and_what_is_not_named_stays(cli: Cli, name: st
     assert ran.out == f"~ Queue {name}\n    leaseTime: 60 -> 90\n    ttl: default -> 10\n"
     found = cli("queue", "describe", name).json
     assert (found["options"]["priority"], found["options"]["leaseTime"], found["task"]) == (3, 90, "kept")
-    assert cli("apply", "-f", "-", "--diff", stdin=file.replace("10", "null")).out.splitlines()[1] == "    ttl: 10 -> default"
+    assert (
+        cli("apply", "-f", "-", "--diff", stdin=file.replace("10", "null")).out.splitlines()[1]
+        == "    ttl: 10 -> default"
+    )
     assert cli("queue", "describe", name).json["options"]["ttl"] is None
 
 
@@ -104,7 +107,9 @@ def test_prune_deletes_what_the_file_does_not_name(cli: Cli, name: str) -> None:
     assert [row["topic"] for row in cli("topic", "list", name).json] == ["a"]
 
 
-def test_what_is_exported_changes_nothing_when_it_is_applied(cli: Cli, name: str, manifest: Path, tmp_path: Path) -> None:
+def test_what_is_exported_changes_nothing_when_it_is_applied(
+    cli: Cli, name: str, manifest: Path, tmp_path: Path
+) -> None:
     cli("apply", "-f", manifest)
     file = tmp_path / "all.yaml"
     assert cli("export", "-f", file, "--topic-namespace", name).code == 0

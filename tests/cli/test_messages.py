@@ -121,7 +121,10 @@ def test_replay_moves_a_group_back(cli: Cli, name: str) -> None:
     assert len(cli("pop", name, "--cg", "g", "-n", 5, "--auto-ack").lines) == 2
     assert cli("replay", name, "--cg", "g", "--to", "beginning", "--dry-run").code == 0
     assert cli("pop", name, "--cg", "g", "--no-wait").code == 4
-    assert cli("replay", name, "--cg", "g", "--to", "beginning").out == f"replayed cg=g queue={name} to=beginning partitions=1\n"
+    assert (
+        cli("replay", name, "--cg", "g", "--to", "beginning").out
+        == f"replayed cg=g queue={name} to=beginning partitions=1\n"
+    )
     assert len(cli("pop", name, "--cg", "g", "-n", 5, "--auto-ack").lines) == 2
     assert cli("replay", name, "--cg", "stranger", "--to", "end").code == 4
 
@@ -134,7 +137,16 @@ def test_messages_are_listed_found_and_deleted(cli: Cli, name: str) -> None:
     assert len(cli("messages", "list", "--queue", name, "--cg", "g", "--status", "completed").json) == 1
     assert len(cli("messages", "list", "--queue", name, "--offset", 1, "-n", 1).json) == 1
     table = cli("messages", "list", "--queue", name, "-o", "wide").out
-    assert table.splitlines()[0].split() == ["TX", "QUEUE", "PARTITION", "STATUS", "CONSUMED", "CREATED", "PARTITIONID", "PRODUCER"]
+    assert table.splitlines()[0].split() == [
+        "TX",
+        "QUEUE",
+        "PARTITION",
+        "STATUS",
+        "CONSUMED",
+        "CREATED",
+        "PARTITIONID",
+        "PRODUCER",
+    ]
     assert cli("messages", "list", "--status", "lost").code == 1
     (found,) = cli("messages", "search", name, "--where", "who=bob", "--from", "1h ago").json
     assert found["data"] == {"who": "bob"}
@@ -161,7 +173,9 @@ def test_dead_letters_are_listed_and_sent_round_again(cli: Cli, name: str) -> No
     assert len(listed) == 4
     assert "no such customer" in listed[1]
     assert [one["data"] for one in cli("dlq", "list", "--queue", name, "-n", 1, "--offset", 2).json] == [1]
-    assert cli("dlq", "describe", letters[0]["partitionId"], letters[0]["transactionId"]).json["status"] == "dead_letter"
+    assert (
+        cli("dlq", "describe", letters[0]["partitionId"], letters[0]["transactionId"]).json["status"] == "dead_letter"
+    )
     assert cli("dlq", "list", "--queue", name, "--cg", "strangers").json == []
     assert cli("dlq", "list", "--queue", name, "--to", "1h ago").json == []
     exported = cli("dlq", "export", name)

@@ -24,7 +24,9 @@ def test_ping_version_metrics_and_analytics(cli: Cli, server: Served) -> None:
 
 
 def test_options_of_a_queue_can_be_zero_and_those_not_named_stay(cli: Cli, name: str) -> None:
-    ran = cli("queue", "configure", name, "--retry-limit", 0, "--lease-time", 60, "--namespace", "billing", "--task", "t")
+    ran = cli(
+        "queue", "configure", name, "--retry-limit", 0, "--lease-time", 60, "--namespace", "billing", "--task", "t"
+    )
     assert ran.out == f'configured "{name}"\n'
     options = cli("queue", "configure", name, "--priority", 7, "--encrypt", "-o", "json").json["options"]
     assert (options["retryLimit"], options["leaseTime"], options["priority"]) == (0, 60, 7)
@@ -41,13 +43,16 @@ def test_queues_are_listed_without_empty_columns(cli: Cli, name: str) -> None:
     cli("queue", "configure", name, "--namespace", name, "--task", "ingest", "--max-size", 5)
     cli("push", name, "--data", "1")
     lines = cli("queue", "list", "--namespace", name, "-o", "wide").out.splitlines()
-    assert lines[0].split() == [
-        "NAME", "NAMESPACE", "TASK", "PARTITIONS", "PENDING", "PRIORITY", "LEASE", "RETRY", "MAXSIZE", "ENCRYPTED", "CREATED"
-    ]  # fmt: skip
+    headings = "NAME NAMESPACE TASK PARTITIONS PENDING PRIORITY LEASE RETRY MAXSIZE ENCRYPTED CREATED"
+    assert lines[0].split() == headings.split()
     assert lines[1].split()[:10] == [name, name, "ingest", "1", "1", "0", "300s", "3", "5", "no"]
     assert cli("q", "ls", "--task", "none").json == []
     assert len(cli("queue", "list", "-n", 1).json) == 1
-    assert cli("queue", "list", "--namespace", name, "-o", "csv").out.splitlines()[1].startswith(f"{name},{name},ingest,1,1,")
+    assert (
+        cli("queue", "list", "--namespace", name, "-o", "csv")
+        .out.splitlines()[1]
+        .startswith(f"{name},{name},ingest,1,1,")
+    )
     assert cli("queue", "list", "--namespace", name, "--no-headers", "-o", "table").out.split()[0] == name
     assert cli("queue", "stats", "--namespace", name).json["queues"][0]["name"] == name
     (row,) = [row for row in cli("ns", "ls").json if row["namespace"] == name]
@@ -59,7 +64,17 @@ def test_status_and_lag(cli: Cli, name: str) -> None:
     cli("push", name, "--partition", "a", stdin="1\n2\n3")
     cli("pop", name, "--cg", "g", "-n", 1, "--auto-ack")
     line = cli("status", name, "-o", "table").out.splitlines()
-    assert line[0].split() == ["QUEUE", "NAMESPACE", "PENDING", "PROCESSING", "COMPLETED", "FAILED", "DLQ", "LAG", "PARTITIONS"]
+    assert line[0].split() == [
+        "QUEUE",
+        "NAMESPACE",
+        "PENDING",
+        "PROCESSING",
+        "COMPLETED",
+        "FAILED",
+        "DLQ",
+        "LAG",
+        "PARTITIONS",
+    ]
     assert line[1].split()[:7] == [name, name, "2", "0", "1", "0", "0"]
     assert [row["name"] for row in cli("status", name, "--partitions").json] == ["a"]
     assert cli("status", "--partitions").code == 1
@@ -95,11 +110,16 @@ def test_groups_are_moved_and_deleted(cli: Cli, name: str) -> None:
     assert cli("cg", "describe", name, "-o", "table").out.splitlines()[1].split()[:3] == [name, "Default", "0"]
     assert cli("group", "describe", "nobody").code == 2
     assert cli("group", "seek", name, name, "--to", "beginning", "--dry-run").out.startswith("would have")
-    assert cli("group", "seek", name, name, "--to", "beginning").out == f"seek cg={name} queue={name} to=beginning partitions=1\n"
+    assert (
+        cli("group", "seek", name, name, "--to", "beginning").out
+        == f"seek cg={name} queue={name} to=beginning partitions=1\n"
+    )
     assert len(cli("pop", name, "--cg", name, "-n", 5, "--auto-ack").lines) == 2
     assert cli("group", "subscribe", name, "--from", "1h ago").code == 0
     assert cli("group", "delete", name).code == 1
-    assert cli("group", "delete", name, "--queue", name, "--yes").out == f"deleted cg={name} queue={name} partitions=1\n"
+    assert (
+        cli("group", "delete", name, "--queue", name, "--yes").out == f"deleted cg={name} queue={name} partitions=1\n"
+    )
     assert cli("group", "rm", name, "--metadata", "--yes").code == 4
     assert cli("group", "refresh-stats").out == "refreshed\n"
 

@@ -18,9 +18,6 @@ def test_lists_are_tables_with_bold_headings_unless_colours_are_off(
     plain = terminal("queue", "list", NO_COLOR="1")
     assert plain.ended() == 0
     assert "\033[" not in plain.raw
-    described = terminal("queue", "describe", name)
-    assert described.ended() == 0
-    assert f"name: {name}" in described.text
 
 
 def test_deleting_asks_first(cli: Cli, terminal: OpenTerminal, name: str) -> None:

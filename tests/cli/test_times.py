@@ -43,7 +43,9 @@ def test_what_is_no_time_is_refused_with_examples(text: str) -> None:
         parse_time(text, NOW)
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("10", 10), ("2.5s", 2.5), ("1h30m", 5400), ("1d", 86400)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("500ms", 0.5), ("10", 10), ("2.5s", 2.5), ("1h30m", 5400), ("1d", 86400)]
+)
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 

@@ -174,12 +174,13 @@ def execute(arguments: Sequence[str] | None = None, root: Any = None) -> int:
         return code if isinstance(error, NothingFound) else _fail(code, text)
     except typer.Abort:
         return _fail(1, "stopped")
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # Whoever read our output has seen enough, as `head` has; Python would complain at its end.
-        sys.stdout = None
-        return 0
+    except Exception as error:
+        # A network or a PostgreSQL that fails in the middle of something is no bug of ours.
+        if not isinstance(error, OSError) and not type(error).__module__.startswith("asyncpg"):
+            raise
+        return _fail(
+            2, f"{' '.join(str(error).split()) or type(error).__name__}; try again, queen doctor looks for the cause"
+        )
 
 
 def _fail(code: int, text: str) -> int:
