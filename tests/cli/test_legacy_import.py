@@ -39,7 +39,8 @@ CREATE TABLE queen.partitions (
 );
 CREATE TABLE queen.messages (
     id uuid PRIMARY KEY, transaction_id varchar(255) NOT NULL, trace_id uuid,
-    partition_id uuid REFERENCES queen.partitions, payload jsonb NOT NULL, created_at timestamptz DEFAULT now(), is_encrypted bool DEFAULT false, producer_sub text,
+    partition_id uuid REFERENCES queen.partitions, payload jsonb NOT NULL, created_at timestamptz DEFAULT now(),
+    is_encrypted bool DEFAULT false, producer_sub text,
     UNIQUE (partition_id, transaction_id)
 );
 CREATE TABLE queen.partition_consumers (

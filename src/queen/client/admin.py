@@ -146,7 +146,7 @@ class AdminCalls(Generic[Answer]):
         return self._get("/api/v1/dlq", params)
 
     def retry_dead_letters(self, queue: str, **selection: Any) -> Answer:
-        """Store dead letters again: by `consumerGroup`, `partition`, `from`, `to`, `transactionIds`, at most `limit`."""
+        """Redrive dead letters by `consumerGroup`, `partition`, `from`, `to`, `transactionIds`, up to a `limit`."""
         return self._send("POST", "/api/v1/dlq/retry", {"queue": queue, **_given(selection)})
 
     def purge_dead_letters(self, queue: str, **selection: Any) -> Answer:
