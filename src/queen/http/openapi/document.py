@@ -8,21 +8,23 @@ from typing import Any, Final
 import msgspec
 
 from queen import __version__
-from queen.http.openapi.operation import Error, Media, Name, Operation, Uuid
-from queen.http.server.router import Access, Route
+from queen.http.api.query import parameters_of
+from queen.http.api.route import Media, Operation
+from queen.http.server.message import Access, Response, Route
+from queen.wire.api.fields import Error, Name, Uuid
 
 _REF: Final = "#/components/schemas/{name}"
 _JSON: Final = "application/json"
 _OTHER_TAG: Final = "Other"
 
-# What stands in a path means the same wherever it stands.
+# A parameter of a path means the same in every path.
 PATH_PARAMETERS: Final[Mapping[str, tuple[Any, str]]] = {
-    "queue": (Name, "Name of a queue."),
-    "partition": (Name, "Name of a partition."),
-    "group": (Name, "Name of a consumer group."),
+    "queue": (Name, "The name of a queue."),
+    "partition": (Name, "The name of a partition."),
+    "group": (Name, "The name of a consumer group."),
     "lease": (Uuid, "The `leaseId` that came with the messages."),
     "transaction": (Name, "The `transactionId` of a message."),
-    "name": (Name, "Name of a trace."),
+    "name": (Name, "The name of a trace."),
 }
 # Where a message is addressed, its partition is named by id.
 _PARTITION_IDS: Final = ("/api/v1/messages/", "/api/v1/traces/")
@@ -31,16 +33,16 @@ _DESCRIPTION: Final = """\
 Queen is a message queue on PostgreSQL: ordered partitions, consumer groups, leases, dead letters, transactions.
 
 Every failure is answered with `{"error": "what is wrong, where, and what to do"}`. A 503 carries `Retry-After`.
-Fields and query parameters that the server does not know are ignored; a query parameter that cannot be read counts
-as absent unless its route says otherwise.
+Unknown fields and query parameters are refused with 400. A `limit`, `offset` or `batch` out of range becomes the nearest
+number in range; one that is not a number counts as absent.
 """
 
 _SUCCESSES: Final = {
     101: "The connection speaks WebSocket from here on.",
-    200: "Done.",
+    200: "Success.",
     201: "Stored.",
-    202: "Begun.",
-    204: "There is nothing.",
+    202: "Accepted.",
+    204: "No messages.",
 }
 _REFUSALS: Final = {
     400: "The request is wrong; nothing was stored.",
@@ -51,25 +53,30 @@ _REFUSALS: Final = {
     413: "The body is larger than MAX_BODY_BYTES.",
     426: "This route takes WebSocket connections only.",
     429: "Too many requests, or a quota is used up; try again after `Retry-After`.",
-    503: "PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`.",
+    503: "PostgreSQL is unavailable or overloaded; try again after `Retry-After`.",
 }
 
 
-def missing_descriptions(routes: Iterable[Route], operations: Mapping[str, Operation]) -> list[str]:
-    """The routes that nobody has described, as `METHOD /pattern`."""
-    return [key for route in routes if (key := route_key(route)) not in operations]
+TAGS: Final[Mapping[str, str]] = {
+    "Messaging": "Push, pop and acknowledge messages.",
+    "Queues": "Create queues, set their options, list what there is.",
+    "Consumer groups": "Positions of groups, and moving them.",
+    "Messages": "Single messages.",
+    "Dead letters": "Messages that could not be processed.",
+    "Topics": "Priority queues with delayed delivery, retries and quotas.",
+    "Traces": "Events that consumers record about a message.",
+    "Streams": "Windows and state of stream processors.",
+    "Staging": "Batches of messages that are written in pieces and published together, once.",
+    "Status": "The state of the server and its queues, now and over time.",
+    "System": "Maintenance, and communication between servers.",
+    "Health": "Probes for load balancers and people.",
+    "Documentation": "This description.",
+}
 
 
-def route_key(route: Route) -> str:
-    """The name of a route in the table of descriptions."""
-    return f"{route.method} {route.pattern}"
-
-
-def build_document(
-    routes: Sequence[Route], operations: Mapping[str, Operation], tags: Mapping[str, str]
-) -> dict[str, Any]:
-    """The document. A route without a description is in it too, with what its pattern and access tell."""
-    described = [(route, operations.get(route_key(route)) or _undescribed(route)) for route in routes]
+def build_document(routes: Sequence[Route]) -> dict[str, Any]:
+    """The document. A route without a declaration is in it too, with what its pattern and access tell."""
+    described = [(route, route.declaration or _undescribed(route)) for route in routes]
     schemas = _Schemas(_types(described))
     paths: dict[str, dict[str, Any]] = {}
     for route, operation in described:
@@ -85,7 +92,9 @@ def build_document(
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": tag, "description": meaning} for tag, meaning in tags.items() if tag in used],
+        "tags": [
+            {"name": tag, "description": TAGS.get(tag, tag)} for tag in dict.fromkeys((*TAGS, *used)) if tag in used
+        ],
         "paths": paths,
         "components": {
             "schemas": schemas.components,
@@ -125,8 +134,7 @@ def _open(schema: Any) -> Any:
 def _types(described: Iterable[tuple[Route, Operation]]) -> list[Any]:
     found: list[Any] = [str, Error, Uuid, *(kind for kind, _ in PATH_PARAMETERS.values())]
     for _, operation in described:
-        found += [kind for kind in operation.answers.values() if kind is not None and not isinstance(kind, Media)]
-        found += [parameter.type for parameter in operation.parameters]
+        found += [kind for kind in operation.returns.values() if kind is not None and not isinstance(kind, Media)]
         if operation.body is not None and not isinstance(operation.body, Media):
             found.append(operation.body)
     # By identity: equal types may differ in what they say of themselves.
@@ -136,9 +144,14 @@ def _types(described: Iterable[tuple[Route, Operation]]) -> list[Any]:
 def _undescribed(route: Route) -> Operation:
     words = [word.strip("{}") for word in route.pattern.split("/") if word]
     return Operation(
+        method=route.method,
+        path=route.pattern,
+        access=route.access,
+        handler=lambda api, request: Response(204),
+        kind="direct",
         id="_".join((route.method.lower(), *words)),
         summary=f"{route.method} {route.pattern}",
-        answers={200: None},
+        returns={200: None},
         tag=_OTHER_TAG,
     )
 
@@ -152,7 +165,7 @@ def _operation(route: Route, operation: Operation, schemas: _Schemas) -> dict[st
         "tags": [operation.tag],
         "x-access": access,
         "security": [] if route.access is Access.PUBLIC else [{}, {"bearer": []}],
-        "parameters": [*_path_parameters(route, schemas), *_query_parameters(operation, schemas)],
+        "parameters": [*_path_parameters(route, schemas), *_query_parameters(operation)],
         "responses": _responses(route, operation, schemas),
     }
     if operation.body is not None:
@@ -172,22 +185,23 @@ def _path_parameters(route: Route, schemas: _Schemas) -> Iterator[dict[str, Any]
         yield {"name": name, "in": "path", "required": True, "description": meaning, "schema": schemas.of(kind)}
 
 
-def _query_parameters(operation: Operation, schemas: _Schemas) -> Iterator[dict[str, Any]]:
-    for parameter in operation.parameters:
-        schema = schemas.of(parameter.type)
-        if parameter.default is not None:
+def _query_parameters(operation: Operation) -> Iterator[dict[str, Any]]:
+    for parameter in parameters_of(operation.query):
+        schema = dict(parameter.schema)
+        meaning = schema.pop("description", "")
+        if parameter.default is not None and parameter.default != "":
             schema["default"] = parameter.default
         yield {
             "name": parameter.name,
             "in": "query",
             "required": parameter.required,
-            "description": parameter.meaning,
+            "description": meaning,
             "schema": schema,
         }
 
 
 def _responses(route: Route, operation: Operation, schemas: _Schemas) -> dict[str, Any]:
-    made = {status: _answer(status, kind, operation, schemas) for status, kind in operation.answers.items()}
+    made = {status: _answer(status, kind, operation, schemas) for status, kind in operation.returns.items()}
     made |= {status: _refusal(status, schemas) for status in refusals(route, operation)}
     return {str(status): made[status] for status in sorted(made)}
 
@@ -222,4 +236,4 @@ def refusals(route: Route, operation: Operation) -> list[int]:
         statuses |= {401, 403, 429}
     if operation.body is not None:
         statuses.add(413)
-    return sorted(statuses - operation.answers.keys())
+    return sorted(statuses - operation.returns.keys())
