@@ -1,4 +1,4 @@
-"""Decoding request bodies: strict about fields, with errors that name the field, its place and the nearest known name."""
+"""Decoding request bodies: unknown fields are refused, errors name the field, its place and the nearest known one."""
 
 from __future__ import annotations
 
@@ -98,15 +98,24 @@ def refusal(error: Exception, kind: Any, where: str = "") -> BadRequest:
         return BadRequest(f"{found[1]} is required" + (f" (at {at})" if at else ""))
     if found := _EXPECTED.match(what):
         got = f", not {_KINDS.get(found[2], found[2])}" if found[2] else ""
-        expected = " or ".join(_KINDS.get(one.strip(), one.strip()) for one in found[1].replace("`", "").split(" | "))
-        return BadRequest(f"{_last(at)} must be {expected}{got} (at {at})" if at else f"expected {expected}{got}")
-    return BadRequest(f"Invalid request: {what}" + (f" (at {at})" if at else ""))
+        expected = " or ".join(map(_expected, found[1].replace("`", "").split(" | ")))
+        if not at:
+            return BadRequest(f"request body must be {'a JSON object' if expected == 'an object' else expected}")
+        return BadRequest(f"{_last(at)} must be {expected}{got} (at {at})")
+    return BadRequest(
+        f"{_last(at)} is invalid: {what[:1].lower()}{what[1:]} (at {at})" if at else f"Invalid request: {what}"
+    )
 
 
 @lru_cache(maxsize=256)
 def field_names(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     """The names that the fields of a struct have in JSON."""
     return tuple(field.encode_name for field in msgspec.structs.fields(kind))
+
+
+def _expected(what: str) -> str:
+    kind, _, limit = what.strip().partition(" ")
+    return f"{_KINDS.get(kind, kind)} {limit}".strip()
 
 
 def _last(at: str) -> str:

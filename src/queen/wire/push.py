@@ -47,7 +47,8 @@ class PushItem(msgspec.Struct, forbid_unknown_fields=True):
 
     queue: NameText
     partition: NameText = DEFAULT_PARTITION
-    payload: msgspec.Raw = NULL
+    # A factory, since a JSON schema can show no default that is raw JSON.
+    payload: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
     transaction_id: TransactionIdText = msgspec.field(default="", name="transactionId")
     trace_id: TraceIdText = msgspec.field(default="", name="traceId")
 
@@ -158,7 +159,7 @@ def check_loose_items(items: Sequence[object], where: str) -> None:
         check_known(item, field_names(LooseItem), f"{where}[{index}]")
 
 
-def check_items(items: list[PushItem], where: str = "items") -> None:
+def check_items(items: Sequence[PushItem], where: str = "items") -> None:
     """Names and ids within their limits; raises `BadRequest` for the first that is not."""
     checked: tuple[str, str] | None = None
     for index, item in enumerate(items):
@@ -218,7 +219,7 @@ def _parsed(body: bytes, error: Exception) -> Any:
 
 
 def read_items(items: Sequence[LooseItem], where: str, absent: msgspec.Raw = NULL) -> list[PushItem]:
-    """The items, each one valid; without a payload they carry `absent`. Raises `BadRequest` that says which is wrong."""
+    """The items, each one valid; without a payload they carry `absent`. Raises `BadRequest` for the first bad one."""
     pushes = []
     for index, item in enumerate(items):
         for value, what, key in (

@@ -40,7 +40,7 @@ class StageBody(BatchRef):
     items: list[PushItem] = msgspec.field(default_factory=list)
     topic_items: Annotated[
         msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "array", "items": {"type": "object"}})
-    ] = msgspec.field(default=_NONE, name="topicItems")
+    ] = msgspec.field(default_factory=lambda: _NONE, name="topicItems")
 
 
 class AttemptRef(msgspec.Struct, forbid_unknown_fields=True):

@@ -87,7 +87,7 @@ class StateOp(msgspec.Struct, forbid_unknown_fields=True):
 
     type: Annotated[Any, Meta(extra_json_schema={"enum": ["upsert", "delete"]})] = None
     key: Annotated[Any, Meta(extra_json_schema={"type": "string", "maxLength": LONGEST_KEY})] = None
-    value: msgspec.Raw = _EMPTY
+    value: msgspec.Raw = msgspec.field(default_factory=lambda: _EMPTY)
     if_version: Annotated[
         Any,
         Meta(

@@ -20,7 +20,6 @@ LONGEST_SECONDS: Final = 10 * 366 * 86_400
 LONGEST_LEASE: Final = 7 * 86_400
 # Clients in Go send the zero of their time type, in the year 1, when they mean none.
 _NO_TIME_BEFORE: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_NO_RAW: Final = msgspec.Raw(b"")
 
 Priority: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_SECONDS)]
@@ -39,10 +38,12 @@ class EnqueueItem(msgspec.Struct, forbid_unknown_fields=True):
     namespace: NameText
     topic: NameText
     payload: bytes | None = None
-    data: msgspec.Raw = _NO_RAW
+    data: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     idempotency_key: _OptionalName | None = None
     priority: Annotated[Priority, msgspec.Meta(description="Lower is served first.")] | None = None
-    metadata: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": ["object", "null"]})] = _NO_RAW
+    metadata: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": ["object", "null"]})] = msgspec.field(
+        default_factory=msgspec.Raw
+    )
     deliver_after: datetime | None = None
     delay: Seconds | None = None
     ttl: Annotated[Seconds, msgspec.Meta(description="Seconds that it may wait once it is due.")] | None = None

@@ -60,7 +60,7 @@ Operation: TypeAlias = PushOperation | AckOperation | EnqueueOperation | AckItem
 class TransactionItem(PushItem):
     """A message to store; unlike elsewhere, without a payload it carries `{}`."""
 
-    payload: msgspec.Raw = _EMPTY
+    payload: msgspec.Raw = msgspec.field(default_factory=lambda: _EMPTY)
 
 
 class PushStep(msgspec.Struct, tag_field="type", tag="push", forbid_unknown_fields=True):

@@ -111,9 +111,10 @@ class ShardedDequeuer:
         """Wait for the answer; False when the topic has moved to another shard before there was one."""
         try:
             while True:
-                moved = asyncio.ensure_future(self._directory.changed().wait())
+                moved: asyncio.Future[Any] = asyncio.ensure_future(self._directory.changed().wait())
                 try:
-                    await asyncio.wait({asked, moved}, return_when=asyncio.FIRST_COMPLETED)
+                    waiting: set[asyncio.Future[Any]] = {asked, moved}
+                    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     moved.cancel()
                 if asked.done():

@@ -20,8 +20,8 @@ def _accept(api: Api, request: Request, connection: Connection) -> Response | No
     "/ws/v1/consume",
     access=Access.READ_WRITE,
     summary="Consume over a WebSocket",
-    description="Switches to the WebSocket protocol `queen.v1`: subscribe, receive batches as they arrive, ack, nack and "
-    "renew on one connection. A browser, which cannot set headers, offers its token as the subprotocol "
+    description="Switches to the WebSocket protocol `queen.v1`: subscribe, receive batches as they arrive, ack, nack "
+    "and renew on one connection. A browser, which cannot set headers, offers its token as the subprotocol "
     "`bearer.<token>` or in `?token=`. The page on WebSockets describes the messages.",
     query=ConsumeQuery,
     returns={101: None},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from queen.broker.catalog import QUEUE_MODE
 from queen.broker.inspect.browse import MessageFilter
@@ -126,7 +127,7 @@ async def dead_letter_message(
     return await shard.broker.messages.dead_letter(*_named(call), group, sent.error or _BY_OPERATOR)
 
 
-def _named(call: Call[object, object]) -> tuple[str, str]:
+def _named(call: Call[Any, Any]) -> tuple[str, str]:
     return call.params["partition"], call.params["transaction"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any, Final
 
 from queen.broker.pop.requests import PopOptions
@@ -241,7 +240,7 @@ def ack_batch(api: Api, request: Request) -> Response | asyncio.Future[Response]
     return api.broker.acker.ack(items, checked_group(group), _ok, batch=True)
 
 
-async def _place_transaction(shards: Any, invoke: Invoke, call: Call[None, Sequence[Operation]]) -> Any:
+async def _place_transaction(shards: Any, invoke: Invoke, call: Call[None, list[Operation]]) -> Any:
     """Everything that a transaction names has to live on one shard."""
     operations = call.body
     names = [name for one in operations if (name := _name(one)) is not None]
@@ -280,7 +279,7 @@ async def _place_transaction(shards: Any, invoke: Invoke, call: Call[None, Seque
     returns={200: TransactionResult},
     errors=(*SEALED, 429),
 )
-async def transaction(shard: Shard, call: Call[None, Sequence[Operation]]) -> TransactionResult:
+async def transaction(shard: Shard, call: Call[None, list[Operation]]) -> TransactionResult:
     return await shard.broker.transactions.run(call.body)
 
 

@@ -32,7 +32,7 @@ _HEADERS: Final = ((b"Content-Security-Policy", _POLICY), (b"X-Content-Type-Opti
 )
 async def document(api: Api, request: Request) -> Response:
     # Schemas are megabytes that most workers are never asked for.
-    from queen.http.openapi.document import build_document
+    from queen.http.api.document import build_document
 
     return Response(200, msgspec.json.encode(build_document(api.routes)))
 
@@ -46,5 +46,5 @@ async def document(api: Api, request: Request) -> Response:
     returns={200: Media("text/html")},
 )
 def page(api: Api, request: Request) -> Response:
-    html = files("queen.http.openapi").joinpath("docs.html").read_bytes()
+    html = files("queen.http.api").joinpath("docs.html").read_bytes()
     return Response(200, html, b"text/html; charset=utf-8", _HEADERS)

@@ -170,7 +170,7 @@ def value_of(call: Call[Any, Any], key: str) -> str:
 
 
 def summed(answers: Sequence[Any]) -> Any:
-    """Numbers are added, fields of objects are merged one by one, lists follow each other, of texts the first is taken."""
+    """Numbers are added, objects merged field by field, lists concatenated; of texts the first is taken."""
     given = [answer for answer in answers if answer is not None and answer is not msgspec.UNSET]
     if not given:
         return answers[0] if answers else None

@@ -67,7 +67,7 @@ def parameters_of(kind: Any) -> list[Parameter]:
     return [
         Parameter(
             field.encode_name,
-            _without_null(properties[field.encode_name]),
+            _with_format(_without_null(properties[field.encode_name]), field.type),
             None if field.required else field.default,
             field.required,
         )
@@ -96,6 +96,10 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     if len(kinds) != 1:
         return schema
     return {**kinds[0], **{key: value for key, value in schema.items() if key != "anyOf"}}
+
+
+def _with_format(schema: dict[str, Any], kind: inspect.Type) -> dict[str, Any]:
+    return schema | {"format": "date-time"} if isinstance(_plain(kind, {}), inspect.DateTimeType) else schema
 
 
 def _fields(kind: Any) -> tuple[inspect.Field, ...]:

@@ -5,11 +5,11 @@ control and the dispatch to shards are all read off `all_routes()`.
 
 A handler is of one of three kinds:
 
-- `on_shard`: `async def handler(shard: Shard, call: Call[Query, Body]) -> Answer`. It serves one shard; `placement` says
-  on which shards it runs and how their answers are merged.
+- `on_shard`: `async def handler(shard: Shard, call: Call[Query, Body]) -> Answer`. It serves one shard; `placement`
+  says on which shards it runs and how their answers are merged.
 - `on_worker`: the same with `api: Api`, for what concerns the worker as a whole.
-- `direct`: `def handler(api: Api, request: Request) -> Response | Awaitable[Response]`, for the hot routes, which decode
-  and render by themselves. It works on `api.broker`, the broker of one shard or of all of them.
+- `direct`: `def handler(api: Api, request: Request) -> Response | Awaitable[Response]`, for the hot routes, which
+  decode and render by themselves. It works on `api.broker`, the broker of one shard or of all of them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Operation:
     @property
     def status(self) -> int:
         """The status of an ordinary success."""
-        return next(iter(self.returns))
+        return min(self.returns)
 
     def access_of(self, api: Api) -> Access:
         return self.access if isinstance(self.access, Access) else self.access(api)
@@ -104,7 +104,7 @@ class Operation:
         return self.decode(body)
 
     def resources(self, request: Request, body: Any = None) -> Iterator[Resource]:
-        """The queues, namespaces, topics and groups that a request names in its path, its query and its (decoded) body."""
+        """The queues, namespaces, topics and groups that a request names in its path, query and (decoded) body."""
         yield from _named(request.params)
         yield from _named(request.query)
         yield from named_in(body)
@@ -125,7 +125,7 @@ class RouteTable:
         placement: Placement,
         query: type[Q] | None = None,
         body: Any = None,
-        decode: Callable[[bytes], B] | None = None,
+        decode: Callable[[bytes], Any] | None = None,
         **declared: Any,
     ) -> Callable[[Callable[[Shard, Call[Q, B]], Awaitable[R]]], Callable[[Shard, Call[Q, B]], Awaitable[R]]]:
         """Declare a handler that serves one shard."""
@@ -145,13 +145,14 @@ class RouteTable:
         *,
         query: type[Q] | None = None,
         body: Any = None,
-        decode: Callable[[bytes], B] | None = None,
+        decode: Callable[[bytes], Any] | None = None,
         **declared: Any,
     ) -> Callable[[Callable[[Api, Call[Q, B]], Awaitable[R]]], Callable[[Api, Call[Q, B]], Awaitable[R]]]:
         """Declare a handler that serves the worker as a whole."""
 
         def declare(handler: Callable[[Api, Call[Q, B]], Awaitable[R]]) -> Any:
-            self._add(method, path, "worker", handler, query=query, body=body, decode=decode, **declared)
+            declared.update(query=query, body=body, decode=decode)
+            self._add(method, path, "worker", handler, **declared)
             return handler
 
         return declare

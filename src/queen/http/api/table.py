@@ -65,7 +65,7 @@ def all_routes() -> list[Operation]:
 def add_routes(
     router: Router, api: Api, shards: Sequence[Shard], views: ViewCache, shard_router: ShardRouter | None = None
 ) -> None:
-    """Bind every handler to the worker or its shard, and add it to the router; `shard_router` where there are several."""
+    """Bind every handler to the worker or its shard, and add it to the router; `shard_router`: there are several."""
     for operation in all_routes():
         handler = _bind(operation, api, shards, shard_router)
         if operation.cached:

@@ -12,6 +12,7 @@ import msgspec
 
 from queen.broker.topics.catalog import TopicKey
 from queen.broker.topics.settle import NOT_LEASED, Nacked
+from queen.broker.topics.write_modes import BUFFERED
 from queen.errors import NotFound, QueenError
 from queen.http.api.call import Call
 from queen.http.api.context import Api, Shard
@@ -483,7 +484,7 @@ async def modes(shard: Shard, call: Call[None, None]) -> dict[str, str]:
 async def set_mode(shard: Shard, call: Call[None, ModeBody]) -> Mode:
     namespace, topics = call.body.namespace, shard.broker.topics
     await topics.set_mode(namespace, call.body.mode)
-    return Mode(namespace, topics.modes.of(namespace))
+    return Mode(namespace, "buffered" if topics.modes.of(namespace) == BUFFERED else "sync")
 
 
 def _key(query: TopicQuery) -> TopicKey:

@@ -435,7 +435,7 @@ class WorkersQuery(TimeSpan):
     """The span of time and the workers that are shown."""
 
     hostname: Annotated[OptionalName, Meta(description="Only workers of this host.")] = ""
-    worker_id: Annotated[int | None, Meta(description="Only the worker of this number.")] = None
+    worker_id: Annotated[int, Meta(ge=0, le=999_999_999, description="Only the worker of this number.")] | None = None
 
 
 class QueueSeriesQuery(TimeSpan):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from queen.wire.api.fields import Answer, Body, Count, Limit, Name, Offset, OptionalName, Pagination, Query, Time, Uuid
+from queen.wire.api.fields import Answer, Body, Count, Limit, Name, Offset, Pagination, Query, Time, Uuid
 
 
 class DeadLetter(Answer):
@@ -75,8 +75,8 @@ class Purged(Answer):
 
 
 class _Filter(Query):
-    consumer_group: Annotated[OptionalName, Meta(description="Only dead letters of this group.")] = ""
-    partition: Annotated[OptionalName, Meta(description="Only dead letters of partitions of this name.")] = ""
+    consumer_group: Annotated[str, Meta(description="Only dead letters of this group.")] = ""
+    partition: Annotated[str, Meta(description="Only dead letters of partitions of this name.")] = ""
     since: Annotated[datetime | None, Meta(description="Only messages that failed at this time or later.")] = field(
         default=None, name="from"
     )
@@ -88,7 +88,7 @@ class _Filter(Query):
 class DeadLettersQuery(_Filter):
     """Which dead letters are listed."""
 
-    queue: Annotated[OptionalName, Meta(description="Only dead letters of this queue.")] = ""
+    queue: Annotated[str, Meta(description="Only dead letters of this queue.")] = ""
     limit: Limit = 100
     offset: Offset = 0
 
@@ -96,5 +96,5 @@ class DeadLettersQuery(_Filter):
 class PurgeQuery(_Filter):
     """Which dead letters are deleted; the same filters may be sent as a JSON body instead."""
 
-    queue: Annotated[OptionalName, Meta(description="The queue; required here or in the body.")] = ""
+    queue: Annotated[str, Meta(description="The queue; required here or in the body.")] = ""
     transaction_ids: Annotated[str, Meta(description="Only the dead letter of this transaction id.")] = ""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from queen.wire.api.fields import Answer, Body, Count, Limit, Name, Offset, OptionalName, Query, Time, Uuid
+from queen.wire.api.fields import Answer, Body, Count, Limit, Name, Offset, Query, Time, Uuid
 
 
 class MessageStatus(StrEnum):
@@ -146,10 +146,10 @@ class MessageDeadLettered(_MessageChanged, kw_only=True):
 class MessagesQuery(Query):
     """Which messages are listed."""
 
-    queue: Annotated[OptionalName, Meta(description="Only messages of this queue.")] = ""
-    partition: Annotated[OptionalName, Meta(description="Only messages of partitions of this name.")] = ""
-    ns: Annotated[OptionalName, Meta(description="Only messages of queues of this namespace.")] = ""
-    task: Annotated[OptionalName, Meta(description="Only messages of queues of this task.")] = ""
+    queue: Annotated[str, Meta(description="Only messages of this queue.")] = ""
+    partition: Annotated[str, Meta(description="Only messages of partitions of this name.")] = ""
+    ns: Annotated[str, Meta(description="Only messages of queues of this namespace.")] = ""
+    task: Annotated[str, Meta(description="Only messages of queues of this task.")] = ""
     status: Annotated[MessageStatus | None, Meta(description="Only messages of this status.")] = None
     since: Annotated[datetime | None, Meta(description="Only messages stored at this time or later.")] = field(
         default=None, name="from"
@@ -164,4 +164,4 @@ class MessagesQuery(Query):
 class DeadLetterQuery(Query):
     """The group that the dead letter belongs to."""
 
-    consumer_group: Annotated[OptionalName, Meta(description="The consumer group.")] = ""
+    consumer_group: Annotated[str, Meta(description="The consumer group.")] = ""

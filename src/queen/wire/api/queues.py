@@ -304,7 +304,7 @@ class Refreshed(Answer):
 
 
 def decode_configuration(body: bytes) -> Configuration:
-    """The body of `POST /api/v1/configure`. Numbers and flags may come as text. Raises `BadRequest` for the first bad field."""
+    """The body of `POST /api/v1/configure`. Raises `BadRequest` for the first bad field."""
     sent = decode_fields(body, Configuration)
     name = sent.get("queue")
     if not isinstance(name, str) or not name:
