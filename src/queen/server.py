@@ -29,7 +29,9 @@ from queen.broker.heartbeat import DatabaseHeartbeat, DatabaseProbe, Maintenance
 from queen.broker.inspect.browse import MessageBrowser
 from queen.broker.inspect.find import MessageFinder
 from queen.broker.inspect.groups import Groups
+from queen.broker.inspect.log_reader import LogReader
 from queen.broker.inspect.messages import Messages
+from queen.broker.inspect.resources import Resources
 from queen.broker.inspect.traces import Traces
 from queen.broker.maintenance.cleanup import shard_jobs
 from queen.broker.maintenance.jobs import JobRunner, cleaning_jobs
@@ -48,6 +50,7 @@ from queen.broker.push.pusher import Pusher
 from queen.broker.push.replay import SpoolDrainer
 from queen.broker.push.slices import SlicePreparer
 from queen.broker.push.spool_router import SpoolRouter
+from queen.broker.queues import Queues
 from queen.broker.segments import SegmentCache
 from queen.broker.topics.jobs import topic_jobs
 from queen.broker.topics.topics import TOPIC_EVENTS, Topics
@@ -56,9 +59,6 @@ from queen.broker.transactions.stream_cycles import StreamCycles
 from queen.broker.transactions.stream_queries import StreamQueries
 from queen.broker.transactions.transactions import Transactions
 from queen.bus.peers import Peers, ShardPeers
-from queen.broker.inspect.log_reader import LogReader
-from queen.broker.inspect.resources import Resources
-from queen.broker.queues import Queues
 from queen.concurrency import SingleFlightCache
 from queen.http.api.context import Api, MetricSource, Shard
 from queen.http.api.table import add_routes
