@@ -238,9 +238,7 @@ async def test_a_read_that_loses_its_connection_goes_on_behind_what_it_has(
 
 async def test_a_connection_that_is_refused_fails_at_once(api: Api, dsn: str) -> None:
     log = ShardLog((dsn.replace("postgres@", "nobody@"),), outage_grace=600.0)
-    with pytest.raises(
-        SettingsError, match=r'refuses the connection: role "nobody" does not exist. Check'
-    ):
+    with pytest.raises(SettingsError, match=r'refuses the connection: role "nobody" does not exist. Check'):
         log.positions(["orders"])
 
 

@@ -1,6 +1,6 @@
 """Staging and publishing straight in PostgreSQL, with the parts that the server has for it.
 
-This is the one place where Spark meets the broker: what is written by it must be what a push would have written.
+What is written by it must be what a push would have written.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from typing import Any, Final, TypeVar
+
+import asyncpg
 
 from queen.broker.push.dedup_filter import DedupFilter
 from queen.broker.topics.catalog import TopicCatalog
@@ -17,17 +19,18 @@ from queen.broker.topics.enqueue import Enqueuer, ItemIds, SeenKeys
 from queen.broker.topics.quotas import Quotas
 from queen.broker.topics.transaction_ops import TopicTransactionOps
 from queen.broker.transactions.stager import Stager
+from queen.broker.transactions.stages import TOPIC_ITEMS, Published, Stages
 from queen.broker.transactions.stages import Attempt as Attempt
-from queen.broker.transactions.stages import Published, Stages
-from queen.errors import DatabaseUnavailable
+from queen.broker.transactions.stages import StageLost as StageLost
+from queen.errors import DatabaseUnavailable, SettingsError
 from queen.metrics.meter import Meter
 from queen.redis.memory import MemoryKeys
-from queen.storage.database import Database
+from queen.storage.database import Database, Record
+from queen.storage.shard_setup import ELSEWHERE
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource
 from queen.wire.push import PushItem
 
-_PATIENCE_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 0.5
 # A batch is published by few statements, however large it is.
 _STATEMENT_MS: Final = 600_000
@@ -37,12 +40,32 @@ _DEDUP_MEMORY: Final = 256 << 20
 T = TypeVar("T")
 
 
+class _WaitingDatabase(Database):
+    """Repeats a statement while PostgreSQL is unavailable. Outside of transactions all statements here allow that."""
+
+    outage_grace = 0.0
+
+    async def fetch(self, name: str, *args: Any) -> list[Record]:
+        deadline = time.monotonic() + self.outage_grace
+        while True:
+            try:
+                return await super().fetch(name, *args)
+            except DatabaseUnavailable:
+                if time.monotonic() + _PAUSE_SECONDS > deadline:
+                    raise
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+
 class Shard:
     """One PostgreSQL to write to. Its connections belong to the process and the thread that made it."""
 
-    def __init__(self, dsn: str, *, encryption_keys: Sequence[bytes] = (), dedup_window: float) -> None:
+    def __init__(
+        self, dsn: str, *, encryption_keys: Sequence[bytes] = (), dedup_window: float, outage_grace: float = 0.0
+    ) -> None:
+        """`outage_grace`: for how many seconds it waits for a PostgreSQL that is unavailable."""
         self._loop = asyncio.new_event_loop()
-        self._database = Database(
+        self._grace = outage_grace
+        self._database = _WaitingDatabase(
             dsn,
             pool_size=2,
             connect_timeout=5.0,
@@ -50,12 +73,13 @@ class Shard:
             lock_timeout_ms=_LOCK_MS,
             application_name="queen spark",
         )
+        self._database.outage_grace = outage_grace
         self.stages = Stages(
             self._database,
             Envelope(encryption_keys),
             IdSource(),
             topic_steps(self._database),
-            # Servers read of it in the log of changes.
+            # Servers read of it in the change log.
             lambda fed: None,
             dedup_window=dedup_window,
             seen=DedupFilter(_DEDUP_MEMORY),
@@ -65,24 +89,34 @@ class Shard:
         return ShardStager(self, Stager(self.stages, run, batch, attempt))
 
     def publish(self, run: str, batch: int, attempts: Sequence[Attempt]) -> Published:
-        """Publish a batch; when PostgreSQL goes away, again for a while: it is published once in any case."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        """Publish a batch; while PostgreSQL is unavailable, again: it is published once in any case."""
+        deadline = time.monotonic() + self._grace
         while True:
             try:
                 return self.run(self.stages.publish(run, batch, attempts))
             except DatabaseUnavailable:
-                if time.monotonic() > deadline:
+                if time.monotonic() + _PAUSE_SECONDS > deadline:
                     raise
-                time.sleep(_PAUSE_SECONDS)
+            except asyncpg.PostgresError as error:
+                if error.sqlstate != ELSEWHERE:
+                    raise
+                raise StageLost(f"{error} after the batch was staged; nothing was published, write it again") from error
+            time.sleep(_PAUSE_SECONDS)
 
-    def holds_queue(self, queue: str) -> bool:
-        return bool(self.run(self._database.fetch("queue_by_name", queue)))
+    def staged_queues(self, run: str, batch: int, attempts: Sequence[Attempt]) -> set[str]:
+        """The queues for which some attempts staged messages."""
+        rows = self.run(self._database.fetch("stage_targets", run, batch, [attempt.id for attempt in attempts]))
+        return {row["queue"] for row in rows if row["partition_id"] != TOPIC_ITEMS}
+
+    def queues_here(self, queues: Collection[str]) -> set[str]:
+        """Which of some queues live on this shard."""
+        return {row["name"] for row in self.run(self._database.fetch("known_queues", list(queues)))}
 
     def layout(self) -> list[int]:
         """The shards that take new names, if this is one of several."""
         return [shard for row in self.run(self._database.fetch("shard_state")) for shard in row["layout"]]
 
-    def holds_topic(self, topic: tuple[str, str]) -> bool:
+    def has_topic(self, topic: tuple[str, str]) -> bool:
         return bool(self.run(self._database.fetch("topics_by_names", [topic[0]], [topic[1]])))
 
     def abandon(self, run: str, batch: int) -> None:
@@ -93,7 +127,10 @@ class Shard:
         self._loop.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._loop.run_until_complete(work)
+        try:
+            return self._loop.run_until_complete(work)
+        except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+            raise SettingsError(f"PostgreSQL refuses the connection: {error}. Check databaseUrls") from error
 
 
 class ShardStager:

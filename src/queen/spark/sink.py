@@ -112,7 +112,7 @@ def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[StagedPart]:
 
 
 def _outlet(options: WriteOptions) -> Outlet:
-    """This process's way out: Spark keeps its Python processes, and new connections for each task are slow."""
+    """The connections of this process: Spark keeps its Python processes, and new connections per task are slow."""
     return _kept(options.access, options.dedup_window, os.getpid())
 
 
@@ -121,4 +121,9 @@ def _kept(access: Access, dedup_window: float, pid: int) -> Outlet:
     # The process is part of the key, because a fork must not share its parent's connections.
     if access.server is not None:
         return ServerOutlet(access.server, access.token)
-    return ShardOutlet(access.database_urls, encryption_keys=access.encryption_keys, dedup_window=dedup_window)
+    return ShardOutlet(
+        access.database_urls,
+        encryption_keys=access.encryption_keys,
+        dedup_window=dedup_window,
+        outage_grace=access.outage_grace,
+    )
