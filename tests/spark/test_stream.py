@@ -20,7 +20,7 @@ from queen.spark.offsets import PartitionOffsets, decode_offset, encode_offset, 
 from queen.spark.options import parse_read_options
 from queen.spark.schemas import schema_of
 from queen.spark.stream import QueenStreamReader
-from tests.ageing import Connection, age, clean
+from tests.ageing import Connection, age, clean, until
 from tests.api import Api
 from tests.faults.proxy import Proxy
 from tests.spark.conftest import TOO_SLOW, Read, collect, drain
@@ -212,9 +212,7 @@ async def test_a_reader_waits_while_postgresql_is_unavailable(
 
     async with proxy.away():
         reading = asyncio.create_task(asyncio.to_thread(read))
-        async with asyncio.timeout(30):
-            while "retrying for" not in caplog.text:
-                await asyncio.sleep(0.05)
+        await until_logged(caplog, "retrying for")
     assert await reading == ["0", "1", "2"]
 
 
@@ -295,6 +293,13 @@ async def test_a_mirrored_group_shows_how_far_a_stream_is(api: Api, dsn: str) ->
     assert len(await api.pop("orders", consumerGroup="spark")) == 1
     reader.latestOffset(reader.latestOffset(end, ReadAllAvailable()), ReadAllAvailable())
     assert await lag_of(api, "spark") == 2
+
+
+async def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    async def found() -> bool:
+        return text in caplog.text
+
+    await until(found, 30.0)
 
 
 async def lag_of(api: Api, group: str) -> int:

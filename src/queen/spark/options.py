@@ -244,14 +244,18 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _names(given: Mapping[str, str], name: str) -> tuple[str, ...]:
     """Names separated by commas, or a JSON list of them for names that have a comma."""
-    text = (given.get(name.lower()) or "").strip()
-    if not text.startswith("["):
+    return names_in(given.get(name.lower()) or "", name)
+
+
+def names_in(text: str, option: str = "queue") -> tuple[str, ...]:
+    """Names separated by commas, or a JSON list of them. Raises `SettingsError`."""
+    if not text.strip().startswith("["):
         return _words(text)
     try:
         return tuple(msgspec.json.decode(text, type=list[str]))
     except msgspec.DecodeError as error:
         raise SettingsError(
-            f'{name} must be names separated by commas, or a JSON list such as ["a", "b,c"], not {text!r} ({error})'
+            f'{option} must be names separated by commas, or a JSON list such as ["a", "b,c"], not {text!r} ({error})'
         ) from None
 
 
