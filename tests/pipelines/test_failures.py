@@ -35,7 +35,7 @@ Current Committed Offsets: {{PythonMicroBatchStream: {{"format":2,"queues":{{"or
         ("queen.errors.NotFound: there is no queue orders", "there is no queue orders"),
         ("queen.errors.Conflict: offsets 1 to 2 were removed", "offsets 1 to 2 were removed"),
         ("queen.wire.envelope.NoEncryptionKey: a key is needed", "a key is needed"),
-        ("queen.broker.transactions.stages.StageLost: write it again", "write it again"),
+        ("queen.log.stages.StageLost: write it again", "write it again"),
         ("ValueError: not a number: 'x'", "ValueError: not a number: 'x'"),
         (
             'psycopg.errors.UndefinedTable: relation "t" does not exist',

@@ -13,7 +13,8 @@ import msgspec
 
 from queen.client.config import ClientLog, read_config
 from queen.client.http import HttpClient, decode_as
-from queen.spark.publish import Attempt, Shard, ShardStager, StageLost
+from queen.log.stages import Attempt, StageLost
+from queen.spark.publish import Shard, ShardStager
 from queen.wire.push import PushItem
 from queen.wire.shards import Name, home
 

@@ -1,7 +1,4 @@
-"""Staging and publishing straight in PostgreSQL, with the parts that the server has for it.
-
-What is written by it must be what a push would have written.
-"""
+"""Staging and publishing straight in PostgreSQL, with what servers append and publish with."""
 
 from __future__ import annotations
 
@@ -13,18 +10,11 @@ from typing import Any, Final, TypeVar
 
 import asyncpg
 
-from queen.broker.push.dedup_filter import DedupFilter
-from queen.broker.topics.catalog import TopicCatalog
-from queen.broker.topics.enqueue import Enqueuer, ItemIds, SeenKeys
-from queen.broker.topics.quotas import Quotas
-from queen.broker.topics.transaction_ops import TopicTransactionOps
-from queen.broker.transactions.stager import Stager
-from queen.broker.transactions.stages import TOPIC_ITEMS, Published, Stages
-from queen.broker.transactions.stages import Attempt as Attempt
-from queen.broker.transactions.stages import StageLost as StageLost
 from queen.errors import DatabaseUnavailable, SettingsError
-from queen.metrics.meter import Meter
-from queen.redis.memory import MemoryKeys
+from queen.log.dedup_filter import DedupFilter
+from queen.log.stager import Stager
+from queen.log.stages import TOPIC_ITEMS, Attempt, Published, StageLost, Stages
+from queen.log.topic_store import TopicPublisher
 from queen.storage.database import Database, Record
 from queen.storage.shard_setup import ELSEWHERE
 from queen.wire.envelope import Envelope
@@ -78,7 +68,7 @@ class Shard:
             self._database,
             Envelope(encryption_keys),
             IdSource(),
-            topic_steps(self._database),
+            TopicPublisher(self._database),
             # Servers read of it in the change log.
             lambda fed: None,
             dedup_window=dedup_window,
@@ -148,13 +138,3 @@ class ShardStager:
 
     def finish(self) -> Attempt:
         return self._shard.run(self._stager.finish())
-
-
-def topic_steps(database: Database) -> TopicTransactionOps:
-    """What stores items of topics."""
-    meter = Meter()
-    catalog = TopicCatalog(database)
-    quotas = Quotas(database, {}, meter)
-    keys = SeenKeys(MemoryKeys())
-    enqueuer = Enqueuer(database, catalog, ItemIds(database, None), quotas, keys, lambda fed: None, meter)
-    return TopicTransactionOps(catalog, enqueuer, quotas)

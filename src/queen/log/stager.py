@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from queen.broker.catalog import Partition, Queue
-from queen.broker.push.slices import Chunk, PushSlice, Target
-from queen.broker.transactions.stages import TOPIC_ITEMS, Attempt, Stages, StageSender
 from queen.errors import Overloaded
+from queen.log.catalog import Partition, Queue
+from queen.log.slices import Chunk, PushSlice, Target
+from queen.log.stages import TOPIC_ITEMS, Attempt, Stages, StageSender
 from queen.wire.push import PushItem
 
 SEGMENT_MESSAGES: Final = 1024
