@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from queen.log.dedup_filter import DedupFilter
 from queen.log.stager import Stager
 from queen.log.stages import Attempt, Stages
-from queen.spark.publish import topic_steps
+from queen.log.topic_store import TopicPublisher
 from queen.storage.database import Database, Transaction
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource
@@ -106,7 +106,7 @@ class Publisher:
             self.database,
             Envelope(),
             IdSource(),
-            topic_steps(self.database),
+            TopicPublisher(self.database),
             lambda fed: None,
             dedup_window=3600,
             seen=DedupFilter(1 << 20),
