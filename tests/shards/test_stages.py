@@ -13,8 +13,8 @@ import pytest
 from queen.broker.sharding.fleet import connect_fleet
 from queen.broker.sharding.move import Mover
 from queen.errors import Conflict, SettingsError
-from queen.spark.outlets import ShardOutlet, StagedPart
-from queen.spark.publish import Shard
+from queen.spark.publishers import ShardPublisher, StagedPart
+from queen.spark.shard_writer import Shard
 from queen.wire.push import PushItem
 from queen.wire.shards import Name
 from tests.api import Api
@@ -92,22 +92,22 @@ async def test_a_writer_follows_a_queue_that_moves(api: Api, dsns: tuple[str, st
     await api.push(queue, "first")
     async with connect_fleet(dsns) as fleet:
         mover = Mover(fleet)
-        outlet = await asyncio.to_thread(ShardOutlet, dsns, encryption_keys=(), dedup_window=3600.0)
+        publisher = await asyncio.to_thread(ShardPublisher, dsns, encryption_keys=(), dedup_window=3600.0)
 
         def write(batch: int) -> list[StagedPart]:
-            staging = outlet.begin(RUN, batch)
+            staging = publisher.begin(RUN, batch)
             staging.add([PushItem(queue, "Default", msgspec.Raw(b"%d" % batch))])
             return staging.finish()
 
-        await asyncio.to_thread(lambda: outlet.publish(RUN, 0, write(0)))
+        await asyncio.to_thread(lambda: publisher.publish(RUN, 0, write(0)))
         await mover.move(Name.queue(queue), 1)
-        await asyncio.to_thread(lambda: outlet.publish(RUN, 1, write(1)))
+        await asyncio.to_thread(lambda: publisher.publish(RUN, 1, write(1)))
         staged = await asyncio.to_thread(write, 2)
         await mover.move(Name.queue(queue), 0)
         with pytest.raises(Conflict, match=f"queue {queue} was moved to shard 0 after the batch was staged"):
-            await asyncio.to_thread(outlet.publish, RUN, 2, staged)
-        await asyncio.to_thread(lambda: outlet.publish(RUN, 2, write(2)))
-        await asyncio.to_thread(outlet.close)
+            await asyncio.to_thread(publisher.publish, RUN, 2, staged)
+        await asyncio.to_thread(lambda: publisher.publish(RUN, 2, write(2)))
+        await asyncio.to_thread(publisher.close)
     assert [message["data"] for message in await api.pop(queue, batch=10, wait=True)] == ["first", 0, 1, 2]
 
 

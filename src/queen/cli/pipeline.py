@@ -45,7 +45,7 @@ _STOP_SECONDS = 60.0
 @pipeline.command()
 def run(
     file: Annotated[Path, typer.Argument(help="The pipeline: a Python or YAML file.")],
-    once: Annotated[bool, typer.Option(help="Take what is there now, and end.")] = False,
+    once: Annotated[bool, typer.Option(help="Process what is available now, and end.")] = False,
     fresh: Annotated[bool, typer.Option(help="Drop the checkpoints, and start from the beginning.")] = False,
     fail_on_data_loss: FailOnDataLoss = None,
     master: Master = LOCAL,

@@ -43,7 +43,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def archive(
     queues: Annotated[list[str], typer.Argument(help="The queues.")],
     to: Annotated[Path, typer.Option(help="Directory of the archive; made if need be.")],
-    once: Annotated[bool, typer.Option(help="Archive what is there now, and end.")] = False,
+    once: Annotated[bool, typer.Option(help="Archive what is available now, and end.")] = False,
     fresh: Annotated[
         bool,
         typer.Option(
@@ -100,7 +100,7 @@ def compact(
     target_mb: Annotated[int, typer.Option(min=1, help="Size of the files to make.")] = 128,
     all_hours: Annotated[bool, typer.Option("--all", help="The running hour, too.")] = False,
 ) -> None:
-    """Join small files of an archive. Those who read it by its manifest see the old files or the new."""
+    """Join small files of an archive. Readers of its manifest see the old files or the new."""
     from queen.pipelines.jobs.compact import compact as join_files
 
     with spark_failures():

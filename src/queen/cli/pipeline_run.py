@@ -143,7 +143,7 @@ def status_table(status: PipelineStatus, width: int) -> Table:
 
 
 def _bar(query: QueryStatus, state: PipelineState) -> ProgressBar:
-    """How much of what there is was read; a pulse where nobody knows how much there is."""
+    """How much of the input was read; a pulse where its size is not known."""
     running = state in (PipelineState.STARTING, PipelineState.RUNNING)
     if query.lag is None and running:
         return ProgressBar(total=None, width=_BAR_WIDTH, pulse=True)

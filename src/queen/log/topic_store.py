@@ -15,8 +15,8 @@ from queen.storage.database import Database, Fetcher
 from queen.wire.ids import NODES, SnowflakeSource
 from queen.wire.topics import EnqueueItem
 
-_STRETCH_MS: Final = 60_000
-# Eight million ids, for when no stretch can be reserved because PostgreSQL is away.
+_RANGE_MS: Final = 60_000
+# Eight million ids, for when no range can be reserved because PostgreSQL is unavailable.
 _KEPT_MS: Final = 2000
 
 
@@ -29,7 +29,7 @@ class ItemIds:
         self._source = source if source is not None else SnowflakeSource()
 
     async def take(self, count: int, *, offline: bool = False) -> list[int]:
-        """New ids; with `offline`, also while PostgreSQL is away, out of what is kept back for then."""
+        """New ids; with `offline`, also while PostgreSQL is unavailable, out of a reserve."""
         ids = self._source.take(count, keep_ms=_KEPT_MS)
         if ids is not None:
             return ids
@@ -44,9 +44,9 @@ class ItemIds:
     async def _reserve(self, count: int) -> list[int]:
         ids = None
         while ids is None:
-            rows = await self._database.fetch("topic_reserve_ids", self._source.now_ms(), _STRETCH_MS, self._preferred)
+            rows = await self._database.fetch("topic_reserve_ids", self._source.now_ms(), _RANGE_MS, self._preferred)
             if not rows:
-                raise Overloaded("every node number for ids is being reserved by somebody else; try again soon")
+                raise Overloaded("every node number for ids is being reserved by another session; try again soon")
             self._source.grant(rows[0]["node"], rows[0]["from_ms"], rows[0]["upto_ms"])
             ids = self._source.take(count, keep_ms=_KEPT_MS)
         return ids
@@ -69,7 +69,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Stored:
-    """What an enqueue did, to be told once it is committed."""
+    """What an enqueue stored, to be announced once it is committed."""
 
     fed: dict[TopicKey, float] = field(default_factory=dict)
     items: Counter[TopicKey] = field(default_factory=Counter)
@@ -111,12 +111,12 @@ class TopicStore:
     async def _store_once(
         self, fetcher: Fetcher, entries: list[Entry], topics: dict[TopicKey, Topic], stored: Stored
     ) -> list[Entry]:
-        """Returns what was not stored because its topic, or the owner of its key, has just gone."""
+        """Returns what was not stored because its topic, or the owner of its key, has just been removed."""
         homes = [topics.get((entry.item.namespace, entry.item.topic)) for entry in entries]
         housed = [(entry, topic) for entry, topic in zip(entries, homes, strict=True) if topic is not None]
         homeless = [entry for entry, topic in zip(entries, homes, strict=True) if topic is None]
         keyed = [(topic, entry.item.idempotency_key, entry) for entry, topic in housed if entry.item.idempotency_key]
-        # In the same order as everybody else, so that nobody waits for each other in a circle.
+        # In the same order in all sessions, which avoids deadlocks.
         keyed.sort(key=lambda one: (one[0].namespace_id, one[1]))
         (row,) = await fetcher.fetch(
             "topic_enqueue",

@@ -166,7 +166,7 @@ class Declaration:
     steps: tuple[Step, ...]
     sinks: tuple[Sink, ...]
     trigger: str = "1 second"
-    """How often batches begin, or `once`: what is there now, and no more."""
+    """How often batches begin, or `once`: all that is available now, and then end."""
     dead_letters: Sink | None = None
 
     @property

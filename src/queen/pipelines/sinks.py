@@ -172,7 +172,7 @@ class Sinks:
             stream = self._messages(sink, observed(rows, own)).writeStream.format("queen")
             stream = stream.options(**self._connection.options(), **_destination(sink))
         else:
-            # A table tells newer rows from older ones by the columns of the messages they came from.
+            # Which row of a key is newer is decided by the columns of the messages they came from.
             chosen = rows.columns if sink.kind is SinkKind.POSTGRES else own
             stream = observed(rows, own).select(*_quoted(chosen)).writeStream
             stream = stream.foreachBatch(self._batches(sink, checkpoint))
@@ -244,7 +244,7 @@ def triggered(stream: DataStreamWriter, trigger: str, checkpoint: Path) -> DataS
 
 
 def writer_id(checkpoint: Path) -> str:
-    """A name for the query that lives and dies with its checkpoint, because a new one numbers its batches anew."""
+    """An id of the query that belongs to its checkpoint: a new checkpoint numbers batches from 0 again."""
     file = checkpoint / _WRITER_FILE
     if not file.exists():
         file.write_text(uuid.uuid4().hex)

@@ -64,7 +64,7 @@ class QueenReader(DataSourceReader):
         return spans_between(positions, starts, ends)
 
     def _appended(self, planned: dict[tuple[int, int], int]) -> list[Span]:
-        """What lies behind the planned ends, and partitions that were created since."""
+        """What was appended since the read was planned, new partitions included."""
         log = open_log(self._options.access)
         positions = [one for one in self._positions(log) if one.next > planned.get((one.shard, one.id), 0)]
         # Offsets are given for partitions that existed; others are read from their beginning.

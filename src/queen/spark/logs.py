@@ -102,7 +102,7 @@ class Log(Protocol):
         """The same as vectors. Raises `NotFound` for a queue that does not exist."""
 
     def partition_names(self, ends: QueueEnds, ids: Numbers) -> dict[int, str]:
-        """The names of partitions of a queue; without those that are gone meanwhile."""
+        """The names of partitions of a queue; without those that were removed meanwhile."""
 
     def removed(self, ids: Sequence[int]) -> dict[int, RemovedPartition]:
         """Removed partitions, as far as they are remembered."""
@@ -122,7 +122,7 @@ _CONNECT_SECONDS: Final = 10
 _ROWS_AT_A_TIME: Final = 32
 _SETTINGS: Final = "-c jit=off -c max_parallel_workers_per_gather=0"
 _PAUSE_SECONDS: Final = 0.5
-# PostgreSQL answered, and will not answer otherwise until somebody changes a setting.
+# PostgreSQL answered, and will answer the same until a setting is changed.
 _REFUSED: Final = re.compile(
     r'authentication failed|no password supplied|no pg_hba\.conf entry|(role|database) "[^"]*" does not exist'
     r"|permission denied|server does not support SSL"

@@ -218,7 +218,7 @@ class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             report_loss(_listed(lost), fail=self._fail)
 
     def _lost(self, queue: str, ids: Numbers, starts: Numbers, stops: Numbers) -> None:
-        """Part of a planned batch lies in partitions that were removed."""
+        """Part of a planned batch is in partitions that were removed."""
         unread = starts < stops
         if not unread.any():
             return

@@ -91,7 +91,7 @@ def _compared(stored: DataFrame, archived: DataFrame) -> DataFrame:
 
 
 def _hash() -> Column:
-    # A missing value and an empty one are not the same, which the hash alone would not tell.
+    # A missing value and an empty one are not the same, and the hash alone is the same for both.
     absent = functions.concat(*(functions.col(name).isNull().cast("string") for name in _REST))
     return functions.xxhash64(*_KEY, *_REST, absent)
 

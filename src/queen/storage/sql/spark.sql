@@ -60,8 +60,8 @@ ORDER BY g.base_offset LIMIT $4;
 SELECT 1;
 
 -- name: mirror_group
--- Put the cursors of a group (made if need be) where a stream stands, and leave a note for those who remember where the
--- group was. A partition that a consumer of the group holds is left to it. Partitions of other queues are passed over.
+-- Move the cursors of a group (created if need be) to the offsets of a stream, and notify servers, which cache cursors.
+-- A partition that a consumer of the group holds is left to it. Partitions of other queues are passed over.
 WITH made AS (
     INSERT INTO queen.groups (name) SELECT $1 WHERE NOT EXISTS (SELECT FROM queen.groups WHERE name = $1)
     ON CONFLICT (name) DO UPDATE SET name = excluded.name RETURNING id

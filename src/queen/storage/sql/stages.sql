@@ -28,7 +28,7 @@ SELECT DISTINCT queue, partition, partition_id FROM queen.stages
 WHERE run = $1 AND batch = $2 AND attempt = ANY($3::uuid[]);
 
 -- name: stage_list
--- What some attempts staged, in the order in which it is published; without bodies, of which only the first byte tells.
+-- What some attempts staged, in the order in which it is published; with the first byte of each body, which says whether it is encrypted.
 SELECT s.attempt, s.seq, s.partition_id, s.queue, s.partition, s.count, s.named, octet_length(s.body) AS nbytes,
     get_byte(substring(s.body FROM 1 FOR 1), 0) AS kind
 FROM unnest($3::uuid[]) WITH ORDINALITY AS a (attempt, place)
@@ -80,7 +80,7 @@ DELETE FROM queen.stages WHERE run = $1 AND batch <= $2;
 DELETE FROM queen.stages WHERE run = $1 AND batch = $2 RETURNING count;
 
 -- name: remove_old_stages
--- Staged rows of which nobody will speak any more, some at a time.
+-- Staged rows that no run will publish any more, some at a time.
 DELETE FROM queen.stages WHERE (run, batch, attempt, seq) IN (
     SELECT run, batch, attempt, seq FROM queen.stages
     WHERE staged_at < clock_timestamp() - make_interval(secs => $1::float8) LIMIT $2

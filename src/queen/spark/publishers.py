@@ -1,4 +1,4 @@
-"""Where rows are staged and published: in the PostgreSQL shards, or through a server."""
+"""Publishers of staged rows: directly to the PostgreSQL shards, or through a server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 from queen.client.config import ClientLog, read_config
 from queen.client.http import HttpClient, decode_as
 from queen.log.stages import Attempt, StageLost
-from queen.spark.publish import Shard, ShardStager
+from queen.spark.shard_writer import Shard, ShardStager
 from queen.wire.push import PushItem
 from queen.wire.shards import Name, home
 
@@ -41,7 +41,7 @@ class Staging(Protocol):
     def finish(self) -> list[StagedPart]: ...
 
 
-class Outlet(Protocol):
+class Publisher(Protocol):
     """Publishes batches: all of one in each place, and once."""
 
     def begin(self, run: str, batch: int) -> Staging: ...
@@ -51,7 +51,7 @@ class Outlet(Protocol):
     def abandon(self, run: str, batch: int) -> None: ...
 
 
-class ShardOutlet:
+class ShardPublisher:
     """Stages and publishes in every shard that something goes to."""
 
     def __init__(
@@ -186,7 +186,7 @@ _encode = msgspec.json.encode
 _staged = msgspec.json.Decoder(_Staged)
 
 
-class ServerOutlet:
+class ServerPublisher:
     """Stages and publishes by requests. All of them can be sent again: what was done already is not done twice."""
 
     def __init__(self, url: str, token: str | None) -> None:
@@ -216,8 +216,8 @@ class ServerOutlet:
 class ServerStaging:
     """Stages what one attempt of a task writes, in pieces."""
 
-    def __init__(self, outlet: ServerOutlet, run: str, batch: int) -> None:
-        self._outlet = outlet
+    def __init__(self, publisher: ServerPublisher, run: str, batch: int) -> None:
+        self._publisher = publisher
         self._attempt = uuid.uuid4()
         self._body: dict[str, Any] = {"run": run, "batch": batch, "attempt": self._attempt}
         self._piece = 0
@@ -245,7 +245,7 @@ class ServerStaging:
         self._waiting, self._waiting_bytes = [], 0
 
     def _send(self, content: dict[str, Any]) -> None:
-        answer = self._outlet.send("", {**self._body, "piece": self._piece, **content})
+        answer = self._publisher.send("", {**self._body, "piece": self._piece, **content})
         for place in decode_as(_staged, answer).shards:
             self._staged[place.shard] += place.messages
         self._piece += 1
