@@ -311,20 +311,22 @@ class ShardLog:
         deadline: float | None = None
         while True:
             columns = [span.id for span in spans], [span.start for span in spans], [span.end for span in spans]
+            reached = [span.start for span in spans]
             try:
                 for slot, base, messages, *rest in self.connection(shard).stream("log_spans", *columns):
                     yield StoredSegment(slots[slot - 1], base, messages, *rest)
-                    spans[slot - 1] = replace(spans[slot - 1], start=base + messages)
-                    deadline = None
+                    reached[slot - 1] = base + messages
                 return
             except DatabaseUnavailable as error:
-                deadline = deadline or time.monotonic() + self._grace
+                if deadline is None or any(at > span.start for at, span in zip(reached, spans, strict=True)):
+                    deadline = time.monotonic() + self._grace
                 if time.monotonic() + _PAUSE_SECONDS > deadline:
                     raise
                 log.warning("%s; retrying for %.0f s", error, deadline - time.monotonic())
             time.sleep(_PAUSE_SECONDS)
-            left = [number for number, span in enumerate(spans) if span.count > 0]
-            slots, spans = [slots[number] for number in left], [spans[number] for number in left]
+            left = [number for number, span in enumerate(spans) if reached[number] < span.end]
+            slots = [slots[number] for number in left]
+            spans = [replace(spans[number], start=reached[number]) for number in left]
 
     def move_group(self, group: str, queue: str, offsets: Mapping[int, int]) -> None:
         """Put the cursors of a group at these offsets, by partition id, on the shard where the queue is."""
