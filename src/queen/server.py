@@ -22,7 +22,6 @@ from queen.broker.ack.dead_letters import DeadLetters
 from queen.broker.ack.leases import LeaseBook, Releaser, Renewer
 from queen.broker.ack.redrive import Redriver
 from queen.broker.broker import Broker
-from queen.broker.catalog import Catalog
 from queen.broker.change_log import ChangeReader
 from queen.broker.events import Event, EventKind, named, signal
 from queen.broker.heartbeat import DatabaseHeartbeat, DatabaseProbe, MaintenanceModes
@@ -41,20 +40,13 @@ from queen.broker.pop.namespace_pop import NamespacePops
 from queen.broker.pop.popper import Popper
 from queen.broker.pop.scanner import Share
 from queen.broker.push.announcer import Announcer
-from queen.broker.push.append_batch import BatchAssembler
 from queen.broker.push.append_lock import AppendLock
-from queen.broker.push.appender import Appender
-from queen.broker.push.dedup import Dedup
-from queen.broker.push.dedup_filter import DedupFilter, SpillFile
 from queen.broker.push.pusher import Pusher
 from queen.broker.push.replay import SpoolDrainer
-from queen.broker.push.slices import SlicePreparer
 from queen.broker.push.spool_router import SpoolRouter
 from queen.broker.queues import Queues
-from queen.broker.segments import SegmentCache
 from queen.broker.topics.jobs import topic_jobs
 from queen.broker.topics.topics import TOPIC_EVENTS, Topics
-from queen.broker.transactions.stages import Stages
 from queen.broker.transactions.stream_cycles import StreamCycles
 from queen.broker.transactions.stream_queries import StreamQueries
 from queen.broker.transactions.transactions import Transactions
@@ -68,6 +60,14 @@ from queen.http.server.message import Access, Handler, Route
 from queen.http.server.observe import SlowLog, watched
 from queen.http.server.protocol import Shell
 from queen.http.server.router import Around, Router
+from queen.log.append_batch import BatchAssembler
+from queen.log.appender import Appender
+from queen.log.catalog import Catalog
+from queen.log.dedup import Dedup
+from queen.log.dedup_filter import DedupFilter, SpillFile
+from queen.log.segments import SegmentCache
+from queen.log.slices import SlicePreparer
+from queen.log.stages import Stages
 from queen.metrics.meter import Meter
 from queen.metrics.report import SnapshotStore
 from queen.monitoring.families import HostFamilies, PipelineFamilies

@@ -19,9 +19,9 @@ from queen.broker.ack.rules import (
     decide_cycle,
     parse_status,
 )
-from queen.broker.catalog import QUEUE_MODE, Catalog, Partition, Queue
 from queen.broker.push.pusher import NotStored, Pusher, StoredPush
 from queen.broker.transactions.stream_queries import StreamQueries
+from queen.log.catalog import QUEUE_MODE, Catalog, Partition, Queue
 from queen.storage.database import Database, Transaction, TransactionRefused, retry_transaction
 from queen.wire.envelope import Envelope
 from queen.wire.ids import is_uuid, parse_partition_uuid
