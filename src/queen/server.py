@@ -57,6 +57,7 @@ from queen.broker.transactions.stream_queries import StreamQueries
 from queen.broker.transactions.transactions import Transactions
 from queen.bus.peers import Peers, ShardPeers
 from queen.concurrency import SingleFlightCache
+from queen.dashboard import Dashboard
 from queen.http.api.analytics import AnalyticsRoutes
 from queen.http.api.cluster import ClusterRoutes
 from queen.http.api.consume import ConsumeRoutes
@@ -73,6 +74,7 @@ from queen.http.api.reading import ReadingRoutes
 from queen.http.api.stages import StageRoutes
 from queen.http.api.status import StatusRoutes
 from queen.http.api.streams import StreamRoutes
+from queen.http.api.system import SystemRoutes
 from queen.http.api.topics import TopicRoutes
 from queen.http.api.traces import TraceRoutes
 from queen.http.api.view_cache import HostViewCache, ViewCache
@@ -126,6 +128,7 @@ class Worker:
         self._front = Front(settings, self.brokers) if len(self.brokers) > 1 else None
         self.consume = ConsumeRoutes(self._front.consuming if self._front is not None else self.broker)
         router = Router(around=_around(settings, tracing, self.broker.topics.counters))
+        router.fallback = Dashboard()
         self._health = (
             ShardsHealth(self.brokers)
             if self._front is not None
@@ -138,7 +141,8 @@ class Worker:
             socket.gethostname(),
             ShellView(self.shell.statuses, self.shell.in_flight),
         )
-        for own in (self._health, OpenApiRoutes(router.routes), self.consume):
+        system = SystemRoutes(settings, self.brokers, self.shell, worker_id)
+        for own in (self._health, OpenApiRoutes(router.routes), self.consume, system):
             own.add_to(router)
         cache_seconds = settings.stats_cache_ms / 1000
         if self._front is not None:

@@ -132,6 +132,132 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/system/settings": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Settings in force
+         * @description Of the worker that answers, with where each comes from. Secrets are not shown.
+         *
+         *     Access: admin.
+         */
+        get: operations["settings"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/system/connections": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Who is connected
+         * @description To the worker that answers, by address, with the requests that are being served.
+         *
+         *     Access: admin.
+         */
+        get: operations["connections"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/shards": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Shards and what lives there
+         * @description Access: read-only.
+         */
+        get: operations["shards"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/streams": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Streaming queries and the state they keep
+         * @description Access: read-only.
+         */
+        get: operations["streams"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/pipelines": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Pipelines of this host
+         * @description What runs on Apache Spark beside the server, from the files in which it reports.
+         *
+         *     Access: read-only.
+         */
+        get: operations["pipelines"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/topics/namespaces": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List namespaces of topics
+         * @description Access: read-only.
+         */
+        get: operations["topicNamespaces"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/push": {
         parameters: {
             query?: never;
@@ -2138,7 +2264,7 @@ export interface components {
             namespace: string;
             topic: string;
             /** @default null */
-            lease_owner: string | null;
+            lease_owner?: string | null;
         };
         /**
          * AckOperation
@@ -2150,13 +2276,13 @@ export interface components {
             transactionId: string;
             partitionId: string;
             /** @default null */
-            status: ("completed" | "dlq" | "failed" | "success") | null;
+            status?: ("completed" | "dlq" | "failed" | "success") | null;
             /** @default null */
-            consumerGroup: string | null;
+            consumerGroup?: string | null;
             /** @default null */
-            leaseId: string | null;
+            leaseId?: string | null;
             /** @default null */
-            error: string | null;
+            error?: string | null;
         };
         /**
          * AckResult
@@ -2179,7 +2305,7 @@ export interface components {
         AcknowledgmentBatch: {
             acknowledgments: components["schemas"]["BatchItem"][];
             /** @default null */
-            consumerGroup: string | null;
+            consumerGroup?: string | null;
         };
         /**
          * ActiveQuery
@@ -2229,11 +2355,11 @@ export interface components {
             transactionId: string;
             partitionId: string;
             /** @default null */
-            leaseId: string | null;
+            leaseId?: string | null;
             /** @default null */
-            status: string | null;
+            status?: string | null;
             /** @default null */
-            error: string | null;
+            error?: string | null;
         };
         /**
          * BatchToAbandon
@@ -2326,18 +2452,18 @@ export interface components {
         Configuration: {
             queue: string;
             /** @default null */
-            namespace: string | null;
+            namespace?: string | null;
             /** @default null */
-            task: string | null;
+            task?: string | null;
             /** @default {} */
-            options: components["schemas"]["QueueOptions"];
+            options?: components["schemas"]["QueueOptions"];
         };
         /** ConfigureBody */
         ConfigureBody: {
             namespace: string;
             topic: string;
             /** @default null */
-            options: Record<string, never> | null;
+            options?: Record<string, never> | null;
         };
         /**
          * Configured
@@ -2572,9 +2698,9 @@ export interface components {
             namespace: string;
             topic: string;
             /** @default null */
-            lease_owner: string | null;
+            lease_owner?: string | null;
             /** @default null */
-            seconds: number | null;
+            seconds?: number | null;
         };
         /**
          * ExtendSettled
@@ -2610,7 +2736,7 @@ export interface components {
          */
         Extension: {
             /** @default 60 */
-            seconds: number;
+            seconds?: number;
         };
         /**
          * FailedFiles
@@ -2629,9 +2755,9 @@ export interface components {
          */
         GivingUp: {
             /** @default null */
-            consumerGroup: string | null;
+            consumerGroup?: string | null;
             /** @default null */
-            error: string | null;
+            error?: string | null;
         };
         /**
          * GroupDeleted
@@ -2745,7 +2871,7 @@ export interface components {
             namespace: string;
             topic: string;
             /** @default null */
-            lease_owner: string | null;
+            lease_owner?: string | null;
         };
         /**
          * ItemToEnqueue
@@ -2755,21 +2881,21 @@ export interface components {
             namespace: string;
             topic: string;
             /** @default null */
-            payload: string | null;
+            payload?: string | null;
             /** @default null */
-            data: unknown;
+            data?: unknown;
             /** @default null */
-            idempotency_key: string | null;
+            idempotency_key?: string | null;
             /** @default null */
-            priority: number | null;
+            priority?: number | null;
             /** @default null */
-            metadata: Record<string, never> | null;
+            metadata?: Record<string, never> | null;
             /** @default null */
-            deliver_after: string | null;
+            deliver_after?: string | null;
             /** @default null */
-            delay: number | null;
+            delay?: number | null;
             /** @default null */
-            ttl: number | null;
+            ttl?: number | null;
         };
         /**
          * LabelCounters
@@ -3068,9 +3194,9 @@ export interface components {
             namespace: string;
             topic: string;
             /** @default null */
-            lease_owner: string | null;
+            lease_owner?: string | null;
             /** @default null */
-            error: string | null;
+            error?: string | null;
         };
         /**
          * NackSettled
@@ -3238,6 +3364,60 @@ export interface components {
             partitionsUpdated: number;
         };
         /**
+         * PeerList
+         * @description Who is connected to the worker that answers, the most connections first.
+         */
+        PeerList: {
+            workerId: number;
+            workers: number;
+            peers: components["schemas"]["PeerView"][];
+        };
+        /**
+         * PeerView
+         * @description Connections from one address, and what they wait for: routes with the number of requests being served.
+         */
+        PeerView: {
+            peer: string;
+            connections: number;
+            requests: {
+                [key: string]: number;
+            };
+        };
+        /**
+         * PipelineList
+         * @description The pipelines that run on this host, or have run.
+         */
+        PipelineList: {
+            pipelines: components["schemas"]["PipelineStatus"][];
+        };
+        /**
+         * PipelineState
+         * @description Where a run is.
+         * @enum {unknown}
+         */
+        PipelineState: "done" | "failed" | "running" | "starting" | "stopped";
+        /**
+         * PipelineStatus
+         * @description One run of a pipeline.
+         */
+        PipelineStatus: {
+            name: string;
+            state: components["schemas"]["PipelineState"];
+            pid: number;
+            file: string;
+            master: string;
+            startedAt: number;
+            updatedAt: number;
+            /** @default 0 */
+            deadLetters?: number;
+            /** @default  */
+            deadLetterSink?: string;
+            /** @default null */
+            error?: string | null;
+            /** @default [] */
+            queries?: components["schemas"]["QueryStatus"][];
+        };
+        /**
          * Pool
          * @description Connections to PostgreSQL.
          */
@@ -3388,9 +3568,9 @@ export interface components {
         PushRequest: {
             items: components["schemas"]["PushRequestItem"][];
             /** @default null */
-            bufferMs: number | null;
+            bufferMs?: number | null;
             /** @default null */
-            bufferMax: number | null;
+            bufferMax?: number | null;
         };
         /**
          * PushRequestItem
@@ -3399,19 +3579,19 @@ export interface components {
         PushRequestItem: {
             queue: string;
             /** @default Default */
-            partition: string;
+            partition?: string;
             /** @default null */
-            payload: unknown;
+            payload?: unknown;
             /**
              * @description Unique in its partition; made by the server when absent or empty.
              * @default
              */
-            transactionId: string;
+            transactionId?: string;
             /**
              * @description A UUID, or nothing.
              * @default
              */
-            traceId: string;
+            traceId?: string;
         };
         /**
          * PushResult
@@ -3442,6 +3622,33 @@ export interface components {
         QueenState: {
             worker_id: number;
             status: string;
+        };
+        /**
+         * QueryStatus
+         * @description One query of a pipeline: the way from its sources to one sink.
+         */
+        QueryStatus: {
+            name: string;
+            /** @default  */
+            sink?: string;
+            /** @default 0 */
+            batches?: number;
+            /** @default 0 */
+            rows?: number;
+            /** @default 0 */
+            written?: number;
+            /** @default 0 */
+            rowsPerSecond?: number;
+            /** @default 0 */
+            batchSeconds?: number;
+            /** @default null */
+            lag?: number | null;
+            /** @default 0 */
+            late?: number;
+            /** @default 0 */
+            stateRows?: number;
+            /** @default null */
+            watermark?: string | null;
         };
         /**
          * QueueConfigCache
@@ -3510,37 +3717,37 @@ export interface components {
          */
         QueueOptions: {
             /** @default 0 */
-            priority: number | null;
+            priority?: number | null;
             /** @default 300 */
-            leaseTime: number | null;
+            leaseTime?: number | null;
             /** @default 3 */
-            retryLimit: number | null;
+            retryLimit?: number | null;
             /** @default 1000 */
-            retryDelay: number | null;
+            retryDelay?: number | null;
             /** @default 0 */
-            maxSize: number | null;
+            maxSize?: number | null;
             /** @default null */
-            ttl: number | null;
+            ttl?: number | null;
             /** @default false */
-            deadLetterQueue: boolean | null;
+            deadLetterQueue?: boolean | null;
             /** @default false */
-            dlqAfterMaxRetries: boolean | null;
+            dlqAfterMaxRetries?: boolean | null;
             /** @default 0 */
-            delayedProcessing: number | null;
+            delayedProcessing?: number | null;
             /** @default 0 */
-            windowBuffer: number | null;
+            windowBuffer?: number | null;
             /** @default 0 */
-            retentionSeconds: number | null;
+            retentionSeconds?: number | null;
             /** @default 0 */
-            completedRetentionSeconds: number | null;
+            completedRetentionSeconds?: number | null;
             /** @default false */
-            retentionEnabled: boolean | null;
+            retentionEnabled?: boolean | null;
             /** @default false */
-            encryptionEnabled: boolean | null;
+            encryptionEnabled?: boolean | null;
             /** @default 0 */
-            maxWaitTimeSeconds: number | null;
+            maxWaitTimeSeconds?: number | null;
             /** @default null */
-            dedupWindowSeconds: number | null;
+            dedupWindowSeconds?: number | null;
         };
         /**
          * QueuePoint
@@ -3735,17 +3942,17 @@ export interface components {
         Retry: {
             queue: string;
             /** @default null */
-            consumerGroup: string | null;
+            consumerGroup?: string | null;
             /** @default null */
-            partition: string | null;
+            partition?: string | null;
             /** @default null */
-            from: string | null;
+            from?: string | null;
             /** @default null */
-            to: string | null;
+            to?: string | null;
             /** @default null */
-            transactionIds: string[] | null;
+            transactionIds?: string[] | null;
             /** @default null */
-            limit: number | null;
+            limit?: number | null;
         };
         /**
          * RolledUp
@@ -3804,9 +4011,9 @@ export interface components {
          */
         Seek: {
             /** @default null */
-            toEnd: boolean | null;
+            toEnd?: boolean | null;
             /** @default null */
-            timestamp: string | null;
+            timestamp?: string | null;
         };
         /**
          * SeenWorker
@@ -3834,6 +4041,26 @@ export interface components {
             restarts_detected: number;
         };
         /**
+         * SettingInForce
+         * @description A setting, its value, and where that comes from. Secrets are not shown.
+         */
+        SettingInForce: {
+            variable: string;
+            value: string;
+            default: string;
+            unit: string;
+            meaning: string;
+            source: string;
+        };
+        /**
+         * SettingsInForce
+         * @description Every setting, in the order of their documentation.
+         */
+        SettingsInForce: {
+            workerId: number;
+            settings: components["schemas"]["SettingInForce"][];
+        };
+        /**
          * Settled
          * @description What came of one item that a request named.
          */
@@ -3842,6 +4069,30 @@ export interface components {
             id: number | string;
             success: boolean;
             error: string | null;
+        };
+        /**
+         * ShardList
+         * @description All shards, by number.
+         */
+        ShardList: {
+            shards: components["schemas"]["ShardView"][];
+        };
+        /**
+         * ShardView
+         * @description One PostgreSQL and what lives there; the counts are null while it is unavailable.
+         */
+        ShardView: {
+            shard: number;
+            up: boolean;
+            database: string;
+            /** @default null */
+            queues?: number | null;
+            /** @default null */
+            partitions?: number | null;
+            /** @default null */
+            topics?: number | null;
+            /** @default null */
+            bytes?: number | null;
         };
         /**
          * SharedState
@@ -3874,13 +4125,13 @@ export interface components {
             transactionId: string;
             partitionId: string;
             /** @default null */
-            leaseId: string | null;
+            leaseId?: string | null;
             /** @default null */
-            status: string | null;
+            status?: string | null;
             /** @default null */
-            error: string | null;
+            error?: string | null;
             /** @default null */
-            consumerGroup: string | null;
+            consumerGroup?: string | null;
         };
         /**
          * Sought
@@ -3918,11 +4169,11 @@ export interface components {
              * @description Numbers the pieces of an attempt; one that is sent again changes nothing.
              * @default 0
              */
-            piece: number;
+            piece?: number;
             /** @default [] */
-            items: components["schemas"]["PushRequestItem"][];
+            items?: components["schemas"]["PushRequestItem"][];
             /** @default [] */
-            topicItems: components["schemas"]["ItemToEnqueue"][];
+            topicItems?: components["schemas"]["ItemToEnqueue"][];
         };
         /**
          * Staged
@@ -3941,7 +4192,7 @@ export interface components {
             attempt: string;
             messages: number;
             /** @default 0 */
-            shard: number;
+            shard?: number;
         };
         /**
          * StagedPlace
@@ -3975,21 +4226,21 @@ export interface components {
              * @description Only these; all of them when empty.
              * @default []
              */
-            keys: string[];
+            keys?: string[];
             /** @default null */
-            key_prefix: string | null;
+            key_prefix?: string | null;
             /**
              * @description Only values whose `windowEnd`, in epoch milliseconds, is no later.
              * @default null
              */
-            ripe_at_or_before: number | null;
+            ripe_at_or_before?: number | null;
             /** @default null */
-            limit: number | null;
+            limit?: number | null;
             /**
              * @description Read on after this key.
              * @default null
              */
-            after: string | null;
+            after?: string | null;
         };
         /**
          * StateRow
@@ -4010,7 +4261,7 @@ export interface components {
             type: "upsert";
             key: string;
             /** @default null */
-            value: unknown;
+            value?: unknown;
             /** @description The version that the key must still have; null: it must have no state. */
             if_version?: number | null;
         };
@@ -4087,13 +4338,13 @@ export interface components {
         StreamAck: {
             transactionId: string;
             /** @default null */
-            leaseId: string | null;
+            leaseId?: string | null;
             /** @default null */
-            status: ("completed" | "dlq" | "failed" | "success") | null;
+            status?: ("completed" | "dlq" | "failed" | "success") | null;
             /** @default 1 */
-            count: number;
+            count?: number;
             /** @default null */
-            error: string | null;
+            error?: string | null;
         };
         /**
          * StreamAckResult
@@ -4126,23 +4377,23 @@ export interface components {
             /** Format: uuid */
             partition_id: string;
             /** @default null */
-            consumer_group: string | null;
+            consumer_group?: string | null;
             /** @default [] */
-            state_ops: (components["schemas"]["StateUpsert"] | components["schemas"]["StateDelete"])[];
+            state_ops?: (components["schemas"]["StateUpsert"] | components["schemas"]["StateDelete"])[];
             /** @default [] */
-            push_items: components["schemas"]["PushRequestItem"][];
+            push_items?: components["schemas"]["PushRequestItem"][];
             /** @default null */
-            ack: components["schemas"]["StreamAck"] | null;
+            ack?: components["schemas"]["StreamAck"] | null;
             /**
              * @description False: the lease stays, and what was not acknowledged comes again when it ends.
              * @default true
              */
-            release_lease: boolean;
+            release_lease?: boolean;
             /**
              * @description Refuse the cycle when the query has another fingerprint by now.
              * @default null
              */
-            config_hash: string | null;
+            config_hash?: string | null;
         };
         /**
          * StreamCycleResult
@@ -4171,6 +4422,29 @@ export interface components {
             partition: string;
         };
         /**
+         * StreamQueryList
+         * @description All streaming queries, by name.
+         */
+        StreamQueryList: {
+            queries: components["schemas"]["StreamQueryView"][];
+        };
+        /**
+         * StreamQueryView
+         * @description A streaming query and the state it keeps.
+         */
+        StreamQueryView: {
+            queryId: string;
+            name: string;
+            sourceQueue: string;
+            sinkQueue: string | null;
+            configHash: string;
+            shard: number;
+            partitions: number;
+            stateRows: number;
+            changedAt: string | null;
+            createdAt: string;
+        };
+        /**
          * StreamRegistration
          * @description A query: its lasting name, what it reads, and a fingerprint of its operators.
          */
@@ -4179,12 +4453,12 @@ export interface components {
             source_queue: string;
             config_hash: string;
             /** @default null */
-            sink_queue: string | null;
+            sink_queue?: string | null;
             /**
              * @description Drop the state if the fingerprint is another.
              * @default false
              */
-            reset: boolean;
+            reset?: boolean;
         };
         /**
          * StreamState
@@ -4454,6 +4728,22 @@ export interface components {
             namespace: string;
             topic: string;
         };
+        /**
+         * TopicNamespaceList
+         * @description The namespaces of topics, by name.
+         */
+        TopicNamespaceList: {
+            namespaces: components["schemas"]["TopicNamespaceView"][];
+        };
+        /**
+         * TopicNamespaceView
+         * @description A namespace of topics.
+         */
+        TopicNamespaceView: {
+            namespace: string;
+            topics: number;
+            quotaPerMinute: number | null;
+        };
         /** TopicOptions */
         TopicOptions: {
             max_retries: number;
@@ -4538,11 +4828,11 @@ export interface components {
             partitionId: string;
             data: unknown;
             /** @default null */
-            consumerGroup: string | null;
+            consumerGroup?: string | null;
             /** @default null */
-            eventType: string | null;
+            eventType?: string | null;
             /** @default null */
-            traceNames: string[] | string | null;
+            traceNames?: string[] | string | null;
         };
         /**
          * TraceStored
@@ -4978,6 +5268,387 @@ export interface operations {
             };
             /** @description This route takes WebSocket connections only. */
             426: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    settings: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SettingsInForce"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    connections: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PeerList"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    shards: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ShardList"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    streams: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StreamQueryList"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    pipelines: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PipelineList"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    topicNamespaces: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TopicNamespaceList"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
                 headers: {
                     [name: string]: unknown;
                 };

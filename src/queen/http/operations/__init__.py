@@ -26,6 +26,7 @@ from queen.http.operations import (
     stages,
     status,
     streams,
+    system,
     topics,
     traces,
 )
@@ -47,6 +48,7 @@ _TABLES: Final = (
     stages,
     topics,
     cluster,
+    system,
     health,
     documentation,
 )

@@ -162,6 +162,14 @@ class HttpProtocol(asyncio.Protocol):
         self._message_seen = 0
         self._unsent = 0
 
+    def serving(self) -> tuple[str, str]:
+        """Who is connected, and by which route their request is being served; empty when none is."""
+        request, peername = self._request, self._transport.get_extra_info("peername")
+        peer = str(peername[0]) if isinstance(peername, tuple) else "local"
+        if request is None:
+            return peer, ""
+        return peer, f"{request.method} {request.route.pattern if request.route else request.path}"
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         shell = self._shell
         peername = transport.get_extra_info("peername")
