@@ -6,7 +6,6 @@ Starts a server of its own with realistic data and a day of figures.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import tempfile
 import threading
@@ -55,15 +54,17 @@ def main() -> None:
             dsn = postgres.dsn()
             with served(directory, DATABASE_URLS=dsn) as server:
                 asyncio.run(seed(server.url))
-                asyncio.run(add_history(dsn))
+                asyncio.run(add_history(dsn, int(server.url.rpartition(":")[2])))
                 add_pipelines(directory / "data")
-                busy = threading.Thread(target=lambda: asyncio.run(keep_busy(server.url, 600)), daemon=True)
+                stop = threading.Event()
+                busy = threading.Thread(target=lambda: asyncio.run(keep_busy(server.url, stop.is_set)))
                 busy.start()
-                with launched() as browser:
-                    take(browser, server.url, wanted)
-                # The load ends with the process; waiting for it would be waiting for nothing.
-                sys.stdout.flush()
-                os._exit(0) if os.environ.get("FAST") else None
+                try:
+                    with launched() as browser:
+                        take(browser, server.url, wanted)
+                finally:
+                    stop.set()
+                    busy.join()
 
 
 def take(browser: Browser, url: str, wanted: set[str]) -> None:
@@ -110,7 +111,7 @@ def actions(page: Page, url: str, theme: str) -> None:
 
 def settle(page: Page, milliseconds: int) -> None:
     """Until figures are there; a picture has no event to wait for."""
-    page.wait_for_load_state("networkidle") if milliseconds < 0 else page.wait_for_timeout(milliseconds)
+    page.wait_for_timeout(milliseconds)
 
 
 if __name__ == "__main__":

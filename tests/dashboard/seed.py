@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import socket
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -43,6 +44,10 @@ QUEUES: Final[Sequence[Queue]] = (
     ("webhooks", "platform", "notify", 5, 160, {"dispatcher": 0.6}, 48, 95),
     ("order-totals", "shop", "analytics", 1, 40, {"dashboard": 1.0}, 2, 0),
 )
+BEHIND: Final = 90
+"""Queues that are further behind than this stay so."""
+PACE: Final = 3.0
+"""Of the figures of a day: like those of `keep_busy`, so that one goes over into the other."""
 TRACED: Final = ("order-4711", "order-4712", "refund-88", "import-2026-11")
 
 
@@ -237,12 +242,12 @@ def add_pipelines(data_dir: Path) -> None:
         write_status(place, report)
 
 
-async def add_history(dsn: str, hours: int = 24) -> None:
-    """A day of figures of two workers on two hosts, with the ups and downs of a shop."""
+async def add_history(dsn: str, port: int, hours: int = 24) -> None:
+    """A day of figures of the two workers of a host, with the ups and downs of a shop."""
     connection = await asyncpg.connect(dsn)
     chance = random.Random(11)
     now = datetime.now(UTC).replace(second=0, microsecond=0)
-    lives = [(uuid.UUID(int=number + 1, version=4), f"queen-{number + 1}", number) for number in range(2)]
+    lives = [(uuid.UUID(int=number + 1, version=4), socket.gethostname(), number) for number in range(2)]
     workers, queues = [], []
     for minute in range(hours * 60, 0, -1):
         at = now - timedelta(minutes=minute)
@@ -252,7 +257,7 @@ async def add_history(dsn: str, hours: int = 24) -> None:
             pushed = popped = acked = failed = 0
             lag = 0.0
             for name, *_, groups, rate, behind in QUEUES:
-                push = int(rate * 30 * wave * chance.uniform(0.93, 1.07))
+                push = int(rate * PACE * wave * chance.uniform(0.93, 1.07))
                 pop = int(push * (len(groups) if len(groups) < 2 else 1.6) * chance.uniform(0.95, 1.03))
                 wait = (4 + 20 * wave + min(behind, 60) / 8) * chance.uniform(0.8, 1.3)
                 fails = chance.choice((0, 0, 0, 1, 2)) if name in ("orders", "emails") else 0
@@ -263,8 +268,8 @@ async def add_history(dsn: str, hours: int = 24) -> None:
                 lag += pop * wait
             spread = [[value, value * 0.6, value * 1.5, value] for value in (
                 0.4 + wave, 9 - 3 * wave, wave * 2, 5.0, 10.0, 8 - 4 * wave, 2 + 4 * wave, 40 * wave, 25.0,
-                2600 * wave, 700 * wave, 1.34e8 + 9e6 * wave, 4.8e8)]  # fmt: skip
-            workers.append((life, hours * 60 - minute, host, 6632, number, 4000 + number, at, 60.0, pushed // 12,
+                900 * wave, 240 * wave, 6.9e7 + 2e6 * wave, 2.8e8)]  # fmt: skip
+            workers.append((life, hours * 60 - minute, host, port, number, 4000 + number, at, 60.0, pushed // 12,
                             pushed, popped // 10, popped, popped // 60, popped // 20, acked, failed, failed // 2, lag,
                             60 + 240 * wave, 0, pushed // 9, pushed // 6, *spread))  # fmt: skip
     await connection.copy_records_to_table(
@@ -286,6 +291,8 @@ async def add_history(dsn: str, hours: int = 24) -> None:
                  "ack_failed", "transactions", "lag_ms", "lag_max_ms", "parked", "partition_count"],
     )  # fmt: skip
     for name, *_, behind in QUEUES:
+        if behind < BEHIND:
+            continue
         # Older messages make groups that are behind later, too.
         await connection.execute(
             "UPDATE queen.segments s SET created_at = s.created_at - make_interval(secs => $2 + 400 * random())"
@@ -301,13 +308,12 @@ async def add_history(dsn: str, hours: int = 24) -> None:
     await connection.close()
 
 
-async def keep_busy(url: str, seconds: float) -> None:
-    """Push and consume for a while, so that live figures move."""
+async def keep_busy(url: str, stopped: Callable[[], bool]) -> None:
+    """Push and consume, so that live figures move."""
     chance = random.Random(3)
-    until = time.monotonic() + seconds
     async with aiohttp.ClientSession() as session:
         seeder = Seeder(session, url)
-        while time.monotonic() < until:
+        while not stopped():
             items = [
                 {"queue": name, "partition": f"customer-{1 + chance.randrange(partitions)}" if partitions > 1 else "Default",
                  "payload": _payload(name, number, chance)}
@@ -316,9 +322,9 @@ async def keep_busy(url: str, seconds: float) -> None:
             ]  # fmt: skip
             await seeder.call("POST", "/api/v1/push", {"items": items})
             for name, *_, groups, _, behind in QUEUES[:8]:
-                if behind < 100:
-                    for group in groups:
-                        await seeder.consume(name, group, 14)
+                if behind < BEHIND:
+                    for group in groups.keys() - {"analytics"}:
+                        await seeder.consume(name, group, 16)
             await asyncio.sleep(0.12)
 
 

@@ -49,6 +49,7 @@ export function milliseconds(value: number | null | undefined): string {
 /** 4 s, 3 min, 2 h 5 min, 3 d. */
 export function duration(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return '–'
+  if (seconds > 0 && seconds < 1) return milliseconds(seconds * 1000)
   if (seconds < 10 && !Number.isInteger(seconds)) return `${seconds.toFixed(1)} s`
   const total = Math.round(seconds)
   if (total < 60) return `${total} s`

@@ -33,7 +33,7 @@ _FOREVER: Final = b"public, max-age=31536000, immutable"
 _ASK_AGAIN: Final = b"no-cache"
 _PAGE: Final = "index.html"
 # Below these there are calls and nothing to look at: a wrong one is a 404, and never the page.
-_NOT_PAGES: Final = frozenset({"api", "assets", "internal", "metrics", "streams", "ws"})
+_NOT_PAGES: Final = ("api/", "assets/", "internal/", "metrics/", "streams/v1/", "ws/")
 
 
 @dataclass(slots=True)
@@ -84,10 +84,9 @@ class Dashboard:
         known = self._files.get(name)
         if known is not None:
             return known.respond(request)
-        first = name.partition("/")[0]
         wants_page = b"text/html" in request.headers.get(b"accept", b"")
         page = self._files.get(_PAGE)
-        if page is None or first in _NOT_PAGES or (name and not wants_page):
+        if page is None or f"{name}/".startswith(_NOT_PAGES) or (name and not wants_page):
             raise HttpError(404, "Not Found")
         return page.respond(request)
 
