@@ -19,7 +19,7 @@ def launched() -> Iterator[Browser]:
     """A browser without a screen."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=chromium(), args=["--no-sandbox", "--headless=new", "--disable-gpu", "--disable-dev-shm-usage"]
+            executable_path=chromium(), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         )
         try:
             yield browser

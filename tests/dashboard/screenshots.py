@@ -10,8 +10,9 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Literal
 
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, ViewportSize
 
 from queen.embedded import EmbeddedPostgres
 from tests.acceptance.served import served
@@ -41,8 +42,8 @@ PAGES = {
     "maintenance": "/maintenance",
     "settings": "/settings",
 }
-SIZE = {"width": 1440, "height": 900}
-PHONE = {"width": 390, "height": 844}
+SIZE: ViewportSize = {"width": 1440, "height": 900}
+PHONE: ViewportSize = {"width": 390, "height": 844}
 
 
 def main() -> None:
@@ -68,7 +69,8 @@ def main() -> None:
 
 
 def take(browser: Browser, url: str, wanted: set[str]) -> None:
-    for theme in ("dark", "light"):
+    themes: tuple[Literal["dark", "light"], ...] = ("dark", "light")
+    for theme in themes:
         context = browser.new_context(viewport=SIZE, color_scheme=theme, device_scale_factor=1, reduced_motion="reduce")
         page = context.new_page()
         for name, path in PAGES.items():
@@ -81,7 +83,9 @@ def take(browser: Browser, url: str, wanted: set[str]) -> None:
             actions(page, url, theme)
         context.close()
     if not wanted or "phone" in wanted:
-        context = browser.new_context(viewport=PHONE, color_scheme="dark", device_scale_factor=2, reduced_motion="reduce")
+        context = browser.new_context(
+            viewport=PHONE, color_scheme="dark", device_scale_factor=2, reduced_motion="reduce"
+        )
         page = context.new_page()
         page.goto(url + "/queues/orders")
         settle(page, 1200)

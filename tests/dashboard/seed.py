@@ -315,11 +315,14 @@ async def keep_busy(url: str, stopped: Callable[[], bool]) -> None:
         seeder = Seeder(session, url)
         while not stopped():
             items = [
-                {"queue": name, "partition": f"customer-{1 + chance.randrange(partitions)}" if partitions > 1 else "Default",
-                 "payload": _payload(name, number, chance)}
+                {
+                    "queue": name,
+                    "partition": f"customer-{1 + chance.randrange(partitions)}" if partitions > 1 else "Default",
+                    "payload": _payload(name, number, chance),
+                }
                 for name, _, _, partitions, *_ in QUEUES[:8]
                 for number in range(chance.randint(6, 16))
-            ]  # fmt: skip
+            ]
             await seeder.call("POST", "/api/v1/push", {"items": items})
             for name, *_, groups, _, behind in QUEUES[:8]:
                 if behind < BEHIND:

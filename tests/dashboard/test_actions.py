@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import asyncpg
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.dashboard.conftest import Site, Watch, run_aside
 
@@ -58,7 +58,8 @@ def test_pushing_a_message_and_undoing_it(open_page: OpenPage, site: Site) -> No
     dialog.get_by_text("As curl and Python").click()
     expect(dialog.get_by_label("curl", exact=True)).to_contain_text("curl -sS -X POST")
     dialog.get_by_role("button", name="Python").click()
-    expect(dialog.get_by_label("python", exact=True)).to_contain_text('await queen.queue("pushed").push([{"data": {"it\'s": "here"}}])')
+    python = 'await queen.queue("pushed").push([{"data": {"it\'s": "here"}}])'
+    expect(dialog.get_by_label("python", exact=True)).to_contain_text(python)
     confirm(page, effect="No group reads this queue yet")
     toast(page, "is queued")
     assert len(site.messages("pushed")) == 1
@@ -332,7 +333,7 @@ def test_ten_thousand_queues_are_searched_and_paged(open_page: OpenPage, site: S
     )
     try:
         page = open_page("/queues?namespace=bulk&sort=name", watch=watch)
-        expect(page.get_by_text("1–50 of 10,000")).to_be_visible()
+        expect(page.get_by_text("of 10,000", exact=False)).to_be_visible()
         expect(page.locator("tbody tr")).to_have_count(50)
         page.get_by_role("button", name="Next page").click()
         expect(page.locator("tbody a.main").first).to_have_text("bulk-00051")
@@ -364,14 +365,13 @@ def test_token_is_asked_for_where_the_server_wants_one(open_page: OpenPage, site
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     seen: list[str | None] = []
 
-    def refuse(route: object) -> None:
-        request = route.request  # type: ignore[attr-defined]
-        seen.append(request.headers.get("authorization"))
+    def refuse(route: Route) -> None:
+        seen.append(route.request.headers.get("authorization"))
         if seen[-1] == "Bearer secret":
-            route.continue_()  # type: ignore[attr-defined]
+            route.continue_()
         else:
             body = json.dumps({"error": "a token is needed"})
-            route.fulfill(status=401, body=body, content_type="application/json")  # type: ignore[attr-defined]
+            route.fulfill(status=401, body=body, content_type="application/json")
 
     page.route("**/api/v1/**", refuse)
     page.reload()
