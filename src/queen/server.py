@@ -141,7 +141,7 @@ class Worker:
             socket.gethostname(),
             ShellView(self.shell.statuses, self.shell.in_flight),
         )
-        system = SystemRoutes(settings, self.brokers, self.shell, worker_id)
+        system = SystemRoutes(settings, self.brokers, self.shell, self.recorder, worker_id)
         for own in (self._health, OpenApiRoutes(router.routes), self.consume, system):
             own.add_to(router)
         cache_seconds = settings.stats_cache_ms / 1000

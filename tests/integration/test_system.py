@@ -86,3 +86,13 @@ async def test_connections_say_who_waits_for_what(api: Api) -> None:
     assert peer["peer"] == "127.0.0.1"
     assert peer["connections"] >= 2
     waiting.cancel()
+
+
+async def test_live_counters_go_up_with_what_is_done(api: Api) -> None:
+    before = (await api.call("GET", "/api/v1/live")).body
+    await api.push("q", 1, 2, 3)
+    await api.call("GET", "/api/v1/pop/queue/q?autoAck=true&batch=2")
+    after = (await api.call("GET", "/api/v1/live")).body
+    grown = {name: after[name] - before[name] for name in ("pushMessages", "popMessages", "ackMessages")}
+    assert grown == {"pushMessages": 3, "popMessages": 2, "ackMessages": 2}
+    assert after["poolSize"] > 0

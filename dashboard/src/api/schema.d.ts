@@ -176,6 +176,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/live": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Counters of this host, from memory
+         * @description Made to be asked for every second: no query is run for it.
+         *
+         *     Access: read-only.
+         */
+        get: operations["live"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/shards": {
         parameters: {
             query?: never;
@@ -2973,6 +2995,20 @@ export interface components {
             pagination: components["schemas"]["Pagination"];
         };
         /**
+         * LiveCounters
+         * @description What this host has done since its workers started, and what goes on right now. Costs no query.
+         */
+        LiveCounters: {
+            pushMessages: number;
+            popMessages: number;
+            ackMessages: number;
+            httpResponses: number;
+            parkedPops: number;
+            inFlight: number;
+            poolSize: number;
+            poolActive: number;
+        };
+        /**
          * LogPosition
          * @description The offsets that a partition holds, [firstOffset, nextOffset), and the first that was stored at `at` or later.
          */
@@ -5373,6 +5409,64 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["PeerList"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    live: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LiveCounters"];
                 };
             };
             /** @description The request is wrong; nothing was stored. */

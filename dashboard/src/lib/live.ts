@@ -96,7 +96,7 @@ async function beat(): Promise<void> {
 }
 export const startHeartbeat = () => void beat()
 
-/** Rates of the last minutes, second by second, from the counters of the exposition. */
+/** Rates of the last minutes, second by second. */
 export interface Tick {
   at: number
   push: number
@@ -106,15 +106,13 @@ export interface Tick {
 
 const MAX_TICKS = 180
 
-export function useTicks(): { ticks: ShallowRef<Tick[]>; metrics: ShallowRef<Metrics | undefined> } {
+export function useTicks(): { ticks: ShallowRef<Tick[]>; counters: ShallowRef<Schema['LiveCounters'] | undefined> } {
   const ticks = shallowRef<Tick[]>([])
-  const metrics = shallowRef<Metrics>()
   let last: { at: number; push: number; pop: number; ack: number } | undefined
-  useLive(async () => {
-    const seen = parseMetrics(await sendText('/metrics/prometheus'))
+  const { data: counters } = useLive(async () => {
+    const seen = await get('/api/v1/live')
     const at = Date.now() / 1000
-    const total = (op: string) => seen.value('queen_messages_total', { op }) ?? 0
-    const next = { at, push: total('push'), pop: total('pop'), ack: total('ack') }
+    const next = { at, push: seen.pushMessages, pop: seen.popMessages, ack: seen.ackMessages }
     if (last && at - last.at > 10) last = undefined
     if (last && next.push >= last.push) {
       const seconds = at - last.at
@@ -123,8 +121,10 @@ export function useTicks(): { ticks: ShallowRef<Tick[]>; metrics: ShallowRef<Met
       ticks.value = [...ticks.value.slice(1 - MAX_TICKS), tick]
     }
     last = next
-    metrics.value = seen
-    return null
+    return seen
   }, 1000)
-  return { ticks, metrics }
+  return { ticks, counters }
 }
+
+/** Everything that the server counts, as Prometheus gets it. */
+export const useMetrics = (every: number): ShallowRef<Metrics | undefined> => useLive(async () => parseMetrics(await sendText('/metrics/prometheus')), every).data

@@ -91,6 +91,19 @@ class TopicNamespaceList(_Answer):
     namespaces: list[TopicNamespaceView]
 
 
+class LiveCounters(_Answer):
+    """What this host has done since its workers started, and what goes on right now. Costs no query."""
+
+    push_messages: int
+    pop_messages: int
+    ack_messages: int
+    http_responses: int
+    parked_pops: int
+    in_flight: int
+    pool_size: int
+    pool_active: int
+
+
 class PeerView(_Answer):
     """Connections from one address, and what they wait for: routes with the number of requests being served."""
 

@@ -15,10 +15,12 @@ from queen.errors import DatabaseUnavailable
 from queen.http.server.message import Request, Response, json_response
 from queen.http.server.protocol import Shell
 from queen.http.server.router import Access, Router
+from queen.monitoring.recorder import Recorder
 from queen.settings import Settings, describe_settings
 from queen.storage.database import Record
 from queen.wire.pipelines import statuses
 from queen.wire.system import (
+    LiveCounters,
     PeerList,
     PeerView,
     PipelineList,
@@ -44,12 +46,14 @@ class SystemRoutes:
         settings: Settings,
         brokers: Sequence[Broker],
         shell: Shell,
+        recorder: Recorder,
         worker_id: int,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._settings = settings
         self._brokers = brokers
         self._shell = shell
+        self._recorder = recorder
         self._worker_id = worker_id
         self._environ = environ
         self._streams = SingleFlightCache(self._find_streams, _CACHE_SECONDS)
@@ -58,6 +62,7 @@ class SystemRoutes:
     def add_to(self, router: Router) -> None:
         router.add("GET", "/api/v1/system/settings", self.settings, Access.ADMIN)
         router.add("GET", "/api/v1/system/connections", self.connections, Access.ADMIN)
+        router.add("GET", "/api/v1/live", self.live, Access.READ_ONLY)
         router.add("GET", "/api/v1/shards", self.shards, Access.READ_ONLY)
         router.add("GET", "/api/v1/streams", self.streams, Access.READ_ONLY)
         router.add("GET", "/api/v1/pipelines", self.pipelines, Access.READ_ONLY)
@@ -93,6 +98,28 @@ class SystemRoutes:
                 requests[route] += 1
         views = [PeerView(peer=peer, connections=count, requests=peers[peer]) for peer, count in totals.most_common()]
         return json_response(200, PeerList(worker_id=self._worker_id, workers=self._settings.num_workers, peers=views))
+
+    async def live(self, request: Request) -> Response:
+        """For those who ask every second: counters of all workers of this host, from memory."""
+        reports = await self._recorder.reports()
+        totals = [report.total for report in reports]
+
+        def now(name: str) -> int:
+            return round(sum(report.last(name) for report in reports))
+
+        return json_response(
+            200,
+            LiveCounters(
+                push_messages=sum(total.push_messages for total in totals),
+                pop_messages=sum(total.pop_messages for total in totals),
+                ack_messages=sum(total.ack_success + total.auto_acked for total in totals),
+                http_responses=sum(total.http_responses for total in totals),
+                parked_pops=now("parked"),
+                in_flight=now("in_flight"),
+                pool_size=now("pool_size"),
+                pool_active=now("pool_active"),
+            ),
+        )
 
     async def shards(self, request: Request) -> Response:
         return json_response(200, await self._shards.get())

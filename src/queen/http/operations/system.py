@@ -7,6 +7,7 @@ from typing import Final
 
 from queen.http.openapi.operation import DATABASE, Operation
 from queen.wire.system import (
+    LiveCounters,
     PeerList,
     PipelineList,
     SettingsInForce,
@@ -29,6 +30,13 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         tag="System",
         description="To the worker that answers, by address, with the requests that are being served.",
         answers={200: PeerList},
+    ),
+    "GET /api/v1/live": Operation(
+        id="live",
+        summary="Counters of this host, from memory",
+        tag="Status",
+        description="Made to be asked for every second: no query is run for it.",
+        answers={200: LiveCounters},
     ),
     "GET /api/v1/shards": Operation(
         id="shards",
