@@ -118,3 +118,28 @@ export function deleteGroup(group: string, queue?: string, after?: () => void): 
     after,
   })
 }
+
+export function moveSubscription(group: string, current: string | null): void {
+  const timestamp = (form: Form) => new Date(String(form.time)).toISOString()
+  act({
+    title: 'Change where the group begins',
+    object: groupLabel(group),
+    verb: 'Change beginning',
+    fields: [{ name: 'time', label: 'Begins with messages of', kind: 'time', required: true, initial: localInput(current ? new Date(current) : new Date()) }],
+    effect: () => [
+      { text: 'On partitions that it has not begun, the group gets messages of this time and later.' },
+      { text: 'Where it has a position already, nothing changes: seek to move that.' },
+    ],
+    calls: (form) => [
+      call(
+        'post',
+        '/api/v1/consumer-groups/{group}/subscription',
+        { path: { group }, body: { subscriptionTimestamp: timestamp(form) } },
+        `queen.admin.update_consumer_group_timestamp(${pythonValue(group)}, ${pythonValue(timestamp(form))})`,
+      ),
+    ],
+    done: ([answer]) => `${groupLabel(group)} begins anew on ${plural((answer as Schema['SubscriptionMoved']).rowsUpdated, 'subscription')}`,
+    undo: () =>
+      current ? [call('post', '/api/v1/consumer-groups/{group}/subscription', { path: { group }, body: { subscriptionTimestamp: current } })] : undefined,
+  })
+}
