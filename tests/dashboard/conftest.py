@@ -1,4 +1,7 @@
-"""One server with the shop's data, one browser; each test opens pages of its own."""
+"""One server with the shop's data, one browser; each test opens pages of its own.
+
+Both end with this package: while Playwright runs, no other event loop can run in its thread.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +124,7 @@ class Watch:
         return [*quiet, *self.failed, *self.foreign]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Queues, groups, dead letters, traces, topics: see `seed`."""
     if chromium() is None:
@@ -136,7 +139,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(server.url, postgres.dsn(), postgres)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     with launched() as browser:
         yield browser
