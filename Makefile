@@ -69,8 +69,9 @@ format: setup ## Format the code, and mend what ruff can mend.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: setup ## Write docs/settings.md from the settings.
+docs: setup ## Write docs/settings.md from the settings, and the reference in docs/cli.md from the commands.
 	$(BIN)/queen settings --markdown > docs/settings.md
+	sed -i '/^### queen serve$$/,$$d' docs/cli.md && $(BIN)/queen docs --reference >> docs/cli.md
 
 manifests: setup ## Write deploy/kubernetes from the Helm charts.
 	PATH="$(CURDIR)/$(BIN):$$PATH" deploy/kubernetes/render.sh

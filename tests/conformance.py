@@ -1,4 +1,4 @@
-"""Holds every answer that a test gets to the description of its route."""
+"""Holds every answer that a test gets to the declaration of its route."""
 
 from __future__ import annotations
 
@@ -6,32 +6,30 @@ from typing import Any
 
 import msgspec
 
-from queen.http.openapi.document import refusals, route_key
-from queen.http.openapi.operation import Error, Media
-from queen.http.operations import all_operations
+from queen.http.api.document import refusals
+from queen.http.api.route import Media, Operation
 from queen.http.server.router import Router
-
-_OPERATIONS = all_operations()
+from queen.wire.api.fields import Error
 
 
 def check_conformance(router: Router, method: str, target: str, status: int, body: bytes) -> None:
-    """Raises AssertionError when the answer is none that the description of the route knows."""
+    """Raises AssertionError when the answer is none that the declaration of the route knows."""
     route = router.match(method.encode(), target.encode()).route
-    if route is None or route_key(route) not in _OPERATIONS:
+    if route is None or route.declaration is None:
         return
-    operation = _OPERATIONS[route_key(route)]
-    if status in operation.answers:
-        kind = operation.answers[status]
+    operation: Operation = route.declaration
+    if status in operation.returns:
+        kind = operation.returns[status]
     elif status in refusals(route, operation):
         kind = Error
     else:
-        raise AssertionError(f"{route_key(route)} answered {status}, which its description does not know: {body!r}")
+        raise AssertionError(f"{operation.key} answered {status}, which its declaration does not know: {body!r}")
     if method == "HEAD" or isinstance(kind, Media):
         return
     if kind is None:
-        assert not body, f"{route_key(route)} answered {status} with a body, which its description says has none"
+        assert not body, f"{operation.key} answered {status} with a body, which its declaration says has none"
         return
-    _check_body(route_key(route), status, body, kind)
+    _check_body(operation.key, status, body, kind)
 
 
 def _check_body(where: str, status: int, body: bytes, kind: Any) -> None:
@@ -39,5 +37,5 @@ def _check_body(where: str, status: int, body: bytes, kind: Any) -> None:
         msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise AssertionError(
-            f"{where} answered {status} with a body that is not what src/queen/http/operations says: {error}: {body!r}"
+            f"{where} answered {status} with a body that is not what its declaration says: {error}: {body!r}"
         ) from error

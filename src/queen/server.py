@@ -29,7 +29,9 @@ from queen.broker.heartbeat import DatabaseHeartbeat, DatabaseProbe, Maintenance
 from queen.broker.inspect.browse import MessageBrowser
 from queen.broker.inspect.find import MessageFinder
 from queen.broker.inspect.groups import Groups
+from queen.broker.inspect.log_reader import LogReader
 from queen.broker.inspect.messages import Messages
+from queen.broker.inspect.resources import Resources
 from queen.broker.inspect.traces import Traces
 from queen.broker.maintenance.cleanup import shard_jobs
 from queen.broker.maintenance.jobs import JobRunner, cleaning_jobs
@@ -48,6 +50,7 @@ from queen.broker.push.pusher import Pusher
 from queen.broker.push.replay import SpoolDrainer
 from queen.broker.push.slices import SlicePreparer
 from queen.broker.push.spool_router import SpoolRouter
+from queen.broker.queues import Queues
 from queen.broker.segments import SegmentCache
 from queen.broker.topics.jobs import topic_jobs
 from queen.broker.topics.topics import TOPIC_EVENTS, Topics
@@ -58,32 +61,15 @@ from queen.broker.transactions.transactions import Transactions
 from queen.bus.peers import Peers, ShardPeers
 from queen.concurrency import SingleFlightCache
 from queen.dashboard import Dashboard
-from queen.http.api.analytics import AnalyticsRoutes
-from queen.http.api.cluster import ClusterRoutes
-from queen.http.api.consume import ConsumeRoutes
-from queen.http.api.dead_letters import DeadLetterRoutes
-from queen.http.api.groups import GroupRoutes
-from queen.http.api.health import HealthRoutes
-from queen.http.api.maintenance import MaintenanceRoutes
-from queen.http.api.messages import MessageRoutes
-from queen.http.api.messaging import MessagingRoutes
-from queen.http.api.metrics import MetricsRoutes
-from queen.http.api.openapi import OpenApiRoutes
-from queen.http.api.queues import QueueRoutes
-from queen.http.api.reading import ReadingRoutes
-from queen.http.api.stages import StageRoutes
-from queen.http.api.status import StatusRoutes
-from queen.http.api.streams import StreamRoutes
-from queen.http.api.system import SystemRoutes
-from queen.http.api.topics import TopicRoutes
-from queen.http.api.traces import TraceRoutes
+from queen.http.api.context import Api, MetricSource, Shard
+from queen.http.api.table import add_routes
 from queen.http.api.view_cache import HostViewCache, ViewCache
 from queen.http.auth.ip_limit import IpLimit
-from queen.http.placement.front import Front, Routes
-from queen.http.placement.health import ShardsHealth
+from queen.http.consume.consumers import Consumers
+from queen.http.server.message import Access, Handler, Route
 from queen.http.server.observe import SlowLog, watched
 from queen.http.server.protocol import Shell
-from queen.http.server.router import Access, Around, Handler, Route, Router
+from queen.http.server.router import Around, Router
 from queen.metrics.meter import Meter
 from queen.metrics.report import SnapshotStore
 from queen.monitoring.families import HostFamilies, PipelineFamilies
@@ -103,6 +89,7 @@ from queen.wire.ids import IdSource
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
+    from queen.broker.sharding.sharded_broker import ShardedBroker
     from queen.http.tracing import Tracing
 
 _GRACE_SECONDS = 8.0
@@ -125,15 +112,10 @@ class Worker:
         self.settings = settings
         self.brokers = _brokers(settings, worker_id, runtime_dir)
         self.broker = self.brokers[0]
-        self._front = Front(settings, self.brokers) if len(self.brokers) > 1 else None
-        self.consume = ConsumeRoutes(self._front.consuming if self._front is not None else self.broker)
+        self._sharded = _sharded(settings, self.brokers)
+        front = self._sharded if self._sharded is not None else self.broker
+        self.consumers = Consumers(front)
         router = Router(around=_around(settings, tracing, self.broker.topics.counters))
-        router.fallback = Dashboard()
-        self._health = (
-            ShardsHealth(self.brokers)
-            if self._front is not None
-            else HealthRoutes(self.broker, lambda: self.broker.spool.writer.healthy)
-        )
         self.shell = Shell(router, max_body_bytes=settings.max_body_bytes)
         self.recorder = Recorder(
             self.broker,
@@ -141,30 +123,34 @@ class Worker:
             socket.gethostname(),
             ShellView(self.shell.statuses, self.shell.in_flight),
         )
-        system = SystemRoutes(settings, self.brokers, self.shell, self.recorder, worker_id)
-        for own in (self._health, OpenApiRoutes(router.routes), self.consume, system):
-            own.add_to(router)
-        cache_seconds = settings.stats_cache_ms / 1000
-        if self._front is not None:
-            self._front.add_to(
-                router, lambda broker: self._routes_of(broker, ViewCache(cache_seconds), keep_bodies=True)
-            )
-        else:
-            host_answers = HostViewCache(runtime_dir) if settings.num_workers > 1 else None
-            shared = ViewCache(cache_seconds, host_answers)
-            for routes in self._routes_of(self.broker, shared, keep_bodies=tracing is not None):
-                routes.add_to(router)
+        standings = [self._standings(broker) for broker in self.brokers]
+        self.api = Api(
+            settings,
+            front,
+            self.brokers,
+            self.recorder,
+            self._scraper(standings),
+            self._metric_sources(),
+            self.consumers,
+            keep_bodies=tracing is not None,
+            open_connections=self.shell.open_connections,
+        )
+        router.fallback = Dashboard()
+        host_cache = HostViewCache(runtime_dir) if settings.num_workers > 1 else None
+        shards = [self._shard(broker, some) for broker, some in zip(self.brokers, standings, strict=True)]
+        shard_router = self._sharded.router if self._sharded is not None else None
+        add_routes(router, self.api, shards, ViewCache(settings.stats_cache_ms / 1000, host_cache), shard_router)
         self.port = settings.port if port is None else port
 
     async def start(self) -> None:
-        if self._front is not None:
-            await self._front.join()
+        if self._sharded is not None:
+            await self._sharded.join()
         else:
             await check_alone(self.broker.database)
         for broker in self.brokers:
             await broker.start()
-        if self._front is not None:
-            await self._front.start()
+        if self._sharded is not None:
+            await self._sharded.start()
         self.recorder.start()
         server = await self.shell.serve(self.settings.host, self.port, reuse_port=True)
         self.port = server.sockets[0].getsockname()[1]
@@ -175,43 +161,32 @@ class Worker:
             self.shell.shutting_down.append(broker.topics.many.release_parked)
 
     async def stop(self) -> None:
-        self._health.stopping = True
-        # Whoever sends requests here is to hear of it while they are still answered.
+        self.api.stopping = True
+        # Load balancers see the failing readiness probe while requests are still answered.
         await asyncio.sleep(self.settings.shutdown_delay_ms / 1000)
-        await asyncio.gather(self.consume.shutdown(), self.shell.shutdown(_GRACE_SECONDS))
+        await asyncio.gather(self.consumers.shutdown(), self.shell.shutdown(_GRACE_SECONDS))
         await self.recorder.stop()
-        if self._front is not None:
-            await self._front.stop()
+        if self._sharded is not None:
+            await self._sharded.stop()
         for broker in self.brokers:
             await broker.stop()
 
-    def _routes_of(self, broker: Broker, shared: ViewCache, *, keep_bodies: bool) -> tuple[Routes, ...]:
-        """Everything that can be asked of one shard."""
-        return (
-            MessagingRoutes(broker, keep_bodies=keep_bodies),
-            QueueRoutes(broker, shared),
-            GroupRoutes(broker, shared),
-            MessageRoutes(broker),
-            ReadingRoutes(broker),
-            DeadLetterRoutes(broker),
-            TraceRoutes(broker),
-            ClusterRoutes(broker),
-            MaintenanceRoutes(broker),
-            *self._watching_routes(broker, shared),
-            StreamRoutes(broker),
-            StageRoutes(broker),
-            TopicRoutes(broker),
+    def _shard(self, broker: Broker, standings: SingleFlightCache[list[Record]]) -> Shard:
+        """One shard with its views. What workers have counted is kept by the first shard for all of them."""
+        return Shard(
+            broker,
+            Queues(broker.database, broker.catalog, broker.publish, broker.meter),
+            Resources(broker.database, broker.catalog.shard),
+            Groups(broker.database, broker.catalog, broker.publish),
+            LogReader(broker.database, broker.catalog.shard, broker.envelope),
+            Status(broker.database, History(self.broker.database, self.recorder), standings),
+            History(broker.database, self.recorder),
         )
 
-    def _watching_routes(
-        self, broker: Broker, shared: ViewCache
-    ) -> tuple[StatusRoutes, AnalyticsRoutes, MetricsRoutes]:
-        """The views of how it goes. What was counted is kept by the first shard for all of them."""
-        families = HostFamilies(broker)
-        standings = self._standings(broker)
-        status = Status(broker.database, History(self.broker.database, self.recorder), standings)
+    def _metric_sources(self) -> tuple[MetricSource, ...]:
+        families = HostFamilies(self.broker)
         pipelines = PipelineFamilies(self.settings.queen_data_dir)
-        sources = (
+        return (
             families.spool,
             families.shards,
             families.peers,
@@ -220,24 +195,19 @@ class Worker:
             families.topic_buffer,
             pipelines.families,
         )
-        return (
-            StatusRoutes(broker, status, shared),
-            AnalyticsRoutes(broker, status, History(broker.database, self.recorder), shared),
-            MetricsRoutes(self.recorder, self._scraper(broker, standings), shared, sources=sources),
-        )
 
-    def _scraper(self, broker: Broker, standings: SingleFlightCache[list[Record]]) -> Scraper:
-        """Of all shards, whichever is asked."""
+    def _scraper(self, standings: Sequence[SingleFlightCache[list[Record]]]) -> Scraper:
+        """Metrics of all shards."""
         first, *others = [
             Scraper(
-                one.database,
-                Groups(one.database, one.catalog, one.publish),
-                History(one.database, self.recorder),
+                broker.database,
+                Groups(broker.database, broker.catalog, broker.publish),
+                History(broker.database, self.recorder),
                 self.recorder,
-                standings if one is broker else self._standings(one),
+                own,
                 self.settings.metrics_max_queues,
             )
-            for one in self.brokers
+            for broker, own in zip(self.brokers, standings, strict=True)
         ]
         return ShardsScraper(first, others) if others else first
 
@@ -430,7 +400,7 @@ class _Push:
         self.lock = AppendLock(
             base.runtime_dir,
             wanted=lambda: notifications.send([signal(EventKind.APPEND_LOCK_WANTED)]),
-            passed_on=lambda: notifications.send([signal(EventKind.APPEND_LOCK_RELEASED)]),
+            released=lambda: notifications.send([signal(EventKind.APPEND_LOCK_RELEASED)]),
         )
         self.spool = Spool.open(
             settings.spool_dir,
@@ -438,7 +408,7 @@ class _Push:
             records_per_file=settings.file_buffer_events_per_file,
             most_bytes=settings.file_buffer_max_mb << 20,
         )
-        router = SpoolRouter(self.spool, base.modes, base.database.presence, preparer, base.envelope)
+        router = SpoolRouter(self.spool, base.modes, base.database.availability, preparer, base.envelope)
         self.pusher = Pusher(
             base.database,
             base.catalog,
@@ -583,6 +553,15 @@ def _count_removed(base: _Base, event: Event) -> None:
 def _dedup_filter(settings: Settings) -> DedupFilter:
     spill = SpillFile(settings.queen_data_dir, settings.dedup_disk_mb << 20)
     return DedupFilter(settings.dedup_memory_mb << 20, spill)
+
+
+def _sharded(settings: Settings, brokers: Sequence[Broker]) -> ShardedBroker | None:
+    if len(brokers) == 1:
+        return None
+    # Loaded where there are several shards, and not in every worker.
+    from queen.broker.sharding.sharded_broker import ShardedBroker
+
+    return ShardedBroker(settings, brokers)
 
 
 def _around(settings: Settings, tracing: Tracing | None, counters: Counters) -> Around | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -10,11 +11,13 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from queen.http.openapi.document import build_document, missing_descriptions, route_key
-from queen.http.operations import TAGS, all_operations
-from queen.http.server.message import Response
-from queen.http.server.router import Access
+from queen.http.api.document import TAGS, build_document
+from queen.http.api.route import by_key
+from queen.http.api.table import all_routes
+from queen.http.server.message import Access, Response, Route
 from tests.api import Api
+
+ROUTES_PAGE = Path(__file__).parents[2] / "docs" / "http-api.md"
 
 
 @pytest.fixture
@@ -25,33 +28,40 @@ async def document(api: Api) -> dict[str, Any]:
     return found
 
 
-async def test_every_route_has_a_description_and_every_description_a_route(api: Api) -> None:
+def key(route: Route) -> str:
+    return f"{route.method} {route.pattern}"
+
+
+async def test_every_declared_route_is_served_and_no_other(api: Api) -> None:
     assert api.worker is not None
-    routes, operations = api.worker.shell.router.routes, all_operations()
-    missing = missing_descriptions(routes, operations)
-    assert not missing, f"describe these in a table of src/queen/http/operations: {missing}"
-    left_over = operations.keys() - {route_key(route) for route in routes}
-    assert not left_over, f"no route is served that these describe: {sorted(left_over)}"
+    served = [key(route) for route in api.worker.shell.router.routes]
+    assert sorted(served) == sorted(by_key(all_routes()))
+    assert len(served) == len(all_routes())
 
 
 async def test_every_route_is_in_the_document(api: Api, document: dict[str, Any]) -> None:
     assert api.worker is not None
     in_document = {f"{method.upper()} {path}" for path, item in document["paths"].items() for method in item}
-    assert in_document == {route_key(route) for route in api.worker.shell.router.routes}
+    assert in_document == {key(route) for route in api.worker.shell.router.routes}
 
 
-async def test_a_route_that_nobody_described_is_in_the_document_all_the_same(api: Api) -> None:
+async def test_a_route_without_a_declaration_is_in_the_document_all_the_same(api: Api) -> None:
     assert api.worker is not None
     router = api.worker.shell.router
     router.add("PUT", "/api/v1/things/{thing}", lambda request: Response(204), Access.ADMIN)
-    assert missing_descriptions(router.routes, all_operations()) == ["PUT /api/v1/things/{thing}"]
-    made = build_document(router.routes, all_operations(), TAGS)["paths"]["/api/v1/things/{thing}"]["put"]
+    made = build_document(router.routes)["paths"]["/api/v1/things/{thing}"]["put"]
     assert (made["x-access"], [one["name"] for one in made["parameters"]]) == ("admin", ["thing"])
+
+
+def test_the_list_of_routes_in_the_docs_is_the_table_of_routes() -> None:
+    section = ROUTES_PAGE.read_text().partition("## Routes\n")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\| `([A-Z]+ /\S*)` \| [^|]+ \| (.+) \|$", section, flags=re.MULTILINE)
+    assert listed == [(operation.key, operation.summary) for operation in all_routes()]
 
 
 async def test_operations_have_names_access_tags_and_successes(api: Api, document: dict[str, Any]) -> None:
     assert api.worker is not None
-    access = {route_key(route): route.access for route in api.worker.shell.router.routes}
+    access = {key(route): route.access for route in api.worker.shell.router.routes}
     ids: list[str] = []
     for path, item in document["paths"].items():
         for method, operation in item.items():

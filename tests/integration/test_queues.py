@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from queen.http.api.groups import GroupRoutes
-from queen.http.api.queues import QueueRoutes
-from queen.http.api.view_cache import ViewCache
-from queen.http.server.router import Access, Router
+from queen.http.api import groups, queues
+from queen.http.server.message import Access
 from tests.ageing import Connection, broker_of, clean, until
 from tests.api import Answer, Api
 from tests.conftest import StartServer
@@ -645,11 +643,9 @@ async def test_refreshing_statistics_says_of_how_many_things_they_are(api: Api) 
     )
 
 
-async def test_each_route_asks_for_the_access_it_needs(api: Api) -> None:
-    router = Router()
-    QueueRoutes(broker_of(api), ViewCache(0)).add_to(router)
-    GroupRoutes(broker_of(api), ViewCache(0)).add_to(router)
-    access = {(route.method, route.pattern): route.access for route in router.routes}
+def test_each_route_asks_for_the_access_it_needs() -> None:
+    declared = [*queues.routes.operations, *groups.routes.operations]
+    access = {(operation.method, operation.path): operation.access for operation in declared}
     for (method, pattern), level in access.items():
         if method == "GET":
             assert level is Access.READ_ONLY, pattern

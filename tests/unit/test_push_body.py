@@ -44,7 +44,7 @@ def test_a_payload_is_kept_byte_for_byte(payload: bytes) -> None:
 
 
 def test_what_is_left_out_has_its_default() -> None:
-    (item,) = decode_push(b'{"items":[{"queue":"q"}],"bufferMs":"whatever","more":1}').items
+    (item,) = decode_push(b'{"items":[{"queue":"q"}],"bufferMs":"whatever"}').items
     assert (item.queue, item.partition, item.transaction_id, item.trace_id) == ("q", "Default", "", "")
     assert bytes(item.payload) == b"null"
 

@@ -1,4 +1,4 @@
-"""Which queues, partitions and groups exist, remembered per worker; made on first use."""
+"""The catalog: queues, partitions and groups, cached per worker, created on first use."""
 
 from __future__ import annotations
 
@@ -93,7 +93,6 @@ class Catalog:
         self._partitions: dict[tuple[int, str], Partition] = {}
         self._partitions_by_id: dict[int, Partition] = {}
         self._groups: dict[str, int] = {}
-        self._group_names: dict[int, str] = {}
         self._changes = 0
         self.hits = 0
         self.misses = 0
@@ -158,7 +157,7 @@ class Catalog:
             try:
                 made = await self._database.fetch("create_partitions", ids, partition_names)
             except asyncpg.ForeignKeyViolationError:
-                # One of the queues has just been deleted by somebody else: all of them are to be looked up again.
+                # One of the queues has just been deleted elsewhere: all of them are looked up again.
                 for queue, _ in absent:
                     self.forget_queue(queue.name)
                 return
@@ -193,9 +192,6 @@ class Catalog:
             await self._database.fetch("create_group", name)
             await self._load_group(name)
         return self._groups.get(name)
-
-    def group_name(self, id: int) -> str | None:
-        return self._group_names.get(id)
 
     def remember_queue(self, record: Record) -> Queue:
         queue = Queue.from_record(record)
@@ -233,7 +229,6 @@ class Catalog:
         self._partitions.clear()
         self._partitions_by_id.clear()
         self._groups.clear()
-        self._group_names.clear()
 
     def forget_queue(self, name: str) -> None:
         """Drop what is known of a queue; it is looked up again when next used."""
@@ -267,9 +262,7 @@ class Catalog:
             self.forget_partition(partition)
 
     def forget_group(self, name: str) -> None:
-        id = self._groups.pop(name, None)
-        if id is not None:
-            self._group_names.pop(id, None)
+        self._groups.pop(name, None)
 
     async def _load_queues(self, names: list[str]) -> None:
         self.misses += len(names)
@@ -280,7 +273,7 @@ class Catalog:
         while True:
             changes = self._changes
             records = await self._database.fetch(statement, *args)
-            # What was read while somebody told of a change may be older than that change.
+            # What was read while a change was notified of may be older than that change.
             if changes == self._changes:
                 return records
 
@@ -295,7 +288,6 @@ class Catalog:
     async def _load_group(self, name: str) -> None:
         for row in await self._database.fetch("groups_by_names", [name]):
             self._groups[row["name"]] = row["id"]
-            self._group_names[row["id"]] = row["name"]
 
     def _remember_partition(self, id: int, queue_id: int, queue_name: str, name: str) -> Partition:
         known = self._partitions_by_id.get(id)

@@ -1,126 +1,42 @@
-"""Administration of queues: making them and setting their options, deleting and clearing them."""
+"""Administration of queues: configuring, deleting and clearing them."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
 
 from queen.broker.catalog import Catalog, Queue
 from queen.broker.events import Event, EventKind, named, partition_changed
-from queen.errors import BadRequest, NotFound
+from queen.errors import NotFound
 from queen.metrics.meter import Meter
 from queen.storage.database import Database
+from queen.wire.api.queues import Configured, QueueOptions
 from queen.wire.ids import partition_uuid
+from queen.wire.options import OptionValue
 from queen.wire.push import DEFAULT_PARTITION
 
-OptionValue: TypeAlias = int | bool | None
-
-_LARGEST_INT = 2**31 - 1
-_LARGEST_BIGINT = 2**63 - 1
-_LONGEST_SHOWN = 80
-_WHOLE = re.compile(r"\s*[+-]?[0-9]{1,30}\s*", re.ASCII)
-_FLAGS = {"true": True, "false": False}
+# Messages expire only where a ttl was set, though clients are shown the default they know.
+_SHOWN_TTL: Final = 3600
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option. `default` is what is stored when it is not sent; `shown` what is echoed in place of null."""
-
-    name: str
-    column: str
-    default: OptionValue
-    unit: str = ""
-    largest: int = _LARGEST_INT
-    shown: OptionValue = None
-
-    @property
-    def expected(self) -> str:
-        if isinstance(self.default, bool):
-            return "true or false"
-        return f"a whole number{self.unit and f' of {self.unit}'} from 0 to {self.largest}"
-
-    def read(self, value: object) -> OptionValue:
-        """The value to store; a number may come as text, null stands for the default."""
-        if value is None:
-            return self.default
-        found = _flag(value) if isinstance(self.default, bool) else _whole(value)
-        if found is None or not 0 <= found <= self.largest:
-            raise BadRequest(
-                f"option {self.name} must be {self.expected}, not {_shown(value)} (at options.{self.name})"
-            )
-        return found
-
-    def echo(self, queue: Queue) -> OptionValue:
-        stored: OptionValue = getattr(queue, self.column)
-        return self.shown if stored is None else stored
+def option_values(options: QueueOptions | None) -> list[OptionValue]:
+    """What is stored for each option, in the order of the parameters of `configure_queue`."""
+    return list(msgspec.structs.astuple(options if options is not None else QueueOptions()))
 
 
-# In the order in which they are echoed, which is also that of the parameters of `configure_queue`.
-OPTIONS: tuple[Option, ...] = (
-    Option("priority", "priority", 0),
-    Option("leaseTime", "lease_time", 300, "seconds"),
-    Option("retryLimit", "retry_limit", 3),
-    Option("retryDelay", "retry_delay", 1000, "milliseconds"),
-    Option("maxSize", "max_size", 0, "messages", largest=_LARGEST_BIGINT),
-    # Messages expire only where somebody asked for it, though clients are told the default they know.
-    Option("ttl", "ttl", None, "seconds", shown=3600),
-    Option("deadLetterQueue", "dead_letter_queue", False),
-    Option("dlqAfterMaxRetries", "dlq_after_max_retries", False),
-    Option("delayedProcessing", "delayed_processing", 0, "seconds"),
-    Option("windowBuffer", "window_buffer", 0, "seconds"),
-    Option("retentionSeconds", "retention_seconds", 0, "seconds"),
-    Option("completedRetentionSeconds", "completed_retention_seconds", 0, "seconds"),
-    Option("retentionEnabled", "retention_enabled", False),
-    Option("encryptionEnabled", "encryption_enabled", False),
-    Option("maxWaitTimeSeconds", "max_wait_time_seconds", 0, "seconds"),
-    Option("dedupWindowSeconds", "dedup_window_seconds", None, "seconds"),
-)
-
-
-def read_options(sent: object) -> list[OptionValue]:
-    """What to store for each of `OPTIONS`; unknown options are ignored. Raises `BadRequest` for the first bad one."""
-    if sent is None:
-        sent = {}
-    if not isinstance(sent, Mapping):
-        raise BadRequest(f"options must be an object, not {_shown(sent)} (at options)")
-    return [option.read(sent.get(option.name)) for option in OPTIONS]
-
-
-def echo_options(queue: Queue) -> dict[str, OptionValue]:
-    """The options of a queue as clients are told them."""
-    return {option.name: option.echo(queue) for option in OPTIONS}
-
-
-def _whole(value: object) -> int | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else None
-    if isinstance(value, str) and _WHOLE.fullmatch(value):
-        return int(value)
-    return None
-
-
-def _flag(value: object) -> bool | None:
-    if isinstance(value, str):
-        return _FLAGS.get(value.strip().lower())
-    return value if isinstance(value, bool) else None
-
-
-def _shown(value: object) -> str:
-    text = msgspec.json.encode(value).decode()
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+def shown_options(queue: Queue) -> QueueOptions:
+    """The options of a queue as clients are shown them."""
+    shown = QueueOptions(**{field: getattr(queue, field) for field in QueueOptions.__struct_fields__})
+    if shown.ttl is None:
+        shown.ttl = _SHOWN_TTL
+    return shown
 
 
 Publish: TypeAlias = Callable[[Sequence[Event]], None]
-"""Lets this and every other worker know."""
+"""Publishes events to this and every other worker."""
 
 _STEP: Final = 5000
 _PARTITIONS_AT_ONCE: Final = 1000
@@ -128,16 +44,8 @@ _SWEEP_SECONDS: Final = 2.0
 _SWEEPS: Final = ("sweep_cursors", "sweep_dead_letters", "sweep_traces")
 
 
-@dataclass(frozen=True, slots=True)
-class Configured:
-    """A queue as it is stored now, and the public id of its default partition."""
-
-    queue: Queue
-    partition_id: str
-
-
 class Queues:
-    """Changes queues as a whole, and has every worker know of it."""
+    """Changes queues as a whole, and notifies every worker."""
 
     def __init__(self, database: Database, catalog: Catalog, publish: Publish, meter: Meter) -> None:
         self._database = database
@@ -146,7 +54,7 @@ class Queues:
         self._meter = meter
 
     async def configure(self, name: str, namespace: str, task: str, options: Sequence[OptionValue]) -> Configured:
-        """Make a queue, or replace everything that is set of it; `options` as `read_options` gives them."""
+        """Create a queue, or replace its configuration; `options` as `option_values` gives them."""
         async with self._database.transaction() as transaction:
             (record,) = await transaction.fetch("configure_queue", name, namespace, task, *options)
             queue = Queue.from_record(record)
@@ -156,7 +64,8 @@ class Queues:
         # What is told to oneself does not make the catalog read again, because who makes a queue knows it already.
         self._catalog.refresh_queue(name)
         self._publish([named(EventKind.QUEUE_CHANGED, name)])
-        return Configured(queue, partition_uuid(self._catalog.shard, partition["id"]))
+        partition_id = partition_uuid(self._catalog.shard, partition["id"])
+        return Configured(True, str(queue.public_id), partition_id, name, namespace, task, shown_options(queue))
 
     async def delete(self, name: str) -> bool:
         """Delete a queue with all that is in it, however much that is; False when there is none of that name.

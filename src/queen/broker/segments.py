@@ -39,7 +39,7 @@ class SegmentCache:
         self._nbytes = 0
         self.hits = 0
         self.misses = 0
-        # Counts how often something was forgotten, for those who read and then put.
+        # Counts how often something was forgotten, for callers that read and then put.
         self.version = 0
 
     @property
@@ -47,7 +47,7 @@ class SegmentCache:
         return self._nbytes
 
     def put(self, partition_id: int, segments: Sequence[Segment]) -> None:
-        """Add segments, in order. A gap before them starts the partition's run anew."""
+        """Add segments, in order. A gap before them starts the partition's run over."""
         if not segments or self._capacity <= 0:
             return
         run = self._runs.get(partition_id)

@@ -19,6 +19,32 @@ from queen.metrics.counters import WorkerTally
 from queen.metrics.report import Row
 from queen.monitoring.recorder import Recorder
 from queen.storage.database import Database, Record
+from queen.wire.api.analytics import (
+    Cpu,
+    Memory,
+    Parked,
+    ParkedPoint,
+    ParkedWorker,
+    Pool,
+    PopLagPoint,
+    QueueOperations,
+    QueuePoint,
+    Registries,
+    Removed,
+    RemovedPoint,
+    Replica,
+    Retention,
+    RolledUp,
+    RolledUpGroup,
+    RolledUpQueue,
+    Sampled,
+    SystemMetrics,
+    SystemPoint,
+    SystemSample,
+    ThreadPool,
+    ThreadPools,
+)
+from queen.wire.api.status import TimeRange as ShownRange
 from queen.wire.times import iso_millis, iso_seconds
 
 _BUCKETS: Final = ((60, 1), (6 * 60, 5), (24 * 60, 15), (7 * 24 * 60, 60))
@@ -41,8 +67,8 @@ class TimeRange:
         """How much of a bucket is over: what happened in it is divided by that to get a rate."""
         return max(1.0, min(self.bucket_minutes * 60, (datetime.now(UTC) - bucket).total_seconds()))
 
-    def show(self) -> dict[str, Any]:
-        return {"from": iso_millis(self.since), "to": iso_millis(self.until)}
+    def shown(self) -> ShownRange:
+        return ShownRange(iso_millis(self.since), iso_millis(self.until))
 
 
 class History:
@@ -106,8 +132,8 @@ class History:
         (row,) = await self._database.fetch("oldest_flush", lives, self._recorder.gone_after)
         return int(row["age"])
 
-    async def system_metrics(self, times: TimeRange, host: str, worker_id: int | None) -> dict[str, Any]:
-        """How the processes were: CPU, memory, connections. Whether hosts share state is as set where it is asked."""
+    async def system_metrics(self, times: TimeRange, host: str, worker_id: int | None) -> SystemMetrics:
+        """CPU, memory and connections of each worker; `shared_state` is the setting of this host."""
         shares = self._recorder.shares_state
         rows = await self._database.fetch(
             "system_series",
@@ -118,89 +144,56 @@ class History:
             host,
             worker_id,
         )
-        replicas: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+        replicas: dict[tuple[str, int, int], list[SystemPoint]] = {}
         for row in rows:
             points = replicas.setdefault((row["host"], row["port"], row["worker_id"]), [])
-            points.append(
-                {
-                    "timestamp": iso_seconds(row["bucket"]),
-                    "sampleCount": row["samples"],
-                    "metrics": _system(row, shares),
-                }
-            )
-        return {
-            "timeRange": times.show(),
-            "replicas": [
-                {"hostname": key[0], "port": key[1], "workerId": key[2], "timeSeries": points}
-                for key, points in replicas.items()
-            ],
-            "replicaCount": len(replicas),
-            "bucketMinutes": times.bucket_minutes,
-            "pointCount": len({row["bucket"] for row in rows}),
-        }
+            points.append(SystemPoint(iso_seconds(row["bucket"]), row["samples"], _system(row, shares)))
+        return SystemMetrics(
+            times.shown(),
+            [Replica(*key, points) for key, points in replicas.items()],
+            len(replicas),
+            times.bucket_minutes,
+            len({row["bucket"] for row in rows}),
+        )
 
-    async def queue_lag(self, times: TimeRange, names: Sequence[str] | None) -> list[dict[str, Any]]:
+    async def queue_lag(self, times: TimeRange, names: Sequence[str] | None) -> list[PopLagPoint]:
         """Minute by minute, newest first: how long messages had waited when they were popped."""
         rows = await self._database.fetch(
             "queue_lag_series", times.since, times.until, 1, await self._pending_queues(), names
         )
         return await chunked_map(partial(_lag_point, cache(iso_seconds)), rows)
 
-    async def queue_operations(self, times: TimeRange, names: Sequence[str] | None) -> dict[str, Any]:
+    async def queue_operations(self, times: TimeRange, names: Sequence[str] | None) -> QueueOperations:
         """Everything that was counted for queues."""
         rows = await self.queues(times, names)
-        return {
-            "timeRange": times.show(),
-            "bucketMinutes": times.bucket_minutes,
-            "series": await chunked_map(partial(_operations, cache(iso_seconds), cache(times.seconds_in)), rows),
-            "queues": sorted({row["queue_name"] for row in rows}),
-        }
+        series = await chunked_map(partial(_operations, cache(iso_seconds), cache(times.seconds_in)), rows)
+        return QueueOperations(times.shown(), times.bucket_minutes, series, sorted({row["queue_name"] for row in rows}))
 
-    async def parked(self, times: TimeRange, names: Sequence[str] | None) -> dict[str, Any]:
+    async def parked(self, times: TimeRange, names: Sequence[str] | None) -> Parked:
         """How many pops waited, and where."""
         rows = await self._database.fetch(
             "parked_series", times.since, times.until, times.bucket_minutes, await self._pending_queues(), names
         )
-        return {
-            "timeRange": times.show(),
-            "bucketMinutes": times.bucket_minutes,
-            "series": [
-                {
-                    "bucket": iso_seconds(row["bucket"]),
-                    "queueName": row["queue_name"],
-                    "hostname": row["host"],
-                    "workerId": row["worker_id"],
-                    "parkedCount": round(row["parked_seconds"] / times.seconds_in(row["bucket"]), 2),
-                }
-                for row in rows
-            ],
-            "replicas": [
-                {"hostname": host, "workerId": worker_id}
-                for host, worker_id in sorted({(row["host"], row["worker_id"]) for row in rows})
-            ],
-        }
-
-    async def retention(self, times: TimeRange, queue: str) -> dict[str, Any]:
-        """What retention, eviction and expiry have removed."""
-        rows = await self._database.fetch("retention_series", times.since, times.until, times.bucket_minutes, queue)
         series = [
-            {
-                "bucket": iso_seconds(row["bucket"]),
-                "retentionMsgs": row["retention"],
-                "completedRetentionMsgs": row["completed_retention"],
-                "evictionMsgs": row["eviction"],
-                "totalMsgs": row["messages"],
-                "eventCount": row["events"],
-            }
+            ParkedPoint(
+                iso_seconds(row["bucket"]),
+                row["queue_name"],
+                row["host"],
+                row["worker_id"],
+                round(row["parked_seconds"] / times.seconds_in(row["bucket"]), 2),
+            )
             for row in rows
         ]
-        counters = ("retentionMsgs", "completedRetentionMsgs", "evictionMsgs", "totalMsgs", "eventCount")
-        return {
-            "timeRange": times.show(),
-            "bucketMinutes": times.bucket_minutes,
-            "series": series,
-            "totals": {counter: sum(point[counter] for point in series) for counter in counters},
-        }
+        workers = sorted({(row["host"], row["worker_id"]) for row in rows})
+        return Parked(times.shown(), times.bucket_minutes, series, [ParkedWorker(*worker) for worker in workers])
+
+    async def retention(self, times: TimeRange, queue: str) -> Retention:
+        """What retention, eviction and expiry have removed."""
+        rows = await self._database.fetch("retention_series", times.since, times.until, times.bucket_minutes, queue)
+        columns = ("retention", "completed_retention", "eviction", "messages", "events")
+        series = [RemovedPoint(*(row[column] for column in columns), bucket=iso_seconds(row["bucket"])) for row in rows]
+        totals = Removed(*(sum(row[column] for row in rows) for column in columns))
+        return Retention(times.shown(), times.bucket_minutes, series, totals)
 
     async def _pending_workers(self) -> str:
         return _json([row for report in await self._recorder.reports() for row in report.worker_rows()])
@@ -209,132 +202,120 @@ class History:
         return _json([row for report in await self._recorder.reports() for row in report.queue_rows()])
 
 
-def lag(row: Record | Mapping[str, Any]) -> dict[str, float]:
-    """How long messages had waited when they were popped."""
+def lag(row: Record | Mapping[str, Any]) -> tuple[float, float]:
+    """How long messages had waited when they were popped, on average and at most, in milliseconds."""
     popped = row["pop_messages"]
-    return {
-        "avgLagMs": round(row["lag_ms"] / popped, 3) if popped else 0.0,
-        "maxLagMs": round(row["lag_max_ms"], 3) if popped else 0.0,
-    }
+    if not popped:
+        return 0.0, 0.0
+    return round(row["lag_ms"] / popped, 3), round(row["lag_max_ms"], 3)
 
 
-def seen_worker(row: Record) -> dict[str, Any]:
-    """What the views of status and of worker metrics both say of a worker."""
-    return {
-        "hostname": row["host"],
-        "workerId": row["worker_id"],
-        "avgEventLoopLagMs": number(row["loop_lag_avg"]),
-        "maxEventLoopLagMs": number(row["loop_lag_max"]),
-        "freeSlots": row["free_slots"],
-        "dbConnections": row["db_connections"],
-        "jobQueueSize": row["job_queue"],
-    }
+def seen_worker(
+    row: Record,
+) -> tuple[str, int, float | None, float | None, float | None, float | None, float | None, int]:
+    """What the views of status and of worker metrics both show of a worker, in the order of `SeenWorker`."""
+    return (
+        row["host"],
+        row["worker_id"],
+        number(row["loop_lag_avg"]),
+        number(row["loop_lag_max"]),
+        row["free_slots"],
+        row["db_connections"],
+        row["job_queue"],
+        row["messages"],
+    )
 
 
-def _lag_point(show: Callable[[datetime], str], row: Record) -> dict[str, Any]:
-    return {
-        "queueName": row["queue_name"],
-        "popCount": row["pop_messages"],
-        **lag(row),
-        "bucketTime": show(row["bucket"]),
-    }
+def _lag_point(show: Callable[[datetime], str], row: Record) -> PopLagPoint:
+    return PopLagPoint(row["queue_name"], row["pop_messages"], *lag(row), show(row["bucket"]))
 
 
 def number(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def last_seen(row: Record) -> str | None:
-    moment: datetime = row["seen_at"]
-    return iso_millis(moment)
-
-
-def _operations(
-    show: Callable[[datetime], str], seconds_in: Callable[[datetime], float], row: Record
-) -> dict[str, Any]:
+def _operations(show: Callable[[datetime], str], seconds_in: Callable[[datetime], float], row: Record) -> QueuePoint:
     seconds = seconds_in(row["bucket"])
-    acks = row["ack_success"] + row["ack_failed"]
-    return {
-        "bucket": show(row["bucket"]),
-        "queueName": row["queue_name"],
-        "pushRequests": row["push_requests"],
-        "pushMessages": row["push_messages"],
-        "popMessages": row["pop_messages"],
-        "popEmpty": row["pop_empty"],
-        "ackRequests": row["ack_requests"],
-        "ackSuccess": row["ack_success"],
-        "ackFailed": row["ack_failed"],
-        "transactions": row["transactions"],
-        "partitionsCreated": row["partitions_created"],
-        "partitionsDeleted": row["partitions_deleted"],
-        "partitionCount": row["partition_count"],
-        **lag(row),
-        "pushPerSecond": round(row["push_messages"] / seconds, 3),
-        "popPerSecond": round(row["pop_messages"] / seconds, 3),
-        "ackPerSecond": round(acks / seconds, 3),
-        "emptyPerSecond": round(row["pop_empty"] / seconds, 3),
-        "parkedCount": round(row["parked_seconds"] / seconds, 2),
-    }
+    average, largest = lag(row)
+    return QueuePoint(
+        bucket=show(row["bucket"]),
+        queue_name=row["queue_name"],
+        push_requests=row["push_requests"],
+        push_messages=row["push_messages"],
+        pop_messages=row["pop_messages"],
+        pop_empty=row["pop_empty"],
+        ack_requests=row["ack_requests"],
+        ack_success=row["ack_success"],
+        ack_failed=row["ack_failed"],
+        transactions=row["transactions"],
+        partitions_created=row["partitions_created"],
+        partitions_deleted=row["partitions_deleted"],
+        partition_count=row["partition_count"],
+        avg_lag_ms=average,
+        max_lag_ms=largest,
+        push_per_second=round(row["push_messages"] / seconds, 3),
+        pop_per_second=round(row["pop_messages"] / seconds, 3),
+        ack_per_second=round((row["ack_success"] + row["ack_failed"]) / seconds, 3),
+        empty_per_second=round(row["pop_empty"] / seconds, 3),
+        parked_count=round(row["parked_seconds"] / seconds, 2),
+    )
 
 
-def _system(row: Record, shares_state: bool) -> dict[str, Any]:
-    def summary(name: str) -> dict[str, float | None]:
-        return dict(zip(("avg", "min", "max", "last"), map(number, row[name]), strict=True))
+def _system(row: Record, shares_state: bool) -> SystemSample:
+    def summary(name: str) -> Sampled:
+        return Sampled(*map(number, row[name]))
 
-    none = dict.fromkeys(("avg", "min", "max", "last"), 0)
+    none = Sampled(0, 0, 0, 0)
     pool, waiting = summary("pool_size"), summary("job_queue")
-    return {
-        "cpu": {"user_us": summary("cpu_user"), "system_us": summary("cpu_system")},
-        "memory": {"rss_bytes": summary("rss_bytes"), "virtual_bytes": summary("virtual_bytes")},
-        "database": {"pool_size": pool, "pool_idle": summary("pool_idle"), "pool_active": summary("pool_active")},
-        "threadpool": {
-            "db": {"pool_size": pool, "queue_size": waiting},
-            # No work is given to a pool of threads: what the database does is awaited.
-            "system": {"pool_size": none, "queue_size": none},
-        },
-        "registries": {"response": summary("in_flight")},
-        "shared_state": {"enabled": shares_state},
-    }
+    return SystemSample(
+        Cpu(summary("cpu_user"), summary("cpu_system")),
+        Memory(summary("rss_bytes"), summary("virtual_bytes")),
+        Pool(pool, summary("pool_idle"), summary("pool_active")),
+        # There is no pool of threads for system work: what the database does is awaited.
+        ThreadPools(ThreadPool(pool, waiting), ThreadPool(none, none)),
+        Registries(summary("in_flight")),
+        {"enabled": shares_state},
+    )
 
 
 def _json(rows: list[Row]) -> str:
     return msgspec.json.encode(rows).decode()
 
 
-async def rollup_series(database: Database, times: TimeRange, queue: str, group: str) -> dict[str, Any]:
+async def rollup_series(database: Database, times: TimeRange, queue: str, group: str) -> RolledUp:
     """Buckets of rolled up minutes, oldest first; of one queue and one group where they are named."""
     rows = await database.fetch("rollup_series", times.since, times.until, times.bucket_minutes, queue, group)
-    return {
-        "timeRange": times.show(),
-        "bucketMinutes": times.bucket_minutes,
-        "queues": [_queue_point(times, row) for row in rows if not row["group_name"]],
-        "groups": [_group_point(row) for row in rows if row["group_name"]],
-    }
+    return RolledUp(
+        times.shown(),
+        times.bucket_minutes,
+        [_queue_point(times, row) for row in rows if not row["group_name"]],
+        [_group_point(row) for row in rows if row["group_name"]],
+    )
 
 
-def _queue_point(times: TimeRange, row: Record) -> dict[str, Any]:
+def _queue_point(times: TimeRange, row: Record) -> RolledUpQueue:
     messages, delivered = row["messages"] or 0, row["delivered"] or 0
-    return {
-        "bucket": iso_seconds(row["bucket"]),
-        "queueName": row["queue_name"],
-        "messages": messages,
-        "messagesPerSecond": round(messages / times.seconds_in(row["bucket"]), 3),
-        "bytes": row["bytes"] or 0,
-        "largestBytes": row["largest_bytes"] or 0,
-        "partitions": row["partitions"] or 0,
-        "delivered": delivered,
-        "avgLatencyMs": round(row["latency_ms"] / delivered, 3) if delivered else None,
-        "maxLatencyMs": round(row["latency_max_ms"], 3) if delivered else None,
-    }
+    return RolledUpQueue(
+        iso_seconds(row["bucket"]),
+        row["queue_name"],
+        messages,
+        round(messages / times.seconds_in(row["bucket"]), 3),
+        row["bytes"] or 0,
+        row["largest_bytes"] or 0,
+        row["partitions"] or 0,
+        delivered,
+        round(row["latency_ms"] / delivered, 3) if delivered else None,
+        round(row["latency_max_ms"], 3) if delivered else None,
+    )
 
 
-def _group_point(row: Record) -> dict[str, Any]:
-    return {
-        "bucket": iso_seconds(row["bucket"]),
-        "queueName": row["queue_name"],
-        "consumerGroup": row["group_name"],
-        "consumed": row["consumed"] or 0,
-        "lagMessages": row["lag_messages"],
-        "lagSeconds": None if row["lag_seconds"] is None else round(row["lag_seconds"], 3),
-        "errors": row["errors"] or 0,
-    }
+def _group_point(row: Record) -> RolledUpGroup:
+    return RolledUpGroup(
+        iso_seconds(row["bucket"]),
+        row["queue_name"],
+        row["group_name"],
+        row["consumed"] or 0,
+        row["lag_messages"],
+        None if row["lag_seconds"] is None else round(row["lag_seconds"], 3),
+        row["errors"] or 0,
+    )

@@ -1,114 +1,111 @@
-"""What PostgreSQL says of itself."""
+"""Statistics of PostgreSQL."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 import asyncpg
 
 from queen.storage.database import Database, Record
+from queen.wire.api.analytics import (
+    ActiveQuery,
+    AutovacuumStatus,
+    BufferConfig,
+    BufferUsage,
+    CacheSum,
+    CacheSummary,
+    DatabaseCache,
+    DeadTuples,
+    HotUpdates,
+    IndexCache,
+    PostgresStats,
+    TableCache,
+    TableSize,
+)
 from queen.wire.times import iso_millis
 
 
-async def postgres_stats(database: Database) -> dict[str, Any]:
+async def postgres_stats(database: Database) -> PostgresStats:
     """Caches, dead rows, running queries, sizes."""
     (cache,) = await database.fetch("database_cache")
     tables = await database.fetch("table_cache")
     indexes = await database.fetch("index_cache")
     activity = await database.fetch("table_activity")
     (buffers,) = await database.fetch("buffer_config")
-    return {
-        "timestamp": iso_millis(datetime.now(UTC)),
-        "database": cache["database"],
-        "databaseCache": {"database": cache["database"], **_cache(cache)},
-        "tableCache": [{"schema": row["schema"], "table": row["table"], **_cache(row)} for row in tables],
-        "indexCache": [
-            {"schema": row["schema"], "table": row["table"], "index": row["index"], **_cache(row)} for row in indexes
-        ],
-        "cacheSummary": {"tables": _summary(tables), "indexes": _summary(indexes)},
-        "deadTuples": [
-            {
-                "schema": row["schema"],
-                "table": row["table"],
-                "deadTuples": row["dead"],
-                "liveTuples": row["live"],
-                "deadPercentage": row["dead_percentage"],
-                "lastVacuum": iso_millis(row["last_vacuum"]),
-                "lastAutovacuum": iso_millis(row["last_autovacuum"]),
-            }
+    return PostgresStats(
+        timestamp=iso_millis(datetime.now(UTC)),
+        database=cache["database"],
+        database_cache=DatabaseCache(cache["database"], *_cache(cache)),
+        table_cache=[TableCache(row["schema"], row["table"], *_cache(row)) for row in tables],
+        index_cache=[IndexCache(row["schema"], row["table"], *_cache(row), row["index"]) for row in indexes],
+        cache_summary=CacheSummary(_summary(tables), _summary(indexes)),
+        dead_tuples=[
+            DeadTuples(
+                row["schema"],
+                row["table"],
+                row["dead"],
+                row["live"],
+                row["dead_percentage"],
+                iso_millis(row["last_vacuum"]),
+                iso_millis(row["last_autovacuum"]),
+            )
             for row in activity
         ],
-        "hotUpdates": [
-            {
-                "schema": row["schema"],
-                "table": row["table"],
-                "totalUpdates": row["updates"],
-                "hotUpdates": row["hot_updates"],
-                "hotUpdatePercentage": row["hot_percentage"],
-            }
+        hot_updates=[
+            HotUpdates(row["schema"], row["table"], row["updates"], row["hot_updates"], row["hot_percentage"])
             for row in activity
         ],
-        "activeQueries": [
-            {
-                "pid": row["pid"],
-                "duration": round(row["duration"] or 0.0, 3),
-                "state": row["state"],
-                "query": row["query"],
-                "waitEventType": row["wait_event_type"],
-                "waitEvent": row["wait_event"],
-            }
+        active_queries=[
+            ActiveQuery(
+                row["pid"],
+                round(row["duration"] or 0.0, 3),
+                row["state"],
+                row["query"],
+                row["wait_event_type"],
+                row["wait_event"],
+            )
             for row in await database.fetch("active_queries")
         ],
-        "autovacuumStatus": [
-            {
-                "table": row["table"],
-                "lastAutovacuum": iso_millis(row["last_autovacuum"]),
-                "deadTuples": row["dead"],
-                "autovacuumCount": row["autovacuum_count"],
-                "autoanalyzeCount": row["autoanalyze_count"],
-            }
+        autovacuum_status=[
+            AutovacuumStatus(
+                row["table"],
+                iso_millis(row["last_autovacuum"]),
+                row["dead"],
+                row["autovacuum_count"],
+                row["autoanalyze_count"],
+            )
             for row in activity
         ],
-        "bufferConfig": {"sharedBuffers": int(buffers["pages"]), "sharedBuffersSize": buffers["size"]},
-        "bufferUsage": await _buffer_usage(database) if buffers["can_tell"] else [],
-        "tableSizes": [
-            {
-                "table": row["table"],
-                "totalSize": row["total_pretty"],
-                "totalSizeBytes": row["total"],
-                "tableSize": row["own_pretty"],
-                "tableSizeBytes": row["own"],
-                "indexSize": row["indexes_pretty"],
-                "indexSizeBytes": row["indexes"],
-            }
+        buffer_config=BufferConfig(int(buffers["pages"]), buffers["size"]),
+        buffer_usage=await _buffer_usage(database) if buffers["can_tell"] else [],
+        table_sizes=[
+            TableSize(
+                row["table"],
+                row["total_pretty"],
+                row["total"],
+                row["own_pretty"],
+                row["own"],
+                row["indexes_pretty"],
+                row["indexes"],
+            )
             for row in await database.fetch("table_sizes")
         ],
-    }
+    )
 
 
-async def _buffer_usage(database: Database) -> list[dict[str, Any]]:
+async def _buffer_usage(database: Database) -> list[BufferUsage]:
     try:
         rows = await database.fetch("buffer_usage")
     except asyncpg.InsufficientPrivilegeError:
         # The extension is there, but not for the user that the server connects as.
         return []
-    return [
-        {
-            "object": row["object"],
-            "bufferedSize": row["size"],
-            "bufferedBytes": row["bytes"],
-            "percentOfCache": row["percentage"],
-        }
-        for row in rows
-    ]
+    return [BufferUsage(row["object"], row["size"], row["bytes"], row["percentage"]) for row in rows]
 
 
-def _cache(row: Record) -> dict[str, Any]:
-    return {"diskReads": row["disk_reads"], "cacheHits": row["cache_hits"], "cacheHitRatio": row["ratio"]}
+def _cache(row: Record) -> tuple[int, int, float]:
+    return row["disk_reads"], row["cache_hits"], row["ratio"]
 
 
-def _summary(rows: list[Record]) -> dict[str, Any]:
+def _summary(rows: list[Record]) -> CacheSum:
     reads, hits = sum(row["disk_reads"] for row in rows), sum(row["cache_hits"] for row in rows)
-    ratio = round(100 * hits / (hits + reads), 2) if hits + reads else 0.0
-    return {"diskReads": reads, "cacheHits": hits, "hitRatio": ratio}
+    return CacheSum(reads, hits, round(100 * hits / (hits + reads), 2) if hits + reads else 0.0)

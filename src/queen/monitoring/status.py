@@ -1,4 +1,4 @@
-"""How the whole is: throughput, queues, leases, dead letters, workers."""
+"""The status of the server: throughput, queues, leases, dead letters, workers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,24 @@ from functools import partial
 from typing import Any, Final
 
 from queen.concurrency import SingleFlightCache
-from queen.monitoring.history import History, TimeRange, lag, last_seen, number, seen_worker
+from queen.monitoring.history import History, TimeRange, lag, number, seen_worker
 from queen.storage.database import Database, Record
+from queen.wire.api.analytics import CountingWorker, PopLag, WorkerMetrics, WorkerPoint, WorkerSummary
+from queen.wire.api.queues import Counters, Lag, Overview, Spread, Throughput
+from queen.wire.api.status import (
+    BatchEfficiency,
+    DeadLetterQueue,
+    Errors,
+    Leases,
+    Requests,
+    SeenWorker,
+    StatusMessages,
+    StatusQueue,
+    StatusView,
+    StoredPoint,
+    ThroughputPoint,
+    TopError,
+)
 from queen.wire.times import iso_millis, iso_seconds
 
 _RECENT: Final = timedelta(minutes=5)
@@ -38,7 +54,7 @@ class Status:
         self._history = history
         self._standings = standings
 
-    async def overview(self) -> dict[str, Any]:
+    async def overview(self) -> Overview:
         """Everything at once.
 
         - messages: `total` is all that was ever pushed to the queues there are. `completed` is what the groups consumed
@@ -51,38 +67,29 @@ class Status:
         (row,) = await self._database.fetch("overview")
         work = await self._history.recent(_RECENT)
         seconds = _RECENT.total_seconds()
-        return {
-            "queues": row["queues"],
-            "partitions": row["partitions"],
-            "namespaces": row["namespaces"],
-            "tasks": row["tasks"],
-            "messages": {
-                "total": row["pushed"],
-                "pending": row["pending"],
-                "processing": row["processing"],
-                "completed": max(0, row["consumed"] - row["dead_letters"]),
-                "failed": (await self._history.lifetime()).ack_failed,
-                "deadLetter": row["dead_letters"],
-            },
-            "lag": {
-                "time": {
-                    "avg": round(work["avg_ms"] / 1000, 3),
-                    "median": round(work["median_ms"] / 1000, 3),
-                    "min": 0,
-                    "max": round(work["max_ms"] / 1000, 3),
-                },
-                "offset": {what: round(row[f"{what}_behind"], 3) for what in ("avg", "median", "min", "max")},
-            },
-            "throughput": {
-                "ingestedPerSecond": round(work["pushed"] / seconds, 3),
-                "processedPerSecond": round(work["processed"] / seconds, 3),
-            },
-            "timestamp": iso_millis(row["at"]),
-            "statsAge": await self._history.age(),
-        }
+        waited = [round(work[f"{what}_ms"] / 1000, 3) for what in ("avg", "median", "max")]
+        behind = [round(row[f"{what}_behind"], 3) for what in ("avg", "median", "min", "max")]
+        return Overview(
+            row["queues"],
+            row["partitions"],
+            row["namespaces"],
+            row["tasks"],
+            Counters(
+                row["pushed"],
+                row["pending"],
+                row["processing"],
+                max(0, row["consumed"] - row["dead_letters"]),
+                (await self._history.lifetime()).ack_failed,
+                row["dead_letters"],
+            ),
+            Lag(Spread(waited[0], waited[1], 0, waited[2]), Spread(*behind)),
+            Throughput(round(work["pushed"] / seconds, 3), round(work["processed"] / seconds, 3)),
+            iso_millis(row["at"]),
+            await self._history.age(),
+        )
 
-    async def status(self, times: TimeRange, wanted: QueueFilter) -> dict[str, Any]:
-        """The state of things, and how it came about over a stretch of time."""
+    async def status(self, times: TimeRange, wanted: QueueFilter) -> StatusView:
+        """The current state, and the throughput over a span of time."""
         standings = await self._standings_of(wanted)
         names = None if wanted.everything else [row["name"] for row in standings]
         points = await self._throughput(times, names)
@@ -90,47 +97,35 @@ class Status:
         letters = await self._dead_letters(standings)
 
         over = partial(_total, points)
-        return {
-            "timeRange": times.show(),
-            "bucketMinutes": times.bucket_minutes,
-            "pointCount": len(points),
-            "throughput": [_point(point, times) for point in points],
-            "queues": [_queue(row) for row in standings if row["stored"]],
-            "messages": {
-                "total": sum(row["pushed"] for row in standings),
-                "pending": sum(row["pending"] for row in standings),
-                "processing": sum(row["processing"] for row in standings),
-                "completed": max(0, sum(row["consumed"] for row in standings) - letters["totalMessages"]),
-                "failed": over("ack_failed"),
-                "deadLetter": letters["totalMessages"],
-                "requests": {
-                    "push": over("push_requests"),
-                    "pop": over("pop_requests"),
-                    "ack": over("ack_requests"),
-                },
-                "batchEfficiency": {
-                    "push": _ratio(over("push_messages"), over("push_requests")),
-                    "pop": _ratio(over("pop_messages"), over("pop_requests")),
-                    "ack": _ratio(over("ack_success") + over("ack_failed"), over("ack_requests")),
-                },
-            },
-            "leases": {
-                "active": sum(row["leases"] for row in standings),
-                "partitionsWithLeases": sum(row["leased_partitions"] for row in standings),
-                "totalBatchSize": sum(row["leased"] for row in standings),
-                "totalAcked": sum(row["acked"] for row in standings),
-            },
-            "deadLetterQueue": letters,
-            "workers": [{**seen_worker(row), "messagesProcessed": row["messages"]} for row in seen],
-            "errors": {
-                "dbErrors": over("db_errors"),
-                "ackFailed": over("ack_failed"),
-                "dlqMessages": over("dead_letters"),
-            },
-            "statsAge": await self._history.age(),
-        }
+        now = partial(_total, standings)
+        return StatusView(
+            times.shown(),
+            times.bucket_minutes,
+            len(points),
+            [_point(point, times) for point in points],
+            [_queue(row) for row in standings if row["stored"]],
+            StatusMessages(
+                now("pushed"),
+                now("pending"),
+                now("processing"),
+                max(0, now("consumed") - letters.total_messages),
+                over("ack_failed"),
+                letters.total_messages,
+                Requests(over("push_requests"), over("pop_requests"), over("ack_requests")),
+                BatchEfficiency(
+                    _ratio(over("push_messages"), over("push_requests")),
+                    _ratio(over("pop_messages"), over("pop_requests")),
+                    _ratio(over("ack_success") + over("ack_failed"), over("ack_requests")),
+                ),
+            ),
+            Leases(now("leases"), now("leased_partitions"), now("leased"), now("acked")),
+            letters,
+            [SeenWorker(*seen_worker(row)) for row in seen],
+            Errors(over("db_errors"), over("ack_failed"), over("dead_letters")),
+            await self._history.age(),
+        )
 
-    async def worker_metrics(self, times: TimeRange, host: str, worker_id: int | None) -> dict[str, Any]:
+    async def worker_metrics(self, times: TimeRange, host: str, worker_id: int | None) -> WorkerMetrics:
         """What workers have counted."""
         rows = await self._history.workers(times, host, worker_id)
         queues = await self._history.pop_lags(times)
@@ -138,36 +133,28 @@ class Status:
         standings = await self._standings.get()
 
         over = partial(_total, rows)
-        return {
-            "timeRange": times.show(),
-            "bucketMinutes": times.bucket_minutes,
-            "pointCount": len(rows),
-            "timeSeries": [_worker_point(row, times) for row in rows],
-            "workers": [
-                {
-                    **seen_worker(row),
-                    "backoffSize": 0,
-                    "messagesProcessed": row["messages"],
-                    "lastSeen": last_seen(row),
-                }
-                for row in seen
-            ],
-            "queues": [{"queueName": row["queue_name"], "popCount": row["pop_messages"], **lag(row)} for row in queues],
-            "summary": {
-                "totalPushMessages": over("push_messages"),
-                "totalPopMessages": over("pop_messages"),
-                "totalAckMessages": over("ack_success") + over("ack_failed"),
-                "totalPushRequests": over("push_requests"),
-                "totalPopRequests": over("pop_requests"),
-                "totalAckRequests": over("ack_requests"),
-                "totalDbErrors": over("db_errors"),
-                "totalAckFailed": over("ack_failed"),
-                "totalDlq": over("dead_letters"),
-                "pendingMessages": sum(row["pending"] for row in standings),
-            },
-        }
+        return WorkerMetrics(
+            times.shown(),
+            times.bucket_minutes,
+            len(rows),
+            [_worker_point(row, times) for row in rows],
+            [CountingWorker(*seen_worker(row), 0, iso_millis(row["seen_at"])) for row in seen],
+            [PopLag(row["queue_name"], row["pop_messages"], *lag(row)) for row in queues],
+            WorkerSummary(
+                over("push_messages"),
+                over("pop_messages"),
+                over("ack_success") + over("ack_failed"),
+                over("push_requests"),
+                over("pop_requests"),
+                over("ack_requests"),
+                over("db_errors"),
+                over("ack_failed"),
+                over("dead_letters"),
+                _total(standings, "pending"),
+            ),
+        )
 
-    async def stored_by_time(self, times: TimeRange, seconds: int, wanted: QueueFilter) -> list[dict[str, Any]]:
+    async def stored_by_time(self, times: TimeRange, seconds: int, wanted: QueueFilter) -> list[StoredPoint]:
         """How many of the messages that are still stored were stored in each span of so many seconds."""
         queues = await self._database.fetch("queue_ids", wanted.queue, wanted.namespace, wanted.task)
         rows = await self._database.fetch(
@@ -176,7 +163,7 @@ class Status:
         found = {int(row["bucket"].timestamp()): row["messages"] for row in rows}
         first = int(times.since.timestamp()) // seconds * seconds
         return [
-            {"timestamp": iso_seconds(datetime.fromtimestamp(at, UTC)), "messages": found.get(at, 0)}
+            StoredPoint(iso_seconds(datetime.fromtimestamp(at, UTC)), found.get(at, 0))
             for at in range(first, _whole(times.until), seconds)
         ]
 
@@ -197,17 +184,17 @@ class Status:
                 own[key] = max(own[key], row[key]) if key == "lag_max_ms" else own[key] + row[key]
         return [point | sums.get(point["bucket"], dict.fromkeys(_OF_QUEUES, 0)) for point in points]
 
-    async def _dead_letters(self, standings: list[Record]) -> dict[str, Any]:
+    async def _dead_letters(self, standings: list[Record]) -> DeadLetterQueue:
         names = {row["name"] for row in standings}
         counts = [row for row in await self._database.fetch("dead_letter_counts") if row["name"] in names]
         errors: list[Record] = []
         if counts:
             errors = await self._database.fetch("top_errors", [row["id"] for row in standings])
-        return {
-            "totalMessages": sum(row["messages"] for row in counts),
-            "affectedPartitions": sum(row["partitions"] for row in counts),
-            "topErrors": [{"error": row["error"], "count": row["found"]} for row in errors],
-        }
+        return DeadLetterQueue(
+            _total(counts, "messages"),
+            _total(counts, "partitions"),
+            [TopError(row["error"], row["found"]) for row in errors],
+        )
 
 
 _OF_QUEUES: Final = (
@@ -225,63 +212,67 @@ _OF_QUEUES: Final = (
 )
 
 
-def _point(row: dict[str, Any], times: TimeRange) -> dict[str, Any]:
+def _point(row: dict[str, Any], times: TimeRange) -> ThroughputPoint:
     seconds = times.seconds_in(row["bucket"])
     processed = row["ack_success"] + row["auto_acked"] + row["dead_letters"]
-    return {
-        "timestamp": iso_seconds(row["bucket"]),
-        "ingested": row["push_messages"],
-        "processed": processed,
-        "popMessages": row["pop_messages"],
-        "ingestedPerSecond": round(row["push_messages"] / seconds, 3),
-        "processedPerSecond": round(processed / seconds, 3),
-        "popPerSecond": round(row["pop_messages"] / seconds, 3),
-        **lag(row),
-        "avgEventLoopLagMs": number(row["loop_lag_avg"]),
-        "maxEventLoopLagMs": number(row["loop_lag_max"]),
-        "minFreeSlots": row["free_slots_min"],
-        "dbErrors": row["db_errors"],
-        "ackFailed": row["ack_failed"],
-        "dlqCount": row["dead_letters"],
-        "queenCpuUserPct": _of_all(row, "cpu_user", 100),
-        "queenCpuSysPct": _of_all(row, "cpu_system", 100),
-        "queenRssMb": _of_all(row, "rss_bytes", 1 << 20),
-        "dbPoolActive": _of_all(row, "pool_active"),
-        "dbPoolIdle": _of_all(row, "pool_idle"),
-        "dbPoolSize": _of_all(row, "pool_size"),
-    }
+    average, largest = lag(row)
+    return ThroughputPoint(
+        timestamp=iso_seconds(row["bucket"]),
+        ingested=row["push_messages"],
+        processed=processed,
+        pop_messages=row["pop_messages"],
+        ingested_per_second=round(row["push_messages"] / seconds, 3),
+        processed_per_second=round(processed / seconds, 3),
+        pop_per_second=round(row["pop_messages"] / seconds, 3),
+        avg_lag_ms=average,
+        max_lag_ms=largest,
+        avg_event_loop_lag_ms=number(row["loop_lag_avg"]),
+        max_event_loop_lag_ms=number(row["loop_lag_max"]),
+        min_free_slots=row["free_slots_min"],
+        db_errors=row["db_errors"],
+        ack_failed=row["ack_failed"],
+        dlq_count=row["dead_letters"],
+        queen_cpu_user_pct=_of_all(row, "cpu_user", 100),
+        queen_cpu_sys_pct=_of_all(row, "cpu_system", 100),
+        queen_rss_mb=_of_all(row, "rss_bytes", 1 << 20),
+        db_pool_active=_of_all(row, "pool_active"),
+        db_pool_idle=_of_all(row, "pool_idle"),
+        db_pool_size=_of_all(row, "pool_size"),
+    )
 
 
-def _worker_point(row: Record, times: TimeRange) -> dict[str, Any]:
+def _worker_point(row: Record, times: TimeRange) -> WorkerPoint:
     seconds = times.seconds_in(row["bucket"])
     acks = row["ack_success"] + row["ack_failed"]
-    return {
-        "timestamp": iso_seconds(row["bucket"]),
-        "pushMessages": row["push_messages"],
-        "popMessages": row["pop_messages"],
-        "ackMessages": acks,
-        "pushRequests": row["push_requests"],
-        "popRequests": row["pop_requests"],
-        "ackRequests": row["ack_requests"],
-        "jobsDone": row["batches"],
-        "pushPerSecond": round(row["push_messages"] / seconds, 3),
-        "popPerSecond": round(row["pop_messages"] / seconds, 3),
-        "ackPerSecond": round(acks / seconds, 3),
-        "avgEventLoopLagMs": number(row["loop_lag_avg"]),
-        "maxEventLoopLagMs": number(row["loop_lag_max"]),
-        "avgFreeSlots": number(row["free_slots_avg"]),
-        "minFreeSlots": row["free_slots_min"],
-        "dbConnections": _of_all(row, "db_connections"),
-        "avgJobQueueSize": number(row["job_queue_avg"]),
-        "maxJobQueueSize": row["job_queue_max"],
-        "backoffSize": 0,
-        **lag(row),
-        "lagCount": row["pop_messages"],
-        "dbErrors": row["db_errors"],
-        "ackSuccess": row["ack_success"],
-        "ackFailed": row["ack_failed"],
-        "dlqCount": row["dead_letters"],
-    }
+    average, largest = lag(row)
+    return WorkerPoint(
+        timestamp=iso_seconds(row["bucket"]),
+        push_messages=row["push_messages"],
+        pop_messages=row["pop_messages"],
+        ack_messages=acks,
+        push_requests=row["push_requests"],
+        pop_requests=row["pop_requests"],
+        ack_requests=row["ack_requests"],
+        jobs_done=row["batches"],
+        push_per_second=round(row["push_messages"] / seconds, 3),
+        pop_per_second=round(row["pop_messages"] / seconds, 3),
+        ack_per_second=round(acks / seconds, 3),
+        avg_event_loop_lag_ms=number(row["loop_lag_avg"]),
+        max_event_loop_lag_ms=number(row["loop_lag_max"]),
+        avg_free_slots=number(row["free_slots_avg"]),
+        min_free_slots=row["free_slots_min"],
+        db_connections=_of_all(row, "db_connections"),
+        avg_job_queue_size=number(row["job_queue_avg"]),
+        max_job_queue_size=row["job_queue_max"],
+        backoff_size=0,
+        avg_lag_ms=average,
+        max_lag_ms=largest,
+        lag_count=row["pop_messages"],
+        db_errors=row["db_errors"],
+        ack_success=row["ack_success"],
+        ack_failed=row["ack_failed"],
+        dlq_count=row["dead_letters"],
+    )
 
 
 def _of_all(row: Any, name: str, unit: float = 1) -> float | None:
@@ -290,15 +281,10 @@ def _of_all(row: Any, name: str, unit: float = 1) -> float | None:
     return None if value is None else round(value * row["workers"] / unit, 3)
 
 
-def _queue(row: Record) -> dict[str, Any]:
-    return {
-        "id": str(row["public_id"]),
-        "name": row["name"],
-        "namespace": row["namespace"],
-        "task": row["task"],
-        "partitions": row["partitions"],
-        "totalConsumed": row["consumed"],
-    }
+def _queue(row: Record) -> StatusQueue:
+    return StatusQueue(
+        str(row["public_id"]), row["name"], row["namespace"], row["task"], row["partitions"], row["consumed"]
+    )
 
 
 def _total(rows: Sequence[Record | Mapping[str, Any]], key: str) -> int:

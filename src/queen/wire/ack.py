@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from queen.errors import BadRequest
+from queen.wire.decode import check_known, decode_fields, field_names
+from queen.wire.push import NameText
 
 _any = msgspec.json.Decoder()
 
 
-class AckItem(msgspec.Struct):
-    """One acknowledgment as the client sends it."""
+Status: TypeAlias = Annotated[
+    str,
+    Meta(
+        extra_json_schema={
+            "description": "`completed` (or `success`), `failed`, `retry` or `dlq`; `completed` when absent."
+        }
+    ),
+]
+_Required: TypeAlias = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
 
-    transaction_id: str = msgspec.field(name="transactionId")
-    partition_id: str = msgspec.field(name="partitionId")
+
+class AckItem(msgspec.Struct, forbid_unknown_fields=True):
+    """What became of a message. Without `leaseId`, no lease is checked."""
+
+    transaction_id: _Required = msgspec.field(name="transactionId")
+    partition_id: _Required = msgspec.field(name="partitionId")
     lease_id: str | None = msgspec.field(default=None, name="leaseId")
-    status: str | None = None
+    status: Status | None = None
     error: str | None = None
 
 
 class SingleAck(AckItem):
-    consumer_group: str | None = msgspec.field(default=None, name="consumerGroup")
+    """One acknowledgment, with its group."""
+
+    consumer_group: NameText | None = msgspec.field(default=None, name="consumerGroup")
 
 
-class AckBatch(msgspec.Struct):
+class AckBatch(msgspec.Struct, forbid_unknown_fields=True):
+    """Acknowledgments of one group, which is named here and not per item."""
+
     acknowledgments: list[AckItem]
-    consumer_group: str | None = msgspec.field(default=None, name="consumerGroup")
+    consumer_group: NameText | None = msgspec.field(default=None, name="consumerGroup")
 
 
 _single = msgspec.json.Decoder(SingleAck)
@@ -39,7 +57,7 @@ def decode_ack(body: bytes) -> tuple[AckItem, str | None]:
     try:
         ack = _single.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        value = decode_object(body)
+        value = decode_fields(body, SingleAck)
         if not optional_str(value, "transactionId"):
             raise BadRequest("transactionId is required") from None
         if not optional_str(value, "partitionId"):
@@ -57,7 +75,7 @@ def decode_ack_batch(body: bytes) -> tuple[list[AckItem], str | None]:
     try:
         batch = _batch.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        value = decode_object(body)
+        value = decode_fields(body, AckBatch)
         items = value.get("acknowledgments")
         if not isinstance(items, list):
             raise BadRequest("acknowledgments array is required") from None
@@ -70,6 +88,7 @@ def decode_ack_batch(body: bytes) -> tuple[list[AckItem], str | None]:
                 raise BadRequest(
                     "Each acknowledgment must have a valid partitionId string to ensure message uniqueness " + where
                 ) from None
+            check_known(item, field_names(AckItem), f"acknowledgments[{index}]")
             acks.append(_lenient(item))
         return acks, optional_str(value, "consumerGroup")
     return batch.acknowledgments, batch.consumer_group

@@ -130,6 +130,12 @@ def parse_partition_uuid(text: str) -> tuple[int, int] | None:
     return int(shard, 16), (int(high, 16) << 48 | int(low, 16)) & ~(1 << 63)
 
 
+def partition_number(text: str) -> int:
+    """The partition that a public id names; 0, which no partition has, when it is not one."""
+    place = parse_partition_uuid(text)
+    return place[1] if place is not None and place[0] == 0 else 0
+
+
 def parse_lease(text: str) -> tuple[int, bool] | None:
     """(first partition, holds several) of a lease id, or None when the text is not one of ours."""
     if len(text) != 36 or text[14] != "7":
@@ -139,6 +145,12 @@ def parse_lease(text: str) -> tuple[int, bool] | None:
     except ValueError:
         return None
     return tail >> _LEASE_RANDOM_BITS & ((1 << _PARTITION_BITS) - 1), bool(tail >> 61 & 1)
+
+
+def lease_partition(text: str) -> int:
+    """The first partition that a lease id names; 0, which no partition has, when it is not one."""
+    place = parse_lease(text) if is_uuid(text) else None
+    return place[0] if place is not None else 0
 
 
 def is_uuid(text: str) -> bool:

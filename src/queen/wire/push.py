@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from queen.errors import BadRequest
+from queen.wire.decode import check_known, field_names, malformed, refusal
 from queen.wire.ids import is_uuid
 
 LONGEST_NAME = 255
@@ -20,14 +22,35 @@ _DEFAULT_BUFFER_MAX = 100
 MOST_BUFFERED = 1_000_000
 
 
-class PushItem(msgspec.Struct):
-    """One message on its way in."""
+# What `check_name` calls printable: neither control characters nor any space but the plain one.
+PRINTABLE = r"^[\p{L}\p{M}\p{N}\p{P}\p{S} ]*$"
+_UUID = "^([0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12})?$"
 
-    queue: str
-    partition: str = DEFAULT_PARTITION
-    payload: msgspec.Raw = NULL
-    transaction_id: str = msgspec.field(default="", name="transactionId")
-    trace_id: str = msgspec.field(default="", name="traceId")
+# Limits that the JSON schema states and `check_items` holds: checked by the decoder they would cost twice as much.
+NameText: TypeAlias = Annotated[
+    str, Meta(extra_json_schema={"minLength": 1, "maxLength": LONGEST_NAME, "pattern": PRINTABLE})
+]
+TransactionIdText: TypeAlias = Annotated[
+    str,
+    Meta(
+        extra_json_schema={
+            "maxLength": LONGEST_NAME,
+            "description": "Unique in its partition; made by the server when absent or empty.",
+        }
+    ),
+]
+TraceIdText: TypeAlias = Annotated[str, Meta(extra_json_schema={"pattern": _UUID, "description": "A UUID, or empty."})]
+
+
+class PushItem(msgspec.Struct, forbid_unknown_fields=True):
+    """One message to store; its payload is any JSON value."""
+
+    queue: NameText
+    partition: NameText = DEFAULT_PARTITION
+    # A factory, since a JSON schema can show no default that is raw JSON.
+    payload: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
+    transaction_id: TransactionIdText = msgspec.field(default="", name="transactionId")
+    trace_id: TraceIdText = msgspec.field(default="", name="traceId")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +61,32 @@ class Hold:
     messages: int
 
 
-class PushBody(msgspec.Struct):
+class PushBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Messages to store, in order; they may name different queues and partitions."""
+
     items: list[PushItem]
-    buffer_ms: Any = msgspec.field(default=None, name="bufferMs")
-    buffer_max: Any = msgspec.field(default=None, name="bufferMax")
+    buffer_ms: Annotated[
+        Any,
+        Meta(
+            extra_json_schema={
+                "type": ["integer", "null"],
+                "minimum": 0,
+                "maximum": LONGEST_BUFFER_MS,
+                "description": "Keep them on disk for so many milliseconds at most before they go to PostgreSQL.",
+            }
+        ),
+    ] = msgspec.field(default=None, name="bufferMs")
+    buffer_max: Annotated[
+        Any,
+        Meta(
+            extra_json_schema={
+                "type": ["integer", "null"],
+                "minimum": 0,
+                "maximum": MOST_BUFFERED,
+                "description": "The same, until so many messages have gathered.",
+            }
+        ),
+    ] = msgspec.field(default=None, name="bufferMax")
 
     @property
     def hold(self) -> Hold | None:
@@ -52,7 +97,29 @@ class PushBody(msgspec.Struct):
         return Hold(milliseconds / 1000, _whole(self.buffer_max, "bufferMax", _DEFAULT_BUFFER_MAX, MOST_BUFFERED))
 
 
+class LooseItem(msgspec.Struct, forbid_unknown_fields=True):
+    """An item whose fields have not been looked at. `data` stands for `payload`; the last three are never read."""
+
+    queue: Any = None
+    partition: Any = DEFAULT_PARTITION
+    payload: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    transaction_id: Any = msgspec.field(default="", name="transactionId")
+    trace_id: Any = msgspec.field(default="", name="traceId")
+    message_id: Any = msgspec.field(default=None, name="messageId")
+    producer_sub: Any = msgspec.field(default=None, name="producerSub")
+    namespace: Any = None
+    task: Any = None
+
+
+class _LooseBody(msgspec.Struct, forbid_unknown_fields=True):
+    items: list[LooseItem]
+    buffer_ms: Any = msgspec.field(default=None, name="bufferMs")
+    buffer_max: Any = msgspec.field(default=None, name="bufferMax")
+
+
 _push_body = msgspec.json.Decoder(PushBody)
+_loose_body = msgspec.json.Decoder(_LooseBody)
 _any = msgspec.json.Decoder()
 
 
@@ -64,12 +131,35 @@ def decode_push(body: bytes) -> PushBody:
     try:
         push = _push_body.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _explain(body, error) from error
+        return _decode_loosely(body, error)
     check_items(push.items)
     return push
 
 
-def check_items(items: list[PushItem], where: str = "items") -> None:
+def _decode_loosely(body: bytes, error: Exception) -> PushBody:
+    """A push whose items have `data` in place of `payload`, or fields that are accepted and not used."""
+    value = _parsed(body, error)
+    items = value.get("items") if isinstance(value, dict) else None
+    if not isinstance(items, list):
+        raise BadRequest("items array is required")
+    check_known(value, field_names(PushBody))
+    check_loose_items(items, "items")
+    try:
+        loose = _loose_body.decode(body)
+    except (msgspec.DecodeError, RecursionError) as again:
+        raise refusal(again, PushBody) from again
+    return PushBody(read_items(loose.items, "items"), loose.buffer_ms, loose.buffer_max)
+
+
+def check_loose_items(items: Sequence[object], where: str) -> None:
+    """Raises `BadRequest` for the first that is no object, or has an unknown field."""
+    for index, item in enumerate(items):
+        if not isinstance(item, dict):
+            raise BadRequest(f"Each item must be an object (at {where}[{index}])")
+        check_known(item, field_names(LooseItem), f"{where}[{index}]")
+
+
+def check_items(items: Sequence[PushItem], where: str = "items") -> None:
     """Names and ids within their limits; raises `BadRequest` for the first that is not."""
     checked: tuple[str, str] | None = None
     for index, item in enumerate(items):
@@ -119,45 +209,17 @@ def _is_unset(value: Any) -> bool:
     return value is None or (type(value) is int and value == 0)
 
 
-def _explain(body: bytes, error: Exception) -> BadRequest:
-    """Find what the fast decoder refused, in the words of the contract."""
+def _parsed(body: bytes, error: Exception) -> Any:
     if isinstance(error, RecursionError):
-        return BadRequest("Invalid JSON: nested too deeply")
+        raise malformed(error) from error
     try:
-        value = _any.decode(body)
-    except RecursionError:
-        return BadRequest("Invalid JSON: nested too deeply")
-    except msgspec.DecodeError as malformed:
-        return BadRequest(f"Invalid JSON: {malformed}")
-    items = value.get("items") if isinstance(value, dict) else None
-    if not isinstance(items, list):
-        return BadRequest("items array is required")
-    for index, item in enumerate(items):
-        if not isinstance(item, dict):
-            return BadRequest(f"Each item must be an object (at items[{index}])")
-        for key, what, needed in (
-            ("queue", "Queue", True),
-            ("partition", "Partition", False),
-            ("transactionId", "TransactionId", False),
-            ("traceId", "TraceId", False),
-        ):
-            if (needed or key in item) and not isinstance(item.get(key), str):
-                return BadRequest(f"{what} must be a string (at items[{index}].{key})")
-    return BadRequest(f"Invalid request: {error}")
+        return _any.decode(body)
+    except (msgspec.DecodeError, RecursionError) as again:
+        raise malformed(again) from again
 
 
-class LooseItem(msgspec.Struct):
-    """An item whose fields have not been looked at."""
-
-    queue: Any = None
-    partition: Any = DEFAULT_PARTITION
-    payload: msgspec.Raw = NULL
-    transaction_id: Any = msgspec.field(default="", name="transactionId")
-    trace_id: Any = msgspec.field(default="", name="traceId")
-
-
-def read_items(items: Sequence[LooseItem], where: str) -> list[PushItem]:
-    """The items, each one valid. Raises `BadRequest` that says which is wrong, and how."""
+def read_items(items: Sequence[LooseItem], where: str, absent: msgspec.Raw = NULL) -> list[PushItem]:
+    """The items, each one valid; without a payload they carry `absent`. Raises `BadRequest` for the first bad one."""
     pushes = []
     for index, item in enumerate(items):
         for value, what, key in (
@@ -168,6 +230,11 @@ def read_items(items: Sequence[LooseItem], where: str) -> list[PushItem]:
         ):
             if not isinstance(value, str):
                 raise BadRequest(f"{what} must be a string (at {where}[{index}].{key})")
-        pushes.append(PushItem(item.queue, item.partition, item.payload, item.transaction_id, item.trace_id))
+        payload = item.payload if item.data is msgspec.UNSET else item.data
+        if item.payload is not msgspec.UNSET and item.data is not msgspec.UNSET:
+            raise BadRequest(f"payload and data exclude each other: send one of them (at {where}[{index}].data)")
+        if payload is msgspec.UNSET:
+            payload = absent
+        pushes.append(PushItem(item.queue, item.partition, payload, item.transaction_id, item.trace_id))
     check_items(pushes, where)
     return pushes

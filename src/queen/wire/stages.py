@@ -8,7 +8,8 @@ from uuid import UUID
 import msgspec
 
 from queen.errors import BadRequest
-from queen.wire.push import PushItem, check_items, check_name, check_utf8
+from queen.wire.decode import refusal
+from queen.wire.push import NameText, PushItem, check_items, check_name, check_utf8
 from queen.wire.shards import MOST_SHARDS
 from queen.wire.topics import EnqueueItem, decode_enqueue_items
 
@@ -22,10 +23,10 @@ _NONE: Final = msgspec.Raw(b"[]")
 T = TypeVar("T", bound="BatchRef")
 
 
-class BatchRef(msgspec.Struct):
-    """Who writes (a streaming query, or a single write), and which batch."""
+class BatchRef(msgspec.Struct, forbid_unknown_fields=True):
+    """The writer (a streaming query, or a single write), and the batch."""
 
-    run: str
+    run: NameText
     batch: Whole
 
 
@@ -33,12 +34,16 @@ class StageBody(BatchRef):
     """A piece of what an attempt of a task writes: messages for queues, items for topics, or both."""
 
     attempt: UUID
-    piece: Piece = 0
+    piece: Annotated[
+        Piece, msgspec.Meta(description="Numbers the pieces of an attempt; one that is sent again changes nothing.")
+    ] = 0
     items: list[PushItem] = msgspec.field(default_factory=list)
-    topic_items: msgspec.Raw = msgspec.field(default=_NONE, name="topicItems")
+    topic_items: Annotated[
+        msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "array", "items": {"type": "object"}})
+    ] = msgspec.field(default_factory=lambda: _NONE, name="topicItems")
 
 
-class AttemptRef(msgspec.Struct):
+class AttemptRef(msgspec.Struct, forbid_unknown_fields=True):
     """An attempt that succeeded, and how many messages it staged, on which shard."""
 
     attempt: UUID
@@ -47,6 +52,8 @@ class AttemptRef(msgspec.Struct):
 
 
 class PublishBody(BatchRef):
+    """The attempts that count, in the order in which their messages are to be stored."""
+
     attempts: list[AttemptRef]
 
 
@@ -83,11 +90,7 @@ def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise BadRequest("Empty request body")
     try:
         decoded = decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"Invalid request: {str(error).replace('`$.', '`')}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"Invalid JSON: {error}") from error
-    except RecursionError as error:
-        raise BadRequest("Invalid JSON: nested too deeply") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise refusal(error, decoder.type) from error
     check_name(decoded.run, "Run", "run")
     return decoded

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from queen.errors import BadRequest
 from queen.wire.ack import decode_object, optional_str
-from queen.wire.push import LooseItem, PushItem, check_name, check_utf8, read_items
+from queen.wire.decode import decode_fields, refusal
+from queen.wire.push import LooseItem, NameText, PushItem, check_name, check_utf8, read_items
 
 LONGEST_KEY = 2000
 """In bytes; a row of an index holds little more."""
 _LONGEST_HASH = 255
 _EMPTY = msgspec.Raw(b"{}")
+_UuidText: TypeAlias = Annotated[str, Meta(extra_json_schema={"format": "uuid"})]
 
 
-@dataclass(frozen=True, slots=True)
-class Registration:
-    name: str
-    source_queue: str
-    config_hash: str
-    sink_queue: str | None
-    reset: bool
+class Registration(msgspec.Struct, frozen=True):
+    """A query: its lasting name, what it reads, and a fingerprint of its operators."""
+
+    name: NameText
+    source_queue: NameText
+    config_hash: Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": _LONGEST_HASH})]
+    sink_queue: NameText | None = None
+    reset: Annotated[bool, Meta(description="Drop the state if the fingerprint is another.")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,48 +64,87 @@ class Cycle:
     refusal: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StateQuery:
-    """Which state is asked for; what is None filters nothing."""
+class StateQuery(msgspec.Struct, frozen=True):
+    """Which state is asked for; filters that are given must all match."""
 
-    query_id: str
-    partition_id: str
-    keys: list[str] | None
-    key_prefix: str | None
-    ripe_at_or_before: float | None
-    after: str | None
-    limit: int | None
+    query_id: _UuidText
+    partition_id: _UuidText
+    keys: Annotated[list[str] | None, Meta(description="Only these; all of them when empty.")] = None
+    key_prefix: str | None = None
+    ripe_at_or_before: Annotated[
+        float | None, Meta(description="Only values whose `windowEnd`, in epoch milliseconds, is no later.")
+    ] = None
+    after: Annotated[str | None, Meta(description="Read on after this key.")] = None
+    limit: Annotated[int, Meta(ge=1, description="Read a page of at most so many.")] | None = None
 
 
 class _Window(msgspec.Struct):
     window_end: Any = msgspec.field(default=None, name="windowEnd")
 
 
-class _StateOp(msgspec.Struct):
-    type: Any = None
-    key: Any = None
-    value: msgspec.Raw = _EMPTY
-    if_version: Any = msgspec.UNSET
+class StateOp(msgspec.Struct, forbid_unknown_fields=True):
+    """Write (`upsert`) or remove (`delete`) the state of a key; without a value it is `{}`."""
+
+    type: Annotated[Any, Meta(extra_json_schema={"enum": ["upsert", "delete"]})] = None
+    key: Annotated[Any, Meta(extra_json_schema={"type": "string", "maxLength": LONGEST_KEY})] = None
+    value: msgspec.Raw = msgspec.field(default_factory=lambda: _EMPTY)
+    if_version: Annotated[
+        Any,
+        Meta(
+            extra_json_schema={
+                "type": ["integer", "null"],
+                "description": "The version that the key must still have; null: it must have no state.",
+            }
+        ),
+    ] = msgspec.UNSET
 
 
-class _Cycle(msgspec.Struct):
-    query_id: Any = None
-    partition_id: Any = None
-    consumer_group: Any = None
-    config_hash: Any = None
-    state_ops: list[_StateOp] | None = None
+class AckOfCycle(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """The last message that was read, and how many were."""
+
+    transaction_id: Any = None
+    lease_id: Any = None
+    status: Annotated[Any, Meta(extra_json_schema={"enum": ["completed", "success", "failed", "dlq", None]})] = None
+    count: Any = 1
+    error: Any = None
+
+
+class CycleBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What a query made of the messages of one partition."""
+
+    query_id: Annotated[Any, Meta(extra_json_schema={"type": "string", "format": "uuid"})] = None
+    partition_id: Annotated[Any, Meta(extra_json_schema={"type": "string", "format": "uuid"})] = None
+    consumer_group: Annotated[Any, Meta(extra_json_schema={"type": ["string", "null"]})] = None
+    config_hash: Annotated[
+        Any,
+        Meta(
+            extra_json_schema={
+                "type": ["string", "null"],
+                "description": "Refuse the cycle when the query has another fingerprint by now.",
+            }
+        ),
+    ] = None
+    state_ops: list[StateOp] | None = None
     push_items: list[LooseItem] | None = None
-    ack: Any = None
-    release_lease: Any = True
+    ack: AckOfCycle | None = None
+    release_lease: Annotated[
+        Any,
+        Meta(
+            extra_json_schema={
+                "type": "boolean",
+                "description": "False: the lease stays, and what was not acknowledged comes again when it expires.",
+            }
+        ),
+    ] = True
 
 
-_cycle = msgspec.json.Decoder(_Cycle)
+_cycle = msgspec.json.Decoder(CycleBody)
 _window = msgspec.json.Decoder(_Window)
 
 
 def decode_registration(body: bytes) -> Registration:
     """The body of `POST /streams/v1/queries`. Raises `BadRequest` that says what is wrong."""
-    value = decode_object(body)
+    value = decode_fields(body, Registration)
     name, source, config_hash = (_required(value, key) for key in ("name", "source_queue", "config_hash"))
     check_name(name, "Name", "name")
     check_name(source, "Queue", "source_queue")
@@ -143,7 +186,7 @@ def decode_cycle(body: bytes) -> Cycle:
 
 def decode_state_query(body: bytes) -> StateQuery:
     """The body of `POST /streams/v1/state/get`. Raises `BadRequest` that says what is wrong."""
-    value = decode_object(body)
+    value = decode_fields(body, StateQuery)
     query_id, partition_id = _required(value, "query_id"), _required(value, "partition_id")
     keys = value.get("keys")
     if isinstance(keys, list):
@@ -187,7 +230,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-def _state(operations: list[_StateOp]) -> tuple[list[StateOperation], str]:
+def _state(operations: list[StateOp]) -> tuple[list[StateOperation], str]:
     """The operations, and what is wrong with the first of a type that does not exist."""
     read = []
     for index, operation in enumerate(operations):
@@ -209,28 +252,27 @@ def _state(operations: list[_StateOp]) -> tuple[list[StateOperation], str]:
     return read, ""
 
 
-def _ack(value: Any) -> tuple[CycleAck | None, str]:
+def _ack(sent: AckOfCycle | None) -> tuple[CycleAck | None, str]:
     """The acknowledgment, and what is missing from it."""
-    if value is None:
+    if sent is None:
         return None, ""
-    if not isinstance(value, dict):
-        raise BadRequest("ack must be an object or null (at ack)")
-    transaction_id = optional_str(value, "transactionId")
-    if not transaction_id:
+    if not isinstance(sent.transaction_id, str) or not sent.transaction_id:
         return None, "ack.transactionId is required"
-    count = value.get("count", 1)
+    count = sent.count
     return CycleAck(
-        transaction_id,
-        optional_str(value, "leaseId") or "",
-        optional_str(value, "status") or "completed",
+        sent.transaction_id,
+        sent.lease_id if isinstance(sent.lease_id, str) else "",
+        sent.status if isinstance(sent.status, str) and sent.status else "completed",
         count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 1,
-        optional_str(value, "error") or "",
+        sent.error if isinstance(sent.error, str) else "",
     ), ""
 
 
 def _explain(body: bytes, error: Exception) -> BadRequest:
     """Find what the decoder refused."""
     value = decode_object(body)
+    if value.get("ack") is not None and not isinstance(value["ack"], dict):
+        return BadRequest("ack must be an object or null (at ack)")
     for key in ("state_ops", "push_items"):
         entries = value.get(key)
         if entries is None:
@@ -240,4 +282,4 @@ def _explain(body: bytes, error: Exception) -> BadRequest:
         for index, entry in enumerate(entries):
             if not isinstance(entry, dict):
                 return BadRequest(f"Each of {key} must be an object (at {key}[{index}])")
-    return BadRequest(f"Invalid request: {error}")
+    return refusal(error, CycleBody)

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import overload
 
 
 def iso_micros(moment: datetime) -> str:
     """`2026-04-26T10:59:28.267966Z`, the form of `createdAt` in a pop."""
     return _iso(moment, "microseconds")
+
+
+@overload
+def iso_millis(moment: datetime) -> str: ...
+
+
+@overload
+def iso_millis(moment: None) -> None: ...
+
+
+@overload
+def iso_millis(moment: datetime | None) -> str | None: ...
 
 
 def iso_millis(moment: datetime | None) -> str | None:

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 
 from queen.errors import BadRequest
+from queen.wire.decode import refusal
 from queen.wire.ids import LARGEST_ID
-from queen.wire.push import check_name, check_utf8
+from queen.wire.push import LONGEST_NAME, PRINTABLE, NameText, check_name, check_utf8
 
 MOST_ITEMS: Final = 10_000
 MOST_NAMES: Final = 1000
@@ -19,28 +20,33 @@ LONGEST_SECONDS: Final = 10 * 366 * 86_400
 LONGEST_LEASE: Final = 7 * 86_400
 # Clients in Go send the zero of their time type, in the year 1, when they mean none.
 _NO_TIME_BEFORE: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_NO_RAW: Final = msgspec.Raw(b"")
 
 Priority: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_SECONDS)]
 LeaseSeconds: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_LEASE)]
 
+_OptionalName: TypeAlias = Annotated[
+    str, msgspec.Meta(extra_json_schema={"maxLength": LONGEST_NAME, "pattern": PRINTABLE})
+]
+
 T = TypeVar("T")
 
 
-class EnqueueItem(msgspec.Struct):
-    """One item on its way in. `payload` is bytes, base64 on the wire; `data`, in its place, any JSON value."""
+class EnqueueItem(msgspec.Struct, forbid_unknown_fields=True):
+    """An item: `payload` in base64 or `data`, any JSON; due now, at `deliver_after`, or after `delay` seconds."""
 
-    namespace: str
-    topic: str
+    namespace: NameText
+    topic: NameText
     payload: bytes | None = None
-    data: msgspec.Raw = _NO_RAW
-    idempotency_key: str | None = None
-    priority: Priority | None = None
-    metadata: msgspec.Raw = _NO_RAW
+    data: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    idempotency_key: _OptionalName | None = None
+    priority: Annotated[Priority, msgspec.Meta(description="Lower is served first.")] | None = None
+    metadata: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": ["object", "null"]})] = msgspec.field(
+        default_factory=msgspec.Raw
+    )
     deliver_after: datetime | None = None
     delay: Seconds | None = None
-    ttl: Seconds | None = None
+    ttl: Annotated[Seconds, msgspec.Meta(description="Seconds that it may wait once it is due.")] | None = None
 
     @property
     def is_json(self) -> bool:
@@ -56,12 +62,12 @@ class EnqueueItem(msgspec.Struct):
         return raw if raw and raw != b"null" else None
 
 
-class ItemRef(msgspec.Struct):
+class ItemRef(msgspec.Struct, forbid_unknown_fields=True):
     """Which item a request is about. `lease_owner`, when it is sent, has to be who holds the lease."""
 
     id: int | str
-    namespace: str
-    topic: str
+    namespace: NameText
+    topic: NameText
     lease_owner: str | None = None
 
     @property
@@ -74,29 +80,41 @@ class ItemRef(msgspec.Struct):
 
 
 class NackRef(ItemRef):
+    """An item that failed, and why."""
+
     error: str | None = None
 
 
 class ExtendRef(ItemRef):
+    """An item whose lease is extended, by default as long as a lease of its topic."""
+
     seconds: LeaseSeconds | None = None
 
 
-class TopicName(msgspec.Struct):
-    namespace: str
-    topic: str
+class TopicName(msgspec.Struct, forbid_unknown_fields=True):
+    """A topic."""
+
+    namespace: NameText
+    topic: NameText
 
 
 class ConfigureBody(TopicName):
+    """A topic, and the options to set; an option that is not sent stays as it is."""
+
     options: dict[str, Any] | None = None
 
 
-class QuotaBody(msgspec.Struct):
-    namespace: str
+class QuotaBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Items that a namespace may enqueue in a minute; null: NAMESPACE_QUOTAS decides."""
+
+    namespace: NameText
     per_minute: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None
 
 
-class ModeBody(msgspec.Struct):
-    namespace: str
+class ModeBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The write mode of a namespace; null: NAMESPACE_MODES decides."""
+
+    namespace: NameText
     mode: Literal["sync", "buffered"] | None
 
 
@@ -133,7 +151,7 @@ def decode_item_ref(ref: Mapping[str, object], where: str) -> ItemRef:
     try:
         item = msgspec.convert({key: value for key, value in ref.items() if value is not None}, ItemRef)
     except msgspec.ValidationError as error:
-        raise _refusal(error, where) from error
+        raise refusal(error, ItemRef, where) from error
     check_topic(item.namespace, item.topic, f"{where}.")
     return item
 
@@ -255,16 +273,5 @@ def _decode(decoder: msgspec.json.Decoder[T], body: bytes, where: str = "") -> T
         raise BadRequest("Empty request body")
     try:
         return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise _refusal(error, where) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"Invalid JSON: {error}") from error
-    except RecursionError as error:
-        raise BadRequest("Invalid JSON: nested too deeply") from error
-
-
-def _refusal(error: msgspec.ValidationError, where: str) -> BadRequest:
-    """What the decoder says, with the place where it says `$`."""
-    text = str(error)
-    placed = text.replace("`$", f"`{where}") if "`$" in text else f"{text} - at `{where}`"
-    return BadRequest(f"Invalid request: {placed}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise refusal(error, decoder.type, where) from error

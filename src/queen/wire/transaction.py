@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from queen.errors import BadRequest
 from queen.wire.ack import decode_object
-from queen.wire.push import NULL, LooseItem, PushItem, check_name, check_utf8, read_items
-from queen.wire.topics import EnqueueItem, ItemRef, decode_enqueue_items, decode_item_ref
+from queen.wire.decode import field_names, unknown
+from queen.wire.push import NULL, LooseItem, NameText, PushItem, check_items, check_name, check_utf8, read_items
+from queen.wire.topics import (
+    EnqueueItem,
+    ItemRef,
+    check_enqueue,
+    check_topic,
+    decode_enqueue_items,
+    decode_item_ref,
+)
 
 _EMPTY = msgspec.Raw(b"{}")
 
@@ -48,13 +57,50 @@ class UnknownOperation:
 Operation: TypeAlias = PushOperation | AckOperation | EnqueueOperation | AckItemOperation | UnknownOperation
 
 
-class _Item(LooseItem):
-    """An item of a push; unlike elsewhere, without a payload it carries `{}`."""
+class TransactionItem(PushItem):
+    """A message to store; unlike elsewhere, without a payload it carries `{}`."""
 
-    payload: msgspec.Raw = _EMPTY
+    payload: msgspec.Raw = msgspec.field(default_factory=lambda: _EMPTY)
 
 
-class _Operation(msgspec.Struct):
+class PushStep(msgspec.Struct, tag_field="type", tag="push", forbid_unknown_fields=True):
+    """Store messages."""
+
+    items: list[TransactionItem]
+
+
+class AckStep(msgspec.Struct, tag_field="type", tag="ack", forbid_unknown_fields=True, rename="camel"):
+    """Acknowledge a message. `failed` makes it a dead letter at once."""
+
+    transaction_id: NameText
+    partition_id: NameText
+    status: Annotated[str, Meta(extra_json_schema={"enum": ["completed", "success", "failed", "dlq"]})] | None = None
+    consumer_group: NameText | None = None
+    lease_id: str | None = None
+    error: str | None = None
+
+
+class EnqueueStep(msgspec.Struct, tag_field="type", tag="enqueue", forbid_unknown_fields=True):
+    """Enqueue items to topics; a duplicate of an `idempotency_key` is answered with the id of the first."""
+
+    items: Annotated[list[EnqueueItem], Meta(extra_json_schema={"minItems": 1})]
+
+
+class AckItemStep(ItemRef, tag_field="type", tag="ackItem"):
+    """Acknowledge an item of a topic."""
+
+
+Step: TypeAlias = PushStep | AckStep | EnqueueStep | AckItemStep
+
+
+class TransactionBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Operations that all happen, or none does. `requiredLeases` is accepted and not used."""
+
+    operations: Annotated[list[Step], Meta(extra_json_schema={"minItems": 1})]
+    required_leases: Any = msgspec.field(default=None, name="requiredLeases")
+
+
+class _Operation(msgspec.Struct, forbid_unknown_fields=True):
     type: Any = None
     items: msgspec.Raw = NULL
     transaction_id: Any = msgspec.field(default=None, name="transactionId")
@@ -69,17 +115,54 @@ class _Operation(msgspec.Struct):
     lease_owner: Any = None
 
 
-class _Body(msgspec.Struct):
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
     operations: list[_Operation]
+    required_leases: Any = msgspec.field(default=None, name="requiredLeases")
 
 
+_transaction = msgspec.json.Decoder(TransactionBody)
 _body = msgspec.json.Decoder(_Body)
-_items = msgspec.json.Decoder(list[_Item])
+_items = msgspec.json.Decoder(list[LooseItem])
 
 
 def decode_transaction(body: bytes) -> list[Operation]:
     """The operations (at least one) of a transaction. Raises `BadRequest` that says which is wrong, and how."""
     check_utf8(body)
+    try:
+        steps = _transaction.decode(body).operations
+    except (msgspec.DecodeError, RecursionError):
+        # With `data` for `payload`, an optional field of another type (which counts as absent), or a mistake.
+        return _decode_loosely(body)
+    if not steps:
+        raise BadRequest("operations array cannot be empty")
+    read: list[Operation] = []
+    for index, step in enumerate(steps):
+        where = f"operations[{index}]"
+        if isinstance(step, PushStep):
+            check_items(step.items, f"{where}.items")
+            read += map(PushOperation, step.items)
+        elif isinstance(step, AckStep):
+            read.append(
+                _ack(
+                    step.transaction_id,
+                    step.partition_id,
+                    step.status or "",
+                    step.consumer_group or "",
+                    step.lease_id or "",
+                    step.error or "",
+                    where,
+                )
+            )
+        elif isinstance(step, EnqueueStep):
+            check_enqueue(step.items, f"{where}.items")
+            read += map(EnqueueOperation, step.items)
+        else:
+            check_topic(step.namespace, step.topic, f"{where}.")
+            read.append(AckItemOperation(step))
+    return read
+
+
+def _decode_loosely(body: bytes) -> list[Operation]:
     try:
         operations = _body.decode(body).operations
     except (msgspec.DecodeError, RecursionError) as error:
@@ -90,9 +173,20 @@ def decode_transaction(body: bytes) -> list[Operation]:
     for index, operation in enumerate(operations):
         where = f"operations[{index}]"
         if operation.type == "push":
-            read += [PushOperation(item) for item in read_items(_push_items(operation, where, body), f"{where}.items")]
+            items = read_items(_push_items(operation, where, body), f"{where}.items", _EMPTY)
+            read += map(PushOperation, items)
         elif operation.type == "ack":
-            read.append(_ack(operation, where))
+            read.append(
+                _ack(
+                    operation.transaction_id,
+                    operation.partition_id,
+                    _text(operation.status),
+                    _text(operation.group),
+                    _text(operation.lease_id),
+                    _text(operation.error),
+                    where,
+                )
+            )
         elif operation.type == "enqueue":
             read += map(EnqueueOperation, decode_enqueue_items(operation.items, f"{where}.items"))
         elif operation.type == "ackItem":
@@ -103,7 +197,7 @@ def decode_transaction(body: bytes) -> list[Operation]:
     return read
 
 
-def _push_items(operation: _Operation, where: str, body: bytes) -> list[_Item]:
+def _push_items(operation: _Operation, where: str, body: bytes) -> list[LooseItem]:
     if operation.items == NULL:
         raise BadRequest(f"items array is required (at {where}.items)")
     try:
@@ -112,21 +206,16 @@ def _push_items(operation: _Operation, where: str, body: bytes) -> list[_Item]:
         raise _explain(body, error) from error
 
 
-def _ack(operation: _Operation, where: str) -> AckOperation:
-    for value, key in ((operation.transaction_id, "transactionId"), (operation.partition_id, "partitionId")):
-        if not isinstance(value, str) or not value:
-            raise BadRequest(f"{key} is required (at {where}.{key})")
-    group = _text(operation.group) or None
-    if group is not None:
+def _ack(
+    transaction_id: object, partition_id: object, status: str, group: str, lease_id: str, error: str, where: str
+) -> AckOperation:
+    if not isinstance(transaction_id, str) or not transaction_id:
+        raise BadRequest(f"transactionId is required (at {where}.transactionId)")
+    if not isinstance(partition_id, str) or not partition_id:
+        raise BadRequest(f"partitionId is required (at {where}.partitionId)")
+    if group:
         check_name(group, "ConsumerGroup", f"{where}.consumerGroup")
-    return AckOperation(
-        operation.transaction_id,
-        operation.partition_id,
-        _text(operation.status) or "completed",
-        group,
-        _text(operation.lease_id),
-        _text(operation.error),
-    )
+    return AckOperation(transaction_id, partition_id, status or "completed", group or None, lease_id, error)
 
 
 def _text(value: object) -> str:
@@ -136,13 +225,20 @@ def _text(value: object) -> str:
 
 def _explain(body: bytes, error: Exception) -> BadRequest:
     """Find what the decoder refused."""
-    operations = decode_object(body).get("operations")
+    sent = decode_object(body)
+    operations = sent.get("operations")
     if not isinstance(operations, list):
         return BadRequest("operations array required")
+    for key in sent:
+        if key not in field_names(TransactionBody):
+            return unknown(key, field_names(TransactionBody))
     for index, operation in enumerate(operations):
         where = f"operations[{index}]"
         if not isinstance(operation, dict):
             return BadRequest(f"Each operation must be an object (at {where})")
+        for key in operation:
+            if key not in field_names(_Operation):
+                return unknown(key, field_names(_Operation), where)
         items = operation.get("items")
         if items is None:
             continue
@@ -151,4 +247,7 @@ def _explain(body: bytes, error: Exception) -> BadRequest:
         for position, item in enumerate(items):
             if not isinstance(item, dict):
                 return BadRequest(f"Each item must be an object (at {where}.items[{position}])")
+            for key in item if operation.get("type") == "push" else ():
+                if key not in field_names(LooseItem):
+                    return unknown(key, field_names(LooseItem), f"{where}.items[{position}]")
     return BadRequest(f"Invalid request: {error}")

@@ -221,7 +221,7 @@ class Acker:
             leaseless = [key for key, several in slow.items() if not all(one.lease_id for one in several)]
             cursors = await lock_cursors(self._link, list(slow), make=leaseless)
             for key in [key for key in slow if key not in cursors]:
-                # The group or the partition was deleted, and this worker has not heard of it yet.
+                # The group or the partition was deleted, and this worker has not been notified yet.
                 for one in slow.pop(key):
                     one.outcome = Outcome(False, INVALID_LEASE if one.lease_id else NOT_FOUND)
             for key, several in slow.items():

@@ -1,11 +1,11 @@
-"""The dead letter queue: what was given up on, looked at, sent round again, or thrown away."""
+"""The dead letter queue: messages that were given up on: listed, redriven, or deleted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -14,6 +14,8 @@ from queen.broker.catalog import Catalog, Queue
 from queen.broker.segments import Place
 from queen.errors import Conflict, NotFound
 from queen.storage.database import Database, Record, can_be_stored, storable
+from queen.wire.api.dead_letters import DeadLetter, DeadLetterList, Purged, Retried
+from queen.wire.api.fields import Pagination
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import partition_uuid
 from queen.wire.times import iso_millis
@@ -48,7 +50,7 @@ class DeadLetters:
         self._envelope = envelope
         self._redriver = redriver
 
-    async def page(self, wanted: DeadLetterFilter, limit: int, offset: int) -> dict[str, Any]:
+    async def page(self, wanted: DeadLetterFilter, limit: int, offset: int) -> DeadLetterList:
         """A page of dead letters, newest failure first."""
         rows: list[Record] = []
         total = 0
@@ -58,15 +60,10 @@ class DeadLetters:
             total = count["total"]
             if offset < total:
                 rows = await self._database.fetch("dead_letters_page", *arguments, limit, offset)
-        return {
-            "messages": [self._render(row) for row in rows],
-            "total": total,
-            "limit": limit,
-            "offset": offset,
-            "pagination": {"limit": limit, "offset": offset, "total": total},
-        }
+        letters = [self._render(row) for row in rows]
+        return DeadLetterList(letters, total, limit, offset, Pagination(limit, offset, total))
 
-    async def retry(self, wanted: DeadLetterFilter, limit: int) -> dict[str, Any]:
+    async def retry(self, wanted: DeadLetterFilter, limit: int) -> Retried:
         """Store the messages again at the tails of their partitions, those that failed first before the others.
 
         A message is sent round exactly once for its dead letters, however many ask for it at a time. What fails again
@@ -75,10 +72,9 @@ class DeadLetters:
         queue = await self._queue(wanted)
         if queue is None:
             raise NotFound("Queue not found")
-        answer = {"success": True, "queue": queue.name, "retried": 0, "deadLettersRemoved": 0, "remaining": 0}
         arguments = await self._arguments(wanted)
         if arguments is None:
-            return answer
+            return Retried(True, queue.name, 0, 0, 0)
         (count,) = await self._database.fetch("count_dead_letters", *arguments)
         retried = removed = 0
         while retried < limit:
@@ -93,10 +89,10 @@ class DeadLetters:
             retried += len(messages)
             removed += letters
         (left,) = await self._database.fetch("count_dead_letters", *arguments)
-        return answer | {"retried": retried, "deadLettersRemoved": removed, "remaining": left["total"]}
+        return Retried(True, queue.name, retried, removed, left["total"])
 
-    async def purge(self, wanted: DeadLetterFilter) -> dict[str, Any]:
-        """Throw away the dead letters that were there when this was asked; their messages stay in their partitions."""
+    async def purge(self, wanted: DeadLetterFilter) -> Purged:
+        """Delete the dead letters that are there now; their messages stay in their partitions."""
         if await self._queue(wanted) is None:
             raise NotFound("Queue not found")
         deleted = 0
@@ -108,7 +104,7 @@ class DeadLetters:
                 deleted += gone["deleted"]
                 if gone["deleted"] == 0:
                     break
-        return {"success": True, "queue": wanted.queue, "deleted": deleted}
+        return Purged(True, wanted.queue or "", deleted)
 
     async def _arguments(self, wanted: DeadLetterFilter) -> FilterArguments | None:
         """The filter as statements take it; None when it names what does not exist, so that nothing passes."""
@@ -130,27 +126,28 @@ class DeadLetters:
             return None
         return await self._catalog.queue(wanted.queue)
 
-    def _render(self, row: Record) -> dict[str, Any]:
-        letter: dict[str, Any] = {
-            "id": str(row["message_id"]),
-            "transactionId": row["transaction_id"],
-            "partitionId": partition_uuid(self._catalog.shard, row["partition_id"]),
-            "queue": row["queue_name"],
-            "partition": row["partition_name"],
-            "consumerGroup": row["group_name"],
-            "errorMessage": row["error_message"],
-            "retryCount": row["retry_count"],
-            "data": None,
-            "traceId": row["trace_id"],
-            "producerSub": row["producer_sub"],
-            "createdAt": iso_millis(row["original_created_at"]),
-            "failedAt": iso_millis(row["failed_at"]),
-        }
+    def _render(self, row: Record) -> DeadLetter:
+        data, unreadable = None, None
         try:
-            letter["data"] = msgspec.Raw(self._envelope.open(row["body"]))
+            data = msgspec.Raw(self._envelope.open(row["body"]))
         except EnvelopeError as error:
-            letter["unreadable"] = str(error)
-        return letter
+            unreadable = str(error)
+        return DeadLetter(
+            id=str(row["message_id"]),
+            transaction_id=row["transaction_id"],
+            partition_id=partition_uuid(self._catalog.shard, row["partition_id"]),
+            queue=row["queue_name"],
+            partition=row["partition_name"],
+            consumer_group=row["group_name"],
+            error_message=row["error_message"],
+            retry_count=row["retry_count"],
+            data=data,
+            trace_id=row["trace_id"],
+            producer_sub=row["producer_sub"],
+            created_at=iso_millis(row["original_created_at"]),
+            failed_at=iso_millis(row["failed_at"]),
+            unreadable=unreadable if unreadable is not None else msgspec.UNSET,
+        )
 
 
 def _portion(rows: Sequence[Record]) -> list[Place]:

@@ -79,10 +79,6 @@ class LeaseBook:
         """The newest delivery of a partition to a group, for acks that name no lease."""
         return self._by_cursor.get((partition_id, group_id))
 
-    def partitions(self, lease_id: str, first_partition_id: int) -> list[int]:
-        """The partitions of a lease that are known here."""
-        return [first_partition_id] if (lease_id, first_partition_id) in self._leases else []
-
     def finish(self, lease_id: str, partition_id: int) -> None:
         if (lease_id, partition_id) in self._leases:
             self._drop((lease_id, partition_id))

@@ -6,10 +6,9 @@ import heapq
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -17,15 +16,18 @@ from queen.broker.catalog import QUEUE_MODE, Catalog, Partition, Queue
 from queen.broker.inspect.find import MessageFinder
 from queen.broker.segments import Place, StoredMessage, StoredMessages
 from queen.storage.database import Database, Fetcher, Record, can_be_stored
+from queen.wire.api.messages import (
+    BusStatus,
+    ConsumptionMode,
+    MessageConsumer,
+    MessageInList,
+    MessageList,
+    MessageQueue,
+    MessageStatus,
+    MessageView,
+)
 from queen.wire.envelope import Envelope
 from queen.wire.times import iso_millis
-
-
-class MessageStatus(StrEnum):
-    PENDING = "pending"
-    PROCESSING = "processing"
-    COMPLETED = "completed"
-    DEAD_LETTER = "dead_letter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,17 @@ class Readers:
         return [*([self.queue_mode] if self.queue_mode else []), *self.groups]
 
 
-def mode(*, queue_mode: bool, groups: int) -> dict[str, object]:
-    """How messages are consumed: by whoever comes (queue), by groups (bus), by both, or not at all."""
-    kinds = {(False, False): "none", (True, False): "queue", (False, True): "bus", (True, True): "hybrid"}
-    return {"hasQueueMode": queue_mode, "busGroupsCount": groups, "type": kinds[queue_mode, groups > 0]}
+_MODES: Final[dict[tuple[bool, bool], Literal["none", "queue", "bus", "hybrid"]]] = {
+    (False, False): "none",
+    (True, False): "queue",
+    (False, True): "bus",
+    (True, True): "hybrid",
+}
+
+
+def mode(*, queue_mode: bool, groups: int) -> ConsumptionMode:
+    """How messages are consumed: without groups (queue), by groups (bus), by both, or not at all."""
+    return ConsumptionMode(queue_mode, groups, _MODES[queue_mode, groups > 0])
 
 
 async def read_standings(fetcher: Fetcher, partition_ids: Collection[int]) -> dict[int, Readers]:
@@ -222,7 +231,7 @@ class MessageFilter:
 class _Page:
     places: list[Place]
     total: int
-    mode: dict[str, object]
+    mode: ConsumptionMode
 
 
 class MessageBrowser:
@@ -234,7 +243,7 @@ class MessageBrowser:
         self._envelope = envelope
         self._finder = finder
 
-    async def page(self, wanted: MessageFilter, limit: int, offset: int) -> dict[str, Any]:
+    async def page(self, wanted: MessageFilter, limit: int, offset: int) -> MessageList:
         """A page of messages, newest first, without their payloads.
 
         `total` counts places: a deleted message keeps its own until retention removes it, unless all is on one page.
@@ -243,15 +252,9 @@ class MessageBrowser:
         page = await self._choose(wanted, queues, limit, offset)
         messages = await self._describe_all(page.places, queues)
         whole = offset == 0 and page.total <= limit
-        return {
-            "messages": messages,
-            "total": len(messages) if whole else page.total,
-            "limit": limit,
-            "offset": offset,
-            "mode": page.mode,
-        }
+        return MessageList(messages, len(messages) if whole else page.total, limit, offset, page.mode)
 
-    async def get(self, partition_id: str, transaction_id: str) -> dict[str, Any]:
+    async def get(self, partition_id: str, transaction_id: str) -> MessageView:
         """Everything about one message, with its payload."""
         found = await self._finder.find(self._database, partition_id, transaction_id)
         message = self._finder.read(found)
@@ -259,31 +262,29 @@ class MessageBrowser:
         readers = (await read_standings(self._database, [found.partition.id]))[found.partition.id]
         letter = next((letter for letter in found.letters if letter["message_offset"] == offset), None)
         encrypted = found.located.encrypted if found.located else self._envelope.is_encrypted(found.letters[0]["body"])
-        return _identify(message, found.partition, queue) | {
-            "status": readers.status(offset, dead=letter is not None),
-            "payload": msgspec.Raw(message.payload),
-            "isEncrypted": encrypted,
-            "errorMessage": letter["error_message"] if letter else None,
-            "retryCount": letter["retry_count"] if letter else None,
-            "leaseExpiresAt": iso_millis(readers.leased_until(offset)),
-            "queueConfig": {
-                "leaseTime": queue.lease_time,
-                "retryLimit": queue.retry_limit,
-                "retryDelay": queue.retry_delay,
-                "ttl": queue.ttl,
-                "priority": queue.priority,
-            },
-            "mode": mode(queue_mode=readers.queue_mode is not None, groups=len(readers.groups))
-            | {"consumedByGroups": readers.consumed_by(offset)},
-            "consumerGroups": [
-                {
-                    "name": standing.group,
-                    "consumed": standing.consumed(offset),
-                    "leaseExpiresAt": None if standing.consumed(offset) else iso_millis(standing.leased_until),
-                }
+        how = mode(queue_mode=readers.queue_mode is not None, groups=len(readers.groups))
+        how.consumed_by_groups = readers.consumed_by(offset)
+        return MessageView(
+            **_identify(message, found.partition, queue),
+            status=readers.status(offset, dead=letter is not None),
+            payload=msgspec.Raw(message.payload),
+            is_encrypted=encrypted,
+            error_message=letter["error_message"] if letter else None,
+            retry_count=letter["retry_count"] if letter else None,
+            lease_expires_at=iso_millis(readers.leased_until(offset)),
+            queue_config=MessageQueue(
+                queue.lease_time, queue.retry_limit, queue.retry_delay, queue.ttl, queue.priority
+            ),
+            mode=how,
+            consumer_groups=[
+                MessageConsumer(
+                    standing.group,
+                    standing.consumed(offset),
+                    None if standing.consumed(offset) else iso_millis(standing.leased_until),
+                )
                 for standing in readers.every
             ],
-        }
+        )
 
     async def _queues(self, wanted: MessageFilter) -> dict[int, Queue]:
         if not all(can_be_stored(name) for name in (wanted.queue, wanted.partition) if name):
@@ -333,7 +334,7 @@ class MessageBrowser:
         places = [(row["partition_id"], row["message_offset"]) for row in rows if row["partition_id"] is not None]
         return _Page(places, rows[0]["total"], mode(queue_mode=modes["queue_mode"], groups=modes["groups"]))
 
-    async def _describe_all(self, places: list[Place], queues: dict[int, Queue]) -> list[dict[str, Any]]:
+    async def _describe_all(self, places: list[Place], queues: dict[int, Queue]) -> list[MessageInList]:
         if not places:
             return []
         partition_ids = {partition_id for partition_id, _ in places}
@@ -347,35 +348,37 @@ class MessageBrowser:
             message, partition = stored.get(place), partitions.get(place[0])
             queue = queues.get(partition.queue_id) if partition is not None else None
             if message is not None and partition is not None and queue is not None:
-                described.append(
-                    _identify(message, partition, queue) | _situation(place, readers[place[0]], queue, place in dead)
-                )
+                described.append(_listed(message, partition, queue, place, readers[place[0]], place in dead))
         return described
 
 
 def _identify(message: StoredMessage, partition: Partition, queue: Queue) -> dict[str, Any]:
-    about = {
+    """The fields that every view of a message has."""
+    return {
         "id": message.id,
-        "transactionId": message.transaction_id,
-        "partitionId": partition.uuid,
-        "queuePath": f"{queue.name}/{partition.name}",
+        "transaction_id": message.transaction_id,
+        "partition_id": partition.uuid,
+        "queue_path": f"{queue.name}/{partition.name}",
         "queue": queue.name,
         "partition": partition.name,
         "namespace": queue.namespace,
         "task": queue.task,
-        "traceId": message.trace_id,
-        "producerSub": message.producer,
-        "createdAt": iso_millis(message.created_at),
+        "trace_id": message.trace_id,
+        "producer_sub": message.producer,
+        "created_at": iso_millis(message.created_at),
+        "unreadable": message.unreadable if message.unreadable is not None else msgspec.UNSET,
     }
-    return about | {"unreadable": message.unreadable} if message.unreadable is not None else about
 
 
-def _situation(place: Place, readers: Readers, queue: Queue, dead: bool) -> dict[str, Any]:
+def _listed(
+    message: StoredMessage, partition: Partition, queue: Queue, place: Place, readers: Readers, dead: bool
+) -> MessageInList:
     offset = place[1]
-    return {
-        "status": readers.status(offset, dead=dead),
-        "queueStatus": readers.queue_status(offset, dead=dead),
-        "busStatus": {"consumedBy": readers.consumed_by(offset), "totalGroups": len(readers.groups)},
-        "queuePriority": queue.priority,
-        "leaseExpiresAt": iso_millis(readers.leased_until(offset)),
-    }
+    return MessageInList(
+        **_identify(message, partition, queue),
+        status=readers.status(offset, dead=dead),
+        queue_status=readers.queue_status(offset, dead=dead),
+        bus_status=BusStatus(readers.consumed_by(offset), len(readers.groups)),
+        queue_priority=queue.priority,
+        lease_expires_at=iso_millis(readers.leased_until(offset)),
+    )

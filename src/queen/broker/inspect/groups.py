@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from queen.broker.catalog import Catalog
 from queen.broker.change_log import log_group_change
@@ -18,6 +18,7 @@ from queen.broker.segments import Moment, offsets_after
 from queen.concurrency import chunked_map
 from queen.errors import NotFound
 from queen.storage.database import Database, Record, Transaction
+from queen.wire.api.groups import GroupOnPartition, GroupOnQueue, GroupSummary, LaggingPartition
 from queen.wire.ids import partition_uuid
 from queen.wire.times import iso_millis
 
@@ -73,7 +74,7 @@ class Groups:
         self._publish = publish
         self._oldest = Oldest(database)
 
-    async def summaries(self) -> list[dict[str, Any]]:
+    async def summaries(self) -> list[GroupSummary]:
         """Every group with every queue it knows a partition of, by name. Lags are exact."""
         groups = [row["id"] for row in await self._database.fetch("all_groups")]
         starts = await self._starts(groups)
@@ -86,33 +87,33 @@ class Groups:
         groups = [row["id"] for row in await self._database.fetch("all_groups")]
         return await self._database.fetch("group_lags", *await self._starts(groups))
 
-    async def lagging(self, min_seconds: int, limit: int, offset: int) -> list[dict[str, Any]]:
+    async def lagging(self, min_seconds: int, limit: int, offset: int) -> list[LaggingPartition]:
         """The partitions on which a group is more than so many seconds behind, the furthest first."""
         groups = [row["id"] for row in await self._database.fetch("all_groups")]
         rows = await self._positions(groups, float(min_seconds), limit, offset)
         return [
-            {
-                "consumer_group": row["group_name"],
-                "queue_name": row["queue_name"],
-                "partition_name": row["partition_name"],
-                "partition_id": partition_uuid(self._catalog.shard, row["partition_id"]),
-                "worker_id": row["lease_id"],
-                "offset_lag": row["behind"],
-                "time_lag_seconds": int(row["seconds"]),
-                "lag_hours": round(row["seconds"] / 3600, 2),
-                "oldest_unconsumed_at": iso_millis(row["oldest"]),
-                "last_consumed_at": iso_millis(row["last_consumed_at"]),
-            }
+            LaggingPartition(
+                row["group_name"],
+                row["queue_name"],
+                row["partition_name"],
+                partition_uuid(self._catalog.shard, row["partition_id"]),
+                row["lease_id"],
+                row["behind"],
+                int(row["seconds"]),
+                round(row["seconds"] / 3600, 2),
+                iso_millis(row["oldest"]),
+                iso_millis(row["last_consumed_at"]),
+            )
             for row in rows
         ]
 
-    async def detail(self, group: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    async def detail(self, group: str) -> dict[str, GroupOnQueue]:
         """Where a group is on every partition it knows, by queue; empty when nobody knows the group."""
         group_id = await self._group(group)
         rows = [] if group_id is None else await self._positions([group_id], None, None, 0)
-        queues: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        queues: dict[str, GroupOnQueue] = {}
         for row, place in zip(rows, await chunked_map(_place, rows), strict=True):
-            queues.setdefault(row["queue_name"], {"partitions": []})["partitions"].append(place)
+            queues.setdefault(row["queue_name"], GroupOnQueue([])).partitions.append(place)
         return queues
 
     async def delete(self, group: str, queue: str | None, *, with_subscriptions: bool) -> int:
@@ -208,31 +209,31 @@ async def _targets(transaction: Transaction, spans: Sequence[Record], moment: da
     )
 
 
-def _place(row: Record) -> dict[str, Any]:
-    return {
-        "partition": row["partition_name"],
-        "workerId": row["lease_id"],
-        "lastConsumedAt": iso_millis(row["last_consumed_at"]),
-        "totalConsumed": row["total_consumed"],
-        "offsetLag": row["behind"],
-        "timeLagSeconds": int(row["seconds"]),
-        "leaseActive": row["leased"],
-    }
+def _place(row: Record) -> GroupOnPartition:
+    return GroupOnPartition(
+        row["partition_name"],
+        row["lease_id"],
+        iso_millis(row["last_consumed_at"]),
+        row["total_consumed"],
+        row["behind"],
+        int(row["seconds"]),
+        row["leased"],
+    )
 
 
-def _summary(row: Record, oldest: datetime | None) -> dict[str, Any]:
+def _summary(row: Record, oldest: datetime | None) -> GroupSummary:
     seconds = 0 if oldest is None else max(0, int((row["at"] - oldest).total_seconds()))
     calm = "Stable" if row["consumed"] else "Dead"
-    return {
-        "name": row["group_name"],
-        "topics": [row["queue_name"]],
-        "queueName": row["queue_name"],
-        "members": row["members"],
-        "partitionsWithLag": row["lagging"],
-        "totalLag": row["behind"],
-        "maxTimeLag": seconds,
-        "state": "Lagging" if seconds > _LAGGING_SECONDS else calm,
-        "subscriptionMode": row["mode"],
-        "subscriptionTimestamp": iso_millis(row["since"]),
-        "subscriptionCreatedAt": iso_millis(row["subscribed_at"]),
-    }
+    return GroupSummary(
+        row["group_name"],
+        [row["queue_name"]],
+        row["queue_name"],
+        row["members"],
+        row["lagging"],
+        row["behind"],
+        seconds,
+        "Lagging" if seconds > _LAGGING_SECONDS else calm,
+        row["mode"],
+        iso_millis(row["since"]),
+        iso_millis(row["subscribed_at"]),
+    )

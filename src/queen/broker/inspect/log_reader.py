@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from queen.broker.segments import Moment, offsets_after
 from queen.errors import Conflict, NotFound
 from queen.storage.database import Database, Record
+from queen.wire.api.reading import LogPosition, LogPositions
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import partition_uuid
 from queen.wire.segment import Frame, encode_frame
@@ -25,22 +26,23 @@ class LogReader:
         self._shard = shard
         self._envelope = envelope
 
-    async def positions(self, queue: str, moment: datetime | None) -> list[dict[str, Any]]:
+    async def positions(self, queue: str, moment: datetime | None) -> LogPositions:
         """The partitions of a queue, by name: the offsets they hold, and the first that was stored from a moment on."""
         rows = await self._database.fetch("log_positions", [queue])
         if not rows:
             await self._check_queue(queue)
         reached = await self._offsets(rows, moment)
-        return [
-            {
-                "partition": row["partition"],
-                "partitionId": partition_uuid(self._shard, row["id"]),
-                "firstOffset": row["floor_offset"],
-                "nextOffset": row["next_offset"],
-                "offsetAt": offset,
-            }
+        positions = [
+            LogPosition(
+                row["partition"],
+                partition_uuid(self._shard, row["id"]),
+                row["floor_offset"],
+                row["next_offset"],
+                offset,
+            )
             for row, offset in zip(rows, reached, strict=True)
         ]
+        return LogPositions(queue, positions)
 
     async def segments(self, queue: str, partition: str, start: int, end: int) -> bytes:
         """Frames of the segments that hold offsets [start, end): as many as fit in one answer, at least one.

@@ -1,4 +1,4 @@
-"""Doing things to single messages: deleting, sending round again, giving up on."""
+"""Operations on single messages: delete, retry, dead-letter."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from queen.broker.inspect.find import FoundMessage, MessageFinder
 from queen.broker.segments import UnreadableSegment, read_segment
 from queen.errors import NotFound
 from queen.storage.database import Database, Transaction
+from queen.wire.api.messages import MessageDeadLettered, MessageDeleted, MessageRetried
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.segment import MalformedSegment
 
@@ -37,7 +38,7 @@ class Messages:
         self._redriver = redriver
         self._publish = publish
 
-    async def delete(self, partition_id: str, transaction_id: str) -> dict[str, Any]:
+    async def delete(self, partition_id: str, transaction_id: str) -> MessageDeleted:
         """Delete a message, its dead letters and its traces. Who leases it right now keeps what it has.
 
         When its transaction id was used again after the dedup window, the message that is a dead letter is meant.
@@ -56,9 +57,9 @@ class Messages:
         self._publish(changes)
         if not rewritten and not rows:
             raise NotFound("Message not found")
-        return _answer(found) | {"message": "Message deleted successfully"}
+        return MessageDeleted(**_about(found), message="Message deleted successfully")
 
-    async def retry(self, partition_id: str, transaction_id: str) -> dict[str, Any]:
+    async def retry(self, partition_id: str, transaction_id: str) -> MessageRetried:
         """Store a copy at the tail of the partition, for every group, and remove the message's dead letters.
 
         The copy has a transaction id of its own when the old one is inside the dedup window. Of several calls at the
@@ -77,16 +78,17 @@ class Messages:
             copy = Copy(found.partition, transaction_id, message.payload, message.trace_id, message.created_at)
             redriven = [await self._redriver.message(found.queue, copy, message.producer)]
         newest = redriven[-1] if redriven else None
-        return _answer(found) | {
-            "retried": newest is not None,
-            "newTransactionId": newest.new_transaction_id if newest else None,
-            "newMessageId": newest.new_message_id if newest else None,
-            "deadLettersRemoved": removed,
-        }
+        return MessageRetried(
+            **_about(found),
+            retried=newest is not None,
+            new_transaction_id=newest.new_transaction_id if newest else None,
+            new_message_id=newest.new_message_id if newest else None,
+            dead_letters_removed=removed,
+        )
 
-    async def give_up(
+    async def dead_letter(
         self, partition_id: str, transaction_id: str, group: str = QUEUE_MODE, error: str = ""
-    ) -> dict[str, Any]:
+    ) -> MessageDeadLettered:
         """Make a message a dead letter of a group. Nothing else changes: if it is pending it is still delivered."""
         found = await self._finder.find(self._database, partition_id, transaction_id)
         if found.located is None:
@@ -98,10 +100,8 @@ class Messages:
         )
         if not stored:
             raise NotFound("Message not found")
-        return _answer(found) | {
-            "consumerGroup": group,
-            "messageId": found.located.segment.block.text(found.located.index),
-        }
+        message_id = found.located.segment.block.text(found.located.index)
+        return MessageDeadLettered(**_about(found), consumer_group=group, message_id=message_id)
 
     async def _take_out(self, transaction: Transaction, found: FoundMessage, offset: int) -> bool:
         """Rewrite the segment without the message at an offset; False when it is gone, or was deleted before."""
@@ -121,11 +121,11 @@ class Messages:
         return True
 
 
-def _answer(found: FoundMessage) -> dict[str, Any]:
+def _about(found: FoundMessage) -> dict[str, Any]:
     return {
         "success": True,
-        "partitionId": found.partition.uuid,
-        "transactionId": found.transaction_id,
+        "partition_id": found.partition.uuid,
+        "transaction_id": found.transaction_id,
         "queue": found.queue.name,
         "partition": found.partition.name,
     }

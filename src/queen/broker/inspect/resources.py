@@ -7,16 +7,35 @@ number counts. Numbers of a queue are sums over its partitions.
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from collections.abc import Iterable
 
-from queen.broker.queues import OPTIONS
+import msgspec
+
 from queen.concurrency import chunked_map
 from queen.errors import NotFound
 from queen.storage.database import Database, Record
+from queen.wire.api.queues import (
+    Counters,
+    LabelCounters,
+    NamespaceView,
+    PartitionInList,
+    PartitionView,
+    QueueInList,
+    QueueOptions,
+    QueueView,
+    ShortCounters,
+    TaskView,
+)
+from queen.wire.api.status import (
+    QueueStatus,
+    WatchedConfig,
+    WatchedCursor,
+    WatchedPartition,
+    WatchedQueue,
+    WatchedTotals,
+)
 from queen.wire.ids import partition_uuid
 from queen.wire.times import iso_millis
-
-_COUNTERS: Final = ("total", "pending", "processing", "completed", "failed", "deadLetter")
 
 
 class Resources:
@@ -28,26 +47,26 @@ class Resources:
 
     async def queues(
         self, namespace: str, task: str, limit: int | None = None, offset: int = 0, *, with_processing: bool = False
-    ) -> list[dict[str, Any]]:
+    ) -> list[QueueInList]:
         """Queues, newest first, of a namespace and task unless these are empty.
 
         `pending` leaves out what is being processed, unless `with_processing`.
         """
         rows = await self._database.fetch("queue_list", namespace, task, limit, offset)
         return [
-            {
-                "id": str(row["public_id"]),
-                "name": row["name"],
-                "namespace": row["namespace"],
-                "task": row["task"],
-                "createdAt": iso_millis(row["created_at"]),
-                "partitions": row["partitions"],
-                "messages": {
-                    "total": row["total"],
-                    "pending": max(0, row["pending"] - (0 if with_processing else row["processing"])),
-                    "processing": row["processing"],
-                },
-            }
+            QueueInList(
+                str(row["public_id"]),
+                row["name"],
+                row["namespace"],
+                row["task"],
+                iso_millis(row["created_at"]),
+                row["partitions"],
+                ShortCounters(
+                    row["total"],
+                    max(0, row["pending"] - (0 if with_processing else row["processing"])),
+                    row["processing"],
+                ),
+            )
             for row in rows
         ]
 
@@ -55,21 +74,21 @@ class Resources:
         (row,) = await self._database.fetch("count_queues", namespace, task)
         return int(row["found"])
 
-    async def queue(self, name: str) -> dict[str, Any]:
+    async def queue(self, name: str) -> QueueView:
         """One queue with its partitions, by name. Here `pending` includes what is being processed."""
         queue, rows = await self._queue_and_partitions(name)
         partitions = await chunked_map(self._partition, rows)
-        return {
-            "id": str(queue["public_id"]),
-            "name": queue["name"],
-            "namespace": queue["namespace"],
-            "task": queue["task"],
-            "createdAt": iso_millis(queue["created_at"]),
-            "partitions": partitions,
-            "totals": {counter: sum(partition["stats"][counter] for partition in partitions) for counter in _COUNTERS},
-        }
+        return QueueView(
+            str(queue["public_id"]),
+            queue["name"],
+            queue["namespace"],
+            queue["task"],
+            iso_millis(queue["created_at"]),
+            partitions,
+            _total(partition.stats for partition in partitions),
+        )
 
-    async def partitions(self, queue_name: str, limit: int, offset: int) -> tuple[list[dict[str, Any]], int]:
+    async def partitions(self, queue_name: str, limit: int, offset: int) -> tuple[list[PartitionInList], int]:
         """A page of the partitions of one queue, or of all when no name is given, by name; and how many there are."""
         if queue_name:
             queue_id = (await self._queue(queue_name))["id"]
@@ -79,19 +98,20 @@ class Resources:
             page = await self._database.fetch("partition_page", limit, offset)
             (count,) = await self._database.fetch("count_partitions")
         rows = await self._database.fetch("partition_list", [row["id"] for row in page])
-        return [{"queue": row["queue_name"], **self._partition(row)} for row in rows], count["found"]
-
-    async def labels(self, kind: Literal["namespace", "task"]) -> list[dict[str, Any]]:
-        """The namespaces or tasks that queues have, by name."""
-        return [
-            {
-                kind: row["label"],
-                "queues": row["queues"],
-                "partitions": row["partitions"],
-                "messages": {"total": row["total"], "pending": row["pending"]},
-            }
-            for row in await self._database.fetch("label_list", kind)
+        listed = [
+            PartitionInList(**msgspec.structs.asdict(self._partition(row)), queue=row["queue_name"]) for row in rows
         ]
+        return listed, count["found"]
+
+    async def namespaces(self) -> list[NamespaceView]:
+        """The namespaces that queues have, by name."""
+        rows = await self._database.fetch("label_list", "namespace")
+        return [NamespaceView(row["label"], row["queues"], row["partitions"], _of_label(row)) for row in rows]
+
+    async def tasks(self) -> list[TaskView]:
+        """The tasks that queues have, by name."""
+        rows = await self._database.fetch("label_list", "task")
+        return [TaskView(row["label"], row["queues"], row["partitions"], _of_label(row)) for row in rows]
 
     async def counts(self) -> dict[str, int]:
         """How many `queues`, `partitions`, `namespaces` and `tasks` there are."""
@@ -102,70 +122,72 @@ class Resources:
         """Raises `NotFound` when there is no queue of that name."""
         await self._queue(name)
 
-    async def queue_status(self, name: str) -> dict[str, Any]:
-        """One queue as it is watched: its configuration, and how far its partitions have come."""
+    async def queue_status(self, name: str) -> QueueStatus:
+        """One queue in detail: its configuration, and the counters of its partitions."""
         queue, rows = await self._queue_and_partitions(name)
         partitions = await chunked_map(self._partition_status, rows)
-        totals = {counter: sum(partition["stats"][counter] for partition in partitions) for counter in _COUNTERS}
-        return {
-            "queue": {
-                "id": str(queue["public_id"]),
-                "name": queue["name"],
-                "namespace": queue["namespace"],
-                "task": queue["task"],
-                "priority": queue["priority"],
-                "createdAt": iso_millis(queue["created_at"]),
-                "config": {
-                    "leaseTime": queue["lease_time"],
-                    "retryLimit": queue["retry_limit"],
-                    "retryDelay": queue["retry_delay"],
-                    "ttl": queue["ttl"],
-                    "maxQueueSize": queue["max_size"],
-                    "deadLetterQueue": queue["dead_letter_queue"],
-                },
-                "options": {option.name: queue[option.column] for option in OPTIONS},
-            },
-            "partitions": partitions,
-            "totals": {"messages": totals, **totals},
-        }
+        totals = _total(partition.stats for partition in partitions)
+        return QueueStatus(
+            WatchedQueue(
+                str(queue["public_id"]),
+                queue["name"],
+                queue["namespace"],
+                queue["task"],
+                queue["priority"],
+                iso_millis(queue["created_at"]),
+                WatchedConfig(
+                    queue["lease_time"],
+                    queue["retry_limit"],
+                    queue["retry_delay"],
+                    queue["ttl"],
+                    queue["max_size"],
+                    queue["dead_letter_queue"],
+                ),
+                QueueOptions(*(queue[field] for field in QueueOptions.__struct_fields__)),
+            ),
+            partitions,
+            WatchedTotals(**msgspec.structs.asdict(totals), messages=totals),
+        )
 
     async def _queue_and_partitions(self, name: str) -> tuple[Record, list[Record]]:
         queue = await self._queue(name)
         page = await self._database.fetch("queue_partition_page", queue["id"], None, 0)
         return queue, await self._database.fetch("partition_list", [row["id"] for row in page])
 
-    def _partition_status(self, row: Record) -> dict[str, Any]:
+    def _partition_status(self, row: Record) -> WatchedPartition:
         partition = self._partition(row)
-        return {
-            "id": partition["id"],
-            "name": partition["name"],
-            "createdAt": partition["createdAt"],
-            "messages": partition["stats"],
-            "stats": partition["stats"],
-            "cursor": {"totalConsumed": row["total_consumed"], "batchesConsumed": row["total_batches"]},
-            "lastActivity": iso_millis(row["last_activity"]),
-            "oldestMessage": partition["oldestMessage"],
-            "newestMessage": partition["newestMessage"],
-        }
+        return WatchedPartition(
+            partition.id,
+            partition.name,
+            partition.created_at,
+            partition.stats,
+            partition.stats,
+            WatchedCursor(row["total_consumed"], row["total_batches"]),
+            iso_millis(row["last_activity"]),
+            partition.oldest_message,
+            partition.newest_message,
+        )
 
     async def _queue(self, name: str) -> Record:
         for record in await self._database.fetch("queue_by_name", name):
             return record
         raise NotFound("Queue not found")
 
-    def _partition(self, row: Record) -> dict[str, Any]:
-        return {
-            "id": partition_uuid(self._shard, row["id"]),
-            "name": row["name"],
-            "createdAt": iso_millis(row["created_at"]),
-            "stats": {
-                "total": row["total"],
-                "pending": row["pending"],
-                "processing": row["processing"],
-                "completed": row["completed"],
-                "failed": 0,
-                "deadLetter": row["dead_letter"],
-            },
-            "oldestMessage": iso_millis(row["oldest"]),
-            "newestMessage": iso_millis(row["newest"]),
-        }
+    def _partition(self, row: Record) -> PartitionView:
+        return PartitionView(
+            partition_uuid(self._shard, row["id"]),
+            row["name"],
+            iso_millis(row["created_at"]),
+            Counters(row["total"], row["pending"], row["processing"], row["completed"], 0, row["dead_letter"]),
+            iso_millis(row["oldest"]),
+            iso_millis(row["newest"]),
+        )
+
+
+def _total(counters: Iterable[Counters]) -> Counters:
+    sums = [sum(column) for column in zip(*map(msgspec.structs.astuple, counters), strict=True)]
+    return Counters(*sums) if sums else Counters(0, 0, 0, 0, 0, 0)
+
+
+def _of_label(row: Record) -> LabelCounters:
+    return LabelCounters(row["total"], row["pending"])

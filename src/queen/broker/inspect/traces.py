@@ -1,4 +1,4 @@
-"""Traces: what consumers say about a message while they work on it, found again by message or by name."""
+"""Traces: events that consumers record about a message, found by message or by name."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from queen.broker.catalog import QUEUE_MODE, Catalog
 from queen.broker.segments import StoredMessages, UnreadableSegment, find_message
 from queen.errors import NotFound
 from queen.storage.database import Database, Record, can_be_stored, storable
+from queen.wire.api.fields import Pagination
+from queen.wire.api.traces import NamedTraceList, TraceByName, TraceList, TraceName, TraceNameList, TraceOfMessage
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import parse_partition_uuid, partition_uuid
 from queen.wire.times import iso_millis
@@ -20,7 +22,7 @@ from queen.wire.times import iso_millis
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One thing said about one message. `data` is JSON as it came."""
+    """One event of one message. `data` is JSON as it came."""
 
     partition_id: str
     transaction_id: str
@@ -69,26 +71,27 @@ class Traces:
         )
         return str(row["public_id"])
 
-    async def of_message(self, partition: str, transaction_id: str, limit: int, offset: int) -> dict[str, Any]:
+    async def of_message(self, partition: str, transaction_id: str, limit: int, offset: int) -> TraceList:
         """The traces of a message, oldest first; none when there is no such message."""
         rows: list[Record] = []
         total = 0
         try:
             partition_id = self._partition(partition)
         except NotFound:
-            return _page({"traces": []}, total, limit, offset)
+            return TraceList([], 0, Pagination(limit, offset, 0))
         message_offset = await self._traced_offset(partition_id, transaction_id)
         if message_offset is not None:
             (count,) = await self._database.fetch("count_traces_at", partition_id, message_offset)
             total = count["total"]
             if offset < total:
                 rows = await self._database.fetch("traces_at", partition_id, message_offset, limit, offset)
-        return _page({"traces": [self._render(row) for row in rows]}, total, limit, offset)
+        traces = [TraceOfMessage(**self._event(row)) for row in rows]
+        return TraceList(traces, total, Pagination(limit, offset, total))
 
-    async def by_name(self, name: str, limit: int, offset: int) -> dict[str, Any]:
+    async def by_name(self, name: str, limit: int, offset: int) -> NamedTraceList:
         """The traces of a name over all messages, oldest first, with what those messages carry."""
         if not can_be_stored(name):
-            return _page({"traces": []}, 0, limit, offset)
+            return NamedTraceList([], 0, Pagination(limit, offset, 0))
         (count,) = await self._database.fetch("count_traces_named", name)
         rows: list[Record] = []
         if offset < count["total"]:
@@ -98,30 +101,28 @@ class Traces:
         traces = []
         for row in rows:
             message = messages.get((row["partition_id"], row["message_offset"]))
-            about = {
-                "transaction_id": row["transaction_id"],
-                "partition_id": partition_uuid(self._catalog.shard, row["partition_id"]),
-                "queue_name": row["queue_name"],
-                "partition_name": row["partition_name"],
-                "message_payload": msgspec.Raw(message.payload) if message is not None else None,
-            }
-            traces.append(self._render(row) | about)
-        return _page({"traces": traces}, count["total"], limit, offset)
+            traces.append(
+                TraceByName(
+                    **self._event(row),
+                    transaction_id=row["transaction_id"],
+                    partition_id=partition_uuid(self._catalog.shard, row["partition_id"]),
+                    queue_name=row["queue_name"],
+                    partition_name=row["partition_name"],
+                    message_payload=msgspec.Raw(message.payload) if message is not None else None,
+                )
+            )
+        return NamedTraceList(traces, count["total"], Pagination(limit, offset, count["total"]))
 
-    async def names(self, limit: int, offset: int) -> dict[str, Any]:
-        """The names in use, the one used last first."""
+    async def names(self, limit: int, offset: int) -> TraceNameList:
+        """The names in use, the most recently used first."""
         rows = await self._database.fetch("trace_names_page", limit, offset)
         names = [
-            {
-                "trace_name": row["name"],
-                "trace_count": row["traces"],
-                "message_count": row["messages"],
-                "last_seen": iso_millis(row["last_seen"]),
-            }
+            TraceName(row["name"], row["traces"], row["messages"], iso_millis(row["last_seen"]))
             for row in rows
             if row["name"] is not None
         ]
-        return _page({"trace_names": names}, rows[0]["total"], limit, offset)
+        total = rows[0]["total"]
+        return TraceNameList(names, total, Pagination(limit, offset, total))
 
     async def _traced_offset(self, partition_id: int, transaction_id: str) -> int | None:
         """The offset of a message; traces outlive their messages, so what is gone is looked for among the traces."""
@@ -141,22 +142,20 @@ class Traces:
             raise NotFound("Message not found")
         return place[1]
 
-    def _render(self, row: Record) -> dict[str, Any]:
-        trace: dict[str, Any] = {
+    def _event(self, row: Record) -> dict[str, Any]:
+        """The fields that every view of a trace has."""
+        data, unreadable = None, None
+        try:
+            data = msgspec.Raw(self._envelope.open(row["data"]))
+        except EnvelopeError as error:
+            unreadable = str(error)
+        return {
             "id": str(row["public_id"]),
             "event_type": row["event_type"],
-            "data": None,
+            "data": data,
             "consumer_group": row["group_name"],
             "worker_id": row["worker_id"],
             "created_at": iso_millis(row["created_at"]),
             "trace_names": row["names"],
+            "unreadable": unreadable if unreadable is not None else msgspec.UNSET,
         }
-        try:
-            trace["data"] = msgspec.Raw(self._envelope.open(row["data"]))
-        except EnvelopeError as error:
-            trace["unreadable"] = str(error)
-        return trace
-
-
-def _page(content: dict[str, Any], total: int, limit: int, offset: int) -> dict[str, Any]:
-    return content | {"total": total, "pagination": {"limit": limit, "offset": offset, "total": total}}

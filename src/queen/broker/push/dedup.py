@@ -25,7 +25,7 @@ from queen.wire.segment import MalformedSegment
 _PAGE = 500
 _LOAD_PAGE = 2000
 _FIRST_PAGE = 16
-_MET_TOGETHER = 256
+_LOADED_TOGETHER = 256
 _CLOCK_SKEW = 60.0
 
 
@@ -52,20 +52,20 @@ class Dedup:
         self.filter.add(hashes)
         self.filter.drop_before(time.time() - self._longest_window - _CLOCK_SKEW)
         for partition, base, count in spans:
-            # Only what joins on to what is known makes more known; somebody may have caught up meanwhile.
+            # Only what joins on to what is known makes more known; another push may have caught up meanwhile.
             if partition is not None and partition.known_to == base:
                 partition.known_to = base + count
 
-    async def meet(self, fetcher: Fetcher, partitions: Iterable[Partition], window: dict[int, float]) -> None:
-        """Learn the ids inside the window of partitions that this worker does not know yet."""
-        strangers = [partition for partition in partitions if partition.known_to is None]
-        for start in range(0, len(strangers), _MET_TOGETHER):
-            group = strangers[start : start + _MET_TOGETHER]
-            await self._meet(fetcher, group, [float(window[partition.queue_id]) for partition in group])
+    async def load_windows(self, fetcher: Fetcher, partitions: Iterable[Partition], window: dict[int, float]) -> None:
+        """Load the ids inside the window of partitions that this worker does not know yet."""
+        unknown = [partition for partition in partitions if partition.known_to is None]
+        for start in range(0, len(unknown), _LOADED_TOGETHER):
+            group = unknown[start : start + _LOADED_TOGETHER]
+            await self._load_windows(fetcher, group, [float(window[partition.queue_id]) for partition in group])
 
-    async def _meet(self, fetcher: Fetcher, strangers: Sequence[Partition], windows: Sequence[float]) -> None:
+    async def _load_windows(self, fetcher: Fetcher, unknown: Sequence[Partition], windows: Sequence[float]) -> None:
         """Most partitions hold little inside the window, all of which one statement brings; the others are read on."""
-        rows = await fetcher.fetch("partition_histories", [each.id for each in strangers], windows, _FIRST_PAGE)
+        rows = await fetcher.fetch("partition_histories", [each.id for each in unknown], windows, _FIRST_PAGE)
         ends: dict[int, int] = {}
         pages: dict[int, list[Record]] = {}
         for row in rows:
@@ -73,7 +73,7 @@ class Dedup:
             if row["base_offset"] is not None:
                 pages.setdefault(row["id"], []).append(row)
         self._learn_rows([row for page in pages.values() for row in page])
-        for partition, window in zip(strangers, windows, strict=True):
+        for partition, window in zip(unknown, windows, strict=True):
             end, page = ends.get(partition.id, 0), pages.get(partition.id, ())
             if end == 0:
                 partition.started_empty_at, partition.known_since = time.time(), 0.0
@@ -144,19 +144,19 @@ class Dedup:
             before = page[-1]["base_offset"]
 
     def _stretch(self, partition: Partition, wanted: Iterable[int], window: float) -> tuple[float, float]:
-        """From when to when the filter has seen any of the hashes; all of time when it does not hold the window."""
+        """From when to when the filter got any of the hashes; all of time when it does not hold the window."""
         if not self.vouches_for(partition, window):
             return 0.0, float("inf")
-        seen = [stretch for value in wanted for stretch in self.filter.when(value)]
-        return min((oldest for oldest, _ in seen), default=0.0) - _CLOCK_SKEW, max(
-            (newest for _, newest in seen), default=0.0
+        times = [stretch for value in wanted for stretch in self.filter.when(value)]
+        return min((oldest for oldest, _ in times), default=0.0) - _CLOCK_SKEW, max(
+            (newest for _, newest in times), default=0.0
         ) + _CLOCK_SKEW
 
-    async def _offset_after(self, fetcher: Fetcher, partition: Partition, moment: float) -> int:
-        """Where to start looking backwards for what was stored up to a moment."""
-        if partition.known_to is None or moment > time.time():
+    async def _offset_after(self, fetcher: Fetcher, partition: Partition, until: float) -> int:
+        """Where to start looking backwards for what was stored up to a time."""
+        if partition.known_to is None or until > time.time():
             return 1 << 62
-        at = Moment(partition.id, 0, partition.known_to, datetime.fromtimestamp(moment, UTC))
+        at = Moment(partition.id, 0, partition.known_to, datetime.fromtimestamp(until, UTC))
         return (await offsets_after(fetcher, [at]))[0]
 
     async def _confirm(
@@ -205,7 +205,7 @@ def _hits(rows: Sequence[Record], targets: Hashes) -> Iterator[tuple[Record, lis
         return
     columns = [_hashes(row["ids"]) for row in rows]
     ends = np.cumsum([len(column) for column in columns])
-    # All rows at once: to look for the targets in each alone would sort them as often.
+    # All rows at once: looking for the targets in each alone would sort them as often.
     positions = np.flatnonzero(np.isin(np.concatenate(columns), targets))
     owners = np.searchsorted(ends, positions, side="right")
     for owner in np.unique(owners):

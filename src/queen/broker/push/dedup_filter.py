@@ -1,4 +1,4 @@
-"""Room on disk for what memory has no room for and no crash need leave behind."""
+"""The dedup filter: Bloom filters of transaction ids in memory, and their spill files on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Bytes = npt.NDArray[np.uint8]
 _LEAVE_FREE: Final = 1 << 30
 """Bytes of the disk that are for others: PostgreSQL and the spool may be on it."""
 _PIECE: Final = 512 << 10
-"""Bytes that are written in one go: few enough for everybody else to wait for."""
+"""Bytes that are written in one go: few enough for the event loop to wait for."""
 
 
 class SpillFile:
@@ -79,7 +79,7 @@ Hashes = npt.NDArray[np.uint64]
 
 _PROBES = 10
 _FIRST_PROBES = 3
-"""These alone tell most strangers apart."""
+"""These alone rule out most hashes that were never added."""
 _BITS_PER_ENTRY = 32
 _SMALLEST = 1 << 16
 _LARGEST = 1 << 21
@@ -89,7 +89,7 @@ _AT_ONCE = 4096
 _SMALL_BATCH = 256
 _GATHERED = 1024
 """Small batches are gathered until they are so many: to set their bits one batch at a time costs ten times as much."""
-_MOST_FORESEEN = 10_000
+_MOST_CHECKED_AHEAD = 10_000
 _COMPLAIN_SECONDS = 3600.0
 
 
@@ -103,18 +103,18 @@ def unpack_hashes(packed: bytes) -> Hashes | list[int]:
 class DedupFilter:
     """Bloom filters in generations: a new one when the last is full.
 
-    When memory is full, the oldest in it goes to the `overflow` on disk; without room there the oldest is dropped.
+    When memory is full, the oldest in it goes to the `spill` file on disk; without room there the oldest is dropped.
     `complete_since` is the time from which nothing is missing: what was added before may have been dropped.
     """
 
-    def __init__(self, memory_bytes: int, overflow: SpillFile | None = None) -> None:
+    def __init__(self, memory_bytes: int, spill: SpillFile | None = None) -> None:
         self._memory_bytes = memory_bytes
         self._largest = min(_LARGEST, memory_bytes * 8 // _BITS_PER_ENTRY // 4)
-        self._overflow = overflow
+        self._spill = spill
         self._generations: list[_Generation] = [_Generation(_SMALLEST)]
         self._gathered: set[int] = set()
         self._gathered_between = (float("inf"), 0.0)
-        self._strangers: set[int] = set()
+        self._absent: set[int] = set()
         self._moving: tuple[_Generation, Move] | None = None
         self._complain_at = 0.0
         self.complete_since = 0.0
@@ -127,15 +127,15 @@ class DedupFilter:
 
     @property
     def disk_bytes(self) -> int:
-        return self._overflow.nbytes if self._overflow is not None else 0
+        return self._spill.nbytes if self._spill is not None else 0
 
     def add(self, hashes: Hashes | list[int], since: float | None = None, until: float | None = None) -> None:
-        """Add what was stored between two moments (None: just now)."""
+        """Add what was stored between two times (None: just now)."""
         self._move_on()
         now = time.time()
         since, until = now if since is None else since, now if until is None else until
-        if self._strangers:
-            self._strangers.difference_update(hashes if isinstance(hashes, list) else hashes.tolist())
+        if self._absent:
+            self._absent.difference_update(hashes if isinstance(hashes, list) else hashes.tolist())
         if isinstance(hashes, list):
             if len(hashes) <= _SMALL_BATCH:
                 self._gather(hashes, since, until)
@@ -169,24 +169,24 @@ class DedupFilter:
         stretches = [(g.oldest_at, g.newest_at) for g in self._generations if g.contains_one(value)]
         return [*stretches, self._gathered_between] if value in self._gathered else stretches
 
-    def foresee(self, values: Sequence[int]) -> None:
+    def check_ahead(self, values: Sequence[int]) -> None:
         """Look for a few hashes while there is time: what is not there, `suspects` need not look for again."""
         if len(values) > _FEW:
             return
-        if len(self._strangers) > _MOST_FORESEEN:
-            # Most are added soon, and are no strangers then; these were refused.
-            self._strangers.clear()
+        if len(self._absent) > _MOST_CHECKED_AHEAD:
+            # Most are added soon, and leave the negative cache then; these were refused.
+            self._absent.clear()
         for value in values:
             if value not in self._gathered and not self._has_entered(value):
-                self._strangers.add(value)
+                self._absent.add(value)
 
     def suspects(self, values: list[int]) -> list[int]:
         """The positions of hashes that may have been added; the others certainly were not since `complete_since`."""
-        strangers = self._strangers
-        if not strangers:
+        absent = self._absent
+        if not absent:
             return self._look_for(values)
-        unforeseen = [i for i, value in enumerate(values) if value not in strangers]
-        return [unforeseen[i] for i in self._look_for([values[i] for i in unforeseen])] if unforeseen else []
+        unchecked = [i for i, value in enumerate(values) if value not in absent]
+        return [unchecked[i] for i in self._look_for([values[i] for i in unchecked])] if unchecked else []
 
     def _look_for(self, values: list[int]) -> list[int]:
         gathered = self._gathered
@@ -213,15 +213,15 @@ class DedupFilter:
             mask = generation.size_mask
             if mask not in first:
                 first[mask] = _Probes.of(hashes, mask, _FIRST_STEPS)
-            # Most are told apart by their first probes; the few others need all of them.
+            # Most are ruled out by their first probes; the few others need all of them.
             left = np.flatnonzero(generation.contains(first[mask]))
             if len(left):
                 found[left[generation.contains(_Probes.of(hashes[left], mask))]] = True
         return found
 
-    def drop_before(self, moment: float) -> None:
-        """Forget generations whose entries are all older than `moment`."""
-        while len(self._generations) > 1 and self._generations[0].newest_at < moment:
+    def drop_before(self, at: float) -> None:
+        """Forget generations whose entries are all older than `at`."""
+        while len(self._generations) > 1 and self._generations[0].newest_at < at:
             self._drop_oldest()
 
     def _grow(self, last_capacity: int) -> None:
@@ -232,7 +232,7 @@ class DedupFilter:
 
     def _begin_move(self) -> bool:
         """Have the oldest that is in memory go to the disk, if that takes it."""
-        if self._overflow is None:
+        if self._spill is None:
             return False
         while self._moving is not None:
             # Rare: so much was added at once that the one before is still on its way.
@@ -241,7 +241,7 @@ class DedupFilter:
         if oldest is None:
             return False
         try:
-            self._moving = oldest, self._overflow.begin(oldest.bits)
+            self._moving = oldest, self._spill.begin(oldest.bits)
         except OSError as error:
             self._complain(error)
             return False
@@ -271,8 +271,8 @@ class DedupFilter:
         if self._moving is not None and self._moving[0] is dropped:
             self._moving[1].end()
             self._moving, has_room_on_disk = None, True
-        if self._overflow is not None and has_room_on_disk:
-            self._overflow.drop(dropped.bits)
+        if self._spill is not None and has_room_on_disk:
+            self._spill.drop(dropped.bits)
 
     def _complain(self, error: OSError) -> None:
         now = time.monotonic()

@@ -174,7 +174,7 @@ class SpoolDrainer:
 
     async def _round(self) -> None:
         """Replay all that is due, unless it must wait."""
-        if self._database.presence.away or not self._modes.known or self._modes.push_maintenance:
+        if self._database.availability.down or not self._modes.known or self._modes.push_maintenance:
             return
         if not self._spool.may_replay():
             return
@@ -294,7 +294,7 @@ class SpoolDrainer:
                 return
 
     async def _store_once(self, batch: _Batch, again: Failed | None) -> Callable[[], None]:
-        lots = self._pusher.lots_of(batch.parts)
+        lots = self._pusher.batches_of(batch.parts)
         waited = max(0.001, time.time() - min(record.at for record in batch.records))
         for lot in lots:
             lot.waited = waited
@@ -303,14 +303,14 @@ class SpoolDrainer:
             # Before the commit: a crash now leaves them twice, and they are recognised by their ids when tried again.
             await asyncio.to_thread(self._keep_refused, batch, lots, again)
             await transaction.fetch("spool_advance", list(batch.positions), list(batch.positions.values()))
-        return lambda: self._pusher.settle_lots(lots, times)
+        return lambda: self._pusher.settle_batches(lots, times)
 
     def _keep_refused(self, batch: _Batch, lots: Sequence[AppendBatch], again: Failed | None) -> None:
         """Set aside what does not fit its queue."""
         records = dict(zip(batch.parts, batch.records, strict=True))
         for lot in lots:
-            fates = iter(lot.fates or ())
-            for part in lot.parts:
+            fates = iter(lot.outcomes or ())
+            for part in lot.slices:
                 refused = [
                     index for index, fate in zip(range(part.count), fates, strict=False) if fate is ItemOutcome.REFUSED
                 ]

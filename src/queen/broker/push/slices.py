@@ -1,4 +1,4 @@
-"""Parts: the items of one request that go to one partition, made ready to be stored while they wait for it."""
+"""Push slices: the items of one request that go to one partition, prepared while they wait to be stored."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _hash = xxhash.xxh3_64_intdigest
 
 
 class Sender(Protocol):
-    """Who pushed: the subject of its token, and the segments an attempt of unknown outcome may have stored."""
+    """A sender: the subject of its token, and the segments that an attempt of unknown outcome may have stored."""
 
     subject: str | None
     blocks: frozenset[bytes]
@@ -45,7 +45,7 @@ class EncryptionKeyMissing(Conflict):
 
 @dataclass(slots=True)
 class Chunk:
-    """One segment to be."""
+    """A segment that is not stored yet."""
 
     block: IdBlock
     count: int
@@ -59,9 +59,9 @@ class Chunk:
 class PushSlice:
     """The items of one request for one partition, and where in the request they stand (None: all of it).
 
-    `given` are the items until the part is packed: then they are let go, and unpacked again for the few who ask.
+    `given` are the items until the slice is packed: then they are freed, and unpacked again where they are needed.
     `lengths` of payloads, `hashes` and `transactions` (ids as JSON) are made when the partition is known; `chunks` too
-    when the part is large enough to be segments of its own. `joint` is how many parts, from this on, were joined into
+    when the slice is large enough to be segments of its own. `joint` is how many slices, from this on, were joined into
     segments by an attempt to store them, and these: the next attempt uses the same, so that messages keep their ids.
     What comes from the spool has its ids (`block`) and `subjects` already.
     """
@@ -107,7 +107,7 @@ class Push:
     render: Callable[[bytes], Any]
     answer: EagerFuture[Any]
     began: float
-    parts: list[PushSlice] = field(default_factory=list)
+    slices: list[PushSlice] = field(default_factory=list)
     blocks: frozenset[bytes] = frozenset()
     hold: Hold | None = None
 
@@ -122,67 +122,67 @@ def items_of(packed: Chunk | Segment, target: Target) -> list[PushItem]:
 
 
 def split_by_target(sender: Sender, items: list[PushItem]) -> list[PushSlice]:
-    """The parts of a request, in the order in which their partitions first appear in it."""
+    """The slices of a request, in the order in which their partitions first appear in it."""
     queue, partition = items[0].queue, items[0].partition
     if len(items) == 1 or all(item.partition == partition and item.queue == queue for item in items):
         return [PushSlice(sender, (queue, partition), items, None)]
-    parts: dict[Target, PushSlice] = {}
+    slices: dict[Target, PushSlice] = {}
     for position, item in enumerate(items):
         target = (item.queue, item.partition)
-        part = parts.get(target)
-        if part is None:
-            part = parts[target] = PushSlice(sender, target, [], [])
-        part.items.append(item)
-        assert part.positions is not None
-        part.positions.append(position)
-    return list(parts.values())
+        slice_ = slices.get(target)
+        if slice_ is None:
+            slice_ = slices[target] = PushSlice(sender, target, [], [])
+        slice_.items.append(item)
+        assert slice_.positions is not None
+        slice_.positions.append(position)
+    return list(slices.values())
 
 
 class SlicePreparer:
-    """Does for a part, as soon as it arrives, what need not wait for its turn to be stored."""
+    """Does for a slice, as soon as it arrives, what need not wait until it is stored."""
 
     def __init__(self, envelope: Envelope, ids: IdSource) -> None:
         self._envelope = envelope
         self._ids = ids
 
-    def prepare(self, part: PushSlice, partition: Partition, queue: Queue) -> None:
-        """Make the part ready for a partition; to be done again when the partition turns out to be another."""
+    def prepare(self, slice_: PushSlice, partition: Partition, queue: Queue) -> None:
+        """Prepare the slice for a partition; to be done again when the partition turns out to be another."""
         if queue.encryption_enabled and not self._envelope.can_encrypt:
             raise EncryptionKeyMissing(
                 f"queue {queue.name!r} is encrypted and the server has no QUEEN_ENCRYPTION_KEY; nothing was stored"
             )
-        items, seed = part.items, partition.id
-        part.partition = partition
-        part.chunks = part.joint = None
+        items, seed = slice_.items, partition.id
+        slice_.partition = partition
+        slice_.chunks = slice_.joint = None
         if len(items) == 1:
-            # Most requests of a busy server are these: worth a way without lists.
+            # Most requests of a busy server are these: worth a path without lists.
             transaction_id = items[0].transaction_id
-            part.hashes = (_hash(transaction_id.encode(), seed),)
-            part.transactions = (_encode(transaction_id),)
+            slice_.hashes = (_hash(transaction_id.encode(), seed),)
+            slice_.transactions = (_encode(transaction_id),)
             nbytes = memoryview(items[0].payload).nbytes
-            part.lengths = (nbytes,)
+            slice_.lengths = (nbytes,)
         else:
-            part.hashes = [_hash(item.transaction_id.encode(), seed) for item in items]
-            part.transactions = [_encode(item.transaction_id) for item in items]
-            part.lengths = _lengths(items)
-            nbytes = sum(part.lengths)
-        if len(items) >= _OWN_SEGMENT_COUNT or nbytes >= _OWN_SEGMENT_BYTES or part.block is not None:
-            subjects = part.subjects or [part.sender.subject] * len(items)
+            slice_.hashes = [_hash(item.transaction_id.encode(), seed) for item in items]
+            slice_.transactions = [_encode(item.transaction_id) for item in items]
+            slice_.lengths = _lengths(items)
+            nbytes = sum(slice_.lengths)
+        if len(items) >= _OWN_SEGMENT_COUNT or nbytes >= _OWN_SEGMENT_BYTES or slice_.block is not None:
+            subjects = slice_.subjects or [slice_.sender.subject] * len(items)
             encrypt = queue.encryption_enabled
-            part.chunks = self.pack(
-                items, part.lengths, part.hashes, part.transactions, subjects, encrypt, block=part.block
+            slice_.chunks = self.pack(
+                items, slice_.lengths, slice_.hashes, slice_.transactions, subjects, encrypt, block=slice_.block
             )
-            part.let_go()
+            slice_.let_go()
 
-    def pack_unplaced(self, parts: Sequence[PushSlice]) -> list[Chunk]:
-        """Pack parts whose partition may not be known: without hashes, and encrypted if that is possible."""
-        items = [item for part in parts for item in part.items]
+    def pack_unplaced(self, slices: Sequence[PushSlice]) -> list[Chunk]:
+        """Pack slices whose partition may not be known: without hashes, and encrypted if that is possible."""
+        items = [item for slice_ in slices for item in slice_.items]
         return self.pack(
             items,
             _lengths(items),
             [0] * len(items),
             [_encode(item.transaction_id) for item in items],
-            [part.sender.subject for part in parts for _ in part.items],
+            [slice_.sender.subject for slice_ in slices for _ in slice_.items],
             self._envelope.can_encrypt,
         )
 
@@ -219,7 +219,7 @@ class SlicePreparer:
         return chunks
 
     def put_ids_in_order(self, chunks: Sequence[Chunk]) -> None:
-        """Segments stored together are of one time: whoever sorts their messages by time and id gets them in order."""
+        """Segments stored together are of one time: sorting their messages by time and id keeps them in order."""
         before = chunks[0].block
         for chunk in chunks[1:]:
             if (chunk.block.prefix, chunk.block.low) < (before.prefix, before.low):

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from queen.broker.topics.catalog import (
     LOCKS,
     Topic,
     TopicCatalog,
     TopicKey,
-    echo_topic_options,
     lock_keys,
-    read_topic_options,
+    topic_options,
 )
 from queen.broker.topics.enqueue import OnFed
 from queen.broker.topics.prefetch import PrefetchBuffer
 from queen.broker.topics.settle import find_places
 from queen.storage.database import Database, Record
+from queen.wire.api.topics import ConfiguredTopic, TopicCounts, TopicOptions
+from queen.wire.options import read_options
 from queen.wire.topics import ItemRef
 
 
@@ -77,28 +80,35 @@ class TopicAdmin:
         self._catalog = catalog
         self._on_changed = on_changed
 
-    async def configure(self, key: TopicKey, options: Mapping[str, object] | None) -> dict[str, Any]:
+    async def configure(self, key: TopicKey, options: Mapping[str, object] | None) -> ConfiguredTopic:
         """Set the options that are sent, and make the topic if need be; gives all of them."""
         topic = await self._catalog.one(key)
-        values = read_topic_options(options, topic if topic is not None else _DEFAULTS)
+        current = topic_options(topic) if topic is not None else None
+        values = msgspec.structs.astuple(read_options(TopicOptions, options, current))
         if topic is None:
             topic = (await self._catalog.ensure([key]))[key]
         for record in await self._database.fetch("topic_configure", topic.id, *values):
             topic = Topic.from_record(record)
         self._on_changed(key)
-        return _named(topic) | {"options": echo_topic_options(topic)}
+        return ConfiguredTopic(topic.namespace, topic.name, topic_options(topic))
 
     async def active(self, namespace: str) -> list[str]:
         """The names of the topics of a namespace that have ready or leased items."""
         return [row["name"] for row in await self._database.fetch("topic_active", namespace)]
 
-    async def counts(self, namespace: str, name: str | None) -> list[dict[str, Any]]:
+    async def counts(self, namespace: str, name: str | None) -> list[TopicCounts]:
         """How many items the topics of a namespace, or one of them, have, and their options."""
         rows = await self._database.fetch("topic_counts", namespace, name)
         return [
-            _named(topic := Topic.from_record(row))
-            | {state: row[state] for state in ("ready", "delayed", "leased", "dead")}
-            | {"options": echo_topic_options(topic)}
+            TopicCounts(
+                row["namespace"],
+                row["name"],
+                row["ready"],
+                row["delayed"],
+                row["leased"],
+                row["dead"],
+                topic_options(Topic.from_record(row)),
+            )
             for row in rows
         ]
 
@@ -131,10 +141,3 @@ class TopicAdmin:
             dropped = await transaction.fetch("topic_drop", topic.id)
         self._on_changed(key)
         return bool(dropped)
-
-
-def _named(topic: Topic) -> dict[str, Any]:
-    return {"namespace": topic.namespace, "topic": topic.name}
-
-
-_DEFAULTS: Final = Topic(0, 0, "", "", 3, 1000, 300_000, 30, False, None)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any, Final, TypeAlias
 
-from queen.broker.queues import Option, OptionValue
-from queen.errors import BadRequest
 from queen.storage.database import Database, Record
+from queen.wire.api.topics import TopicOptions
 
 TopicKey: TypeAlias = tuple[str, str]
 """(namespace, topic)"""
@@ -111,33 +110,6 @@ def lock_keys(topic_ids: Collection[int]) -> list[int]:
     return sorted({id % LOCKS for id in topic_ids})
 
 
-# In the order of the parameters of `topic_configure`.
-TOPIC_OPTIONS: Final = (
-    Option("max_retries", "max_retries", 3, largest=1_000_000),
-    Option("backoff_base_ms", "backoff_base_ms", 1000, "milliseconds", largest=86_400_000),
-    Option("backoff_cap_ms", "backoff_cap_ms", 300_000, "milliseconds", largest=86_400_000),
-    Option("lease_seconds", "lease_seconds", 30, "seconds", largest=604_800),
-    Option("at_most_once", "at_most_once", False),
-    Option("ttl_seconds", "ttl_seconds", None, "seconds"),
-)
-_NAMES: Final = frozenset(option.name for option in TOPIC_OPTIONS)
-
-
-def read_topic_options(sent: Mapping[str, object] | None, topic: Topic) -> list[OptionValue]:
-    """What to store for each of `TOPIC_OPTIONS`: as sent, null for the default, else as it was."""
-    sent = sent or {}
-    unknown = sorted(sent.keys() - _NAMES)
-    if unknown:
-        raise BadRequest(f"there is no option {unknown[0]!r}; there are {', '.join(sorted(_NAMES))} (at options)")
-    values = [
-        option.read(sent[option.name]) if option.name in sent else getattr(topic, option.column)
-        for option in TOPIC_OPTIONS
-    ]
-    if sent.get("lease_seconds") == 0:
-        raise BadRequest("option lease_seconds must be at least 1 (at options.lease_seconds)")
-    return values
-
-
-def echo_topic_options(topic: Topic) -> dict[str, OptionValue]:
-    """The options of a topic as clients are told them."""
-    return {option.name: getattr(topic, option.column) for option in TOPIC_OPTIONS}
+def topic_options(topic: Topic) -> TopicOptions:
+    """The options of a topic, in the order of the parameters of `topic_configure`."""
+    return TopicOptions(*(getattr(topic, field) for field in TopicOptions.__struct_fields__))

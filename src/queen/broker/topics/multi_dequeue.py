@@ -128,7 +128,7 @@ class MultiTopicDequeuer:
         self._timers: dict[TopicSet, DeadlineTimer] = {}
         self._errands = BackgroundTasks()
         self._closing = False
-        self._patience = OutageGrace(database.presence, self.wake_all)
+        self._patience = OutageGrace(database.availability, self.wake_all)
         self.lane: RequestBatcher[MultiTopicDequeue] = RequestBatcher(
             self._run,
             weigh=lambda request: min(request.limit, _MOST_AT_ONCE),

@@ -272,7 +272,7 @@ class Stages:
         if await self._appender.append_locked(transaction, lots) is None:
             raise QueueChanged("a queue is deleted again and again while it is published to; try later")
         for lot in lots:
-            if lot.fates is not None and ItemOutcome.REFUSED in lot.fates:
+            if lot.outcomes is not None and ItemOutcome.REFUSED in lot.outcomes:
                 raise Conflict(refusal(lot))
             publishing.add(lot.partition, lot.count, lot.size - lot.count)
 

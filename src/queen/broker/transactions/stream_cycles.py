@@ -207,7 +207,7 @@ class StreamCycles:
     def _settle(
         self, ack: CycleAck | None, acked: _Acked | None, available: int, scene: _Scene, stored: StoredPush
     ) -> None:
-        """Committed: let those who wait know."""
+        """Committed: notify the waiting pops."""
         self._pusher.settle(stored)
         if ack is None or acked is None or not acked.decision.released:
             return
@@ -241,7 +241,7 @@ async def _check_unchanged(transaction: Transaction, cycle: Cycle, scene: _Scene
 
 
 def _check_deleted(cycle: Cycle, absent: set[str]) -> None:
-    """A cycle that pushes what a window came to deletes the window: when somebody has, they have pushed it too."""
+    """A cycle that pushes what a window came to deletes the window: another cycle that deleted it has pushed it too."""
     if absent and cycle.items:
         raise StateConflict(min(absent))
 

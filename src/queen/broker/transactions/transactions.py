@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from queen.broker.ack.cursors import CursorKey, apply_decisions, lock_cursors
 from queen.broker.ack.leases import LeaseBook, OnFreed
@@ -15,6 +14,14 @@ from queen.broker.topics.enqueue import Entry
 from queen.broker.topics.transaction_ops import TopicTransactionOps
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Transaction, TransactionRefused, retry_transaction
+from queen.wire.api.messaging import (
+    AckDone,
+    AckItemDone,
+    EnqueueDone,
+    OperationResult,
+    PushDone,
+    TransactionResult,
+)
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource, is_uuid, parse_partition_uuid
 from queen.wire.segment import transaction_hash
@@ -53,19 +60,17 @@ class Transactions:
         self._meter = meter
         self._topics = topics
 
-    async def run(self, operations: Sequence[Operation], subject: str | None = None) -> dict[str, Any]:
+    async def run(self, operations: Sequence[Operation], subject: str | None = None) -> TransactionResult:
         """Carry out all operations, or none; the answer says which, and why not."""
-        answer: dict[str, Any] = {"transactionId": self._ids.uuid(), "success": True, "results": []}
+        result = TransactionResult(self._ids.uuid(), True, [])
         await self._topics.admit([one.item for one in operations if isinstance(one, EnqueueOperation)])
         try:
-            answer["results"] = await retry_transaction(lambda: self._run(operations, subject))
-        except TransactionRefused as refused:
-            answer |= {"success": False, "error": str(refused)}
-        except NotStored as error:
-            answer |= {"success": False, "error": str(error)}
-        return answer
+            result.results = await retry_transaction(lambda: self._run(operations, subject))
+        except (TransactionRefused, NotStored) as refused:
+            result.success, result.error = False, str(refused)
+        return result
 
-    async def _run(self, operations: Sequence[Operation], subject: str | None) -> list[dict[str, Any]]:
+    async def _run(self, operations: Sequence[Operation], subject: str | None) -> list[OperationResult]:
         for operation in operations:
             if isinstance(operation, UnknownOperation):
                 raise TransactionRefused(f"Unknown operation type: {operation.type}")
@@ -197,36 +202,18 @@ class Transactions:
 
 def _results(
     operations: Sequence[Operation], dead: Sequence[bool], stored: StoredPush, entries: Sequence[Entry]
-) -> list[dict[str, Any]]:
-    results: list[dict[str, Any]] = []
+) -> list[OperationResult]:
+    results: list[OperationResult] = []
     dead_letters, messages, enqueued = iter(dead), iter(stored.messages), iter(entries)
     for index, operation in enumerate(operations):
         if isinstance(operation, PushOperation):
             message_id, partition = next(messages)
-            results.append(
-                {
-                    "index": index,
-                    "type": "push",
-                    "success": True,
-                    "transactionId": operation.item.transaction_id,
-                    "messageId": message_id,
-                    "partitionId": partition.uuid,
-                    "queueName": partition.queue_name,
-                }
-            )
+            transaction_id = operation.item.transaction_id
+            results.append(PushDone(index, True, transaction_id, message_id, partition.uuid, partition.queue_name))
         elif isinstance(operation, AckOperation):
-            results.append(
-                {
-                    "index": index,
-                    "type": "ack",
-                    "success": True,
-                    "transactionId": operation.transaction_id,
-                    "error": None,
-                    "dlq": next(dead_letters),
-                }
-            )
+            results.append(AckDone(index, True, operation.transaction_id, None, next(dead_letters)))
         elif isinstance(operation, EnqueueOperation):
-            results.append({"index": index, "type": "enqueue", "success": True, "id": str(next(enqueued).id)})
+            results.append(EnqueueDone(index, True, str(next(enqueued).id)))
         elif isinstance(operation, AckItemOperation):
-            results.append({"index": index, "type": "ackItem", "success": True, "id": str(operation.ref.number)})
+            results.append(AckItemDone(index, True, str(operation.ref.number)))
     return results

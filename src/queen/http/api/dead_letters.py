@@ -1,4 +1,4 @@
-"""The dead letter queue: the list, sending round again, throwing away."""
+"""The dead letter queue: list, retry, purge."""
 
 from __future__ import annotations
 
@@ -6,80 +6,140 @@ from collections.abc import Mapping
 from typing import Any
 
 from queen.broker.ack.dead_letters import DeadLetterFilter
-from queen.broker.broker import Broker
 from queen.errors import BadRequest
-from queen.http.api.params import read_page, read_time, time_of
-from queen.http.server.message import Request, Response, json_response
-from queen.http.server.router import Access, Router
-from queen.wire.ack import decode_object
+from queen.http.api.call import Call
+from queen.http.api.context import Shard
+from queen.http.api.placement import Paged, by_queue
+from queen.http.api.query import read_time
+from queen.http.api.route import DATABASE, FOUND, RouteTable
+from queen.http.server.message import Access
+from queen.wire.api.dead_letters import (
+    DeadLetterList,
+    DeadLettersQuery,
+    Purged,
+    PurgeQuery,
+    Retried,
+    Retry,
+)
+from queen.wire.decode import decode_fields
 
-_BY_DEFAULT = 100
+routes = RouteTable("Dead letters")
+
 _RETRIED_BY_DEFAULT = 1000
 _MOST_RETRIED = 10_000
 _MOST_IDS = 10_000
 
 
-class DeadLetterRoutes:
-    """Looking at dead letters, and what can be done about them."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._dead_letters = broker.dead_letters
-
-    def add_to(self, router: Router) -> None:
-        router.add("GET", "/api/v1/dlq", self.list, Access.READ_ONLY)
-        router.add("POST", "/api/v1/dlq/retry", self.retry, Access.READ_WRITE)
-        router.add("DELETE", "/api/v1/dlq", self.purge, Access.ADMIN)
-
-    async def list(self, request: Request) -> Response:
-        limit, offset = read_page(request, _BY_DEFAULT)
-        query = request.query
-        wanted = DeadLetterFilter(
-            queue=query.get("queue") or None,
-            group=query.get("consumerGroup") or None,
-            partition=query.get("partition") or None,
-            since=read_time(request, "from"),
-            until=read_time(request, "to"),
-        )
-        return json_response(200, await self._dead_letters.page(wanted, limit, offset))
-
-    async def retry(self, request: Request) -> Response:
-        """Body: `queue`, and optionally `consumerGroup`, `partition`, `from`, `to`, `transactionIds`, `limit`."""
-        body = decode_object(request.body)
-        return json_response(200, await self._dead_letters.retry(_filter(body), _limit(body)))
-
-    async def purge(self, request: Request) -> Response:
-        """The same filters, in the query or in a body."""
-        given = decode_object(request.body) if request.body else request.query
-        return json_response(200, await self._dead_letters.purge(_filter(given)))
-
-
-def _filter(given: Mapping[str, Any]) -> DeadLetterFilter:
+@routes.on_shard(
+    "GET",
+    "/api/v1/dlq",
+    access=Access.READ_ONLY,
+    placement=Paged("messages", lambda letter: letter.failed_at),
+    summary="List dead letters",
+    query=DeadLettersQuery,
+    returns={200: DeadLetterList},
+    errors=DATABASE,
+)
+async def dead_letters(shard: Shard, call: Call[DeadLettersQuery, None]) -> DeadLetterList:
+    query = call.query
     wanted = DeadLetterFilter(
-        queue=_text(given, "queue"),
-        group=_text(given, "consumerGroup"),
-        partition=_text(given, "partition"),
-        since=time_of(_text(given, "from") or "", "from"),
-        until=time_of(_text(given, "to") or "", "to"),
-        transaction_ids=_ids(given),
+        queue=query.queue or None,
+        group=query.consumer_group or None,
+        partition=query.partition or None,
+        since=query.since,
+        until=query.until,
     )
-    if wanted.queue is None:
+    return await shard.broker.dead_letters.page(wanted, query.limit, query.offset)
+
+
+def decode_retry(body: bytes) -> Retry:
+    """Which dead letters are meant. Times and names are checked when they are looked for."""
+    sent = decode_fields(body, Retry)
+    queue = _text(sent, "queue")
+    if queue is None:
         raise BadRequest("queue is required")
-    return wanted
+    return Retry(
+        queue=queue,
+        consumer_group=_text(sent, "consumerGroup"),
+        partition=_text(sent, "partition"),
+        since=_text(sent, "from"),
+        until=_text(sent, "to"),
+        transaction_ids=_ids(sent.get("transactionIds")),
+        limit=_limit(sent.get("limit")),
+    )
 
 
-def _text(given: Mapping[str, Any], key: str) -> str | None:
-    value = given.get(key)
+@routes.on_shard(
+    "POST",
+    "/api/v1/dlq/retry",
+    access=Access.READ_WRITE,
+    placement=by_queue(),
+    summary="Retry dead letters",
+    description="Their messages are stored at the ends of their partitions, the earliest failure first, and the dead "
+    "letters are removed.",
+    body=Retry,
+    decode=decode_retry,
+    body_example={"queue": "orders", "consumerGroup": "workers", "limit": 100},
+    returns={200: Retried},
+    errors=(404, 409, 503),
+)
+async def retry_dead_letters(shard: Shard, call: Call[None, Retry]) -> Retried:
+    return await shard.broker.dead_letters.retry(_filter(call.body), call.body.limit or _RETRIED_BY_DEFAULT)
+
+
+@routes.on_shard(
+    "DELETE",
+    "/api/v1/dlq",
+    access=Access.ADMIN,
+    placement=by_queue(),
+    summary="Delete dead letters",
+    description="Their messages stay in their partitions. The same filters may be sent as a JSON body instead.",
+    query=PurgeQuery,
+    body=Retry,
+    decode=decode_retry,
+    body_required=False,
+    returns={200: Purged},
+    errors=FOUND,
+)
+async def purge_dead_letters(shard: Shard, call: Call[PurgeQuery, Retry | None]) -> Purged:
+    query = call.query
+    if call.body is not None:
+        return await shard.broker.dead_letters.purge(_filter(call.body))
+    if not query.queue:
+        raise BadRequest("queue is required")
+    wanted = DeadLetterFilter(
+        query.queue,
+        query.consumer_group or None,
+        query.partition or None,
+        query.since,
+        query.until,
+        [query.transaction_ids] if query.transaction_ids else None,
+    )
+    return await shard.broker.dead_letters.purge(wanted)
+
+
+def _filter(sent: Retry) -> DeadLetterFilter:
+    return DeadLetterFilter(
+        sent.queue,
+        sent.consumer_group or None,
+        sent.partition or None,
+        read_time(sent.since, "from") if sent.since else None,
+        read_time(sent.until, "to") if sent.until else None,
+        sent.transaction_ids,
+    )
+
+
+def _text(sent: Mapping[str, Any], key: str) -> str | None:
+    value = sent.get(key)
     if value is not None and not isinstance(value, str):
         raise BadRequest(f"{key} must be a string")
     return value or None
 
 
-def _ids(given: Mapping[str, Any]) -> list[str] | None:
-    ids = given.get("transactionIds")
+def _ids(ids: object) -> list[str] | None:
     if ids is None:
         return None
     if isinstance(ids, str):
-        # A query has no arrays; there it names one.
         ids = [ids]
     if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
         raise BadRequest("transactionIds must be an array of strings")
@@ -88,10 +148,9 @@ def _ids(given: Mapping[str, Any]) -> list[str] | None:
     return ids
 
 
-def _limit(given: Mapping[str, Any]) -> int:
-    limit = given.get("limit")
+def _limit(limit: object) -> int | None:
     if limit is None:
-        return _RETRIED_BY_DEFAULT
+        return None
     # To JSON, 5 and 5.0 are the same number.
     if isinstance(limit, float) and limit.is_integer():
         limit = int(limit)

@@ -1,149 +1,174 @@
-"""Consumer groups: where they are, seeking, subscriptions, deleting."""
+"""Consumer groups: positions, seeking, subscriptions, deleting."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Sequence
+from typing import Any
 
-from queen.broker.broker import Broker
-from queen.broker.inspect.groups import Groups
 from queen.errors import BadRequest
-from queen.http.api.params import MOST_ON_A_PAGE, path_name, read_page, time_of
-from queen.http.api.view_cache import ViewCache
-from queen.http.server.message import Request, Response, json_response
-from queen.http.server.router import Access, Router
-from queen.wire.ack import decode_object
+from queen.http.api.call import Call
+from queen.http.api.context import Shard
+from queen.http.api.placement import Everywhere, Paged, by_queue, summed
+from queen.http.api.query import read_time
+from queen.http.api.route import DATABASE, FOUND, RouteTable
+from queen.http.server.message import Access
+from queen.wire.api.groups import (
+    DeleteGroupQuery,
+    GroupDeleted,
+    GroupOnQueue,
+    GroupSummary,
+    LaggingPartition,
+    LaggingQuery,
+    PartitionSought,
+    Seek,
+    Sought,
+    Subscription,
+    SubscriptionMoved,
+)
 from queen.wire.times import iso_millis
+
+routes = RouteTable("Consumer groups")
 
 _GROUP = "/api/v1/consumer-groups/{group}"
 _QUEUE = f"{_GROUP}/queues/{{queue}}"
-_MIN_LAG_SECONDS = 3600
 
 
-class GroupRoutes:
-    """The routes of consumer groups."""
-
-    def __init__(self, broker: Broker, shared: ViewCache) -> None:
-        self._shared = shared
-        self._groups = Groups(broker.database, broker.catalog, broker.publish)
-
-    def add_to(self, router: Router) -> None:
-        read, write, admin, shared = Access.READ_ONLY, Access.READ_WRITE, Access.ADMIN, self._shared.of
-        router.add("GET", "/api/v1/consumer-groups", shared(self.groups), read)
-        router.add("GET", "/api/v1/consumer-groups/lagging", shared(self.lagging), read)
-        router.add("GET", _GROUP, self.group, read)
-        router.add("DELETE", _GROUP, self.delete, admin)
-        router.add("DELETE", _QUEUE, self.delete_for_queue, admin)
-        router.add("POST", f"{_GROUP}/subscription", self.subscription, write)
-        router.add("POST", f"{_QUEUE}/seek", self.seek, write)
-        router.add("POST", f"{_QUEUE}/partitions/{{partition}}/seek", self.seek_partition, write)
-
-    async def groups(self, request: Request) -> Response:
-        return json_response(200, await self._groups.summaries())
-
-    async def lagging(self, request: Request) -> Response:
-        """Partitions on which a group is more than `minLagSeconds` behind; `limit` and `offset` page through them."""
-        seconds = _seconds(request.query.get("minLagSeconds", ""))
-        limit, offset = read_page(request, MOST_ON_A_PAGE)
-        return json_response(200, await self._groups.lagging(seconds, limit, offset))
-
-    async def group(self, request: Request) -> Response:
-        return json_response(200, await self._groups.detail(path_name(request, "group")))
-
-    async def delete(self, request: Request) -> Response:
-        """Forget where a group is on all queues, and its subscriptions unless `deleteMetadata=false`."""
-        group, with_subscriptions = path_name(request, "group"), request.query_bool("deleteMetadata", True)
-        count = await self._groups.delete(group, None, with_subscriptions=with_subscriptions)
-        return json_response(
-            200,
-            {
-                "success": True,
-                "consumerGroup": group,
-                "deletedPartitions": count,
-                "metadataDeleted": with_subscriptions,
-            },
-        )
-
-    async def delete_for_queue(self, request: Request) -> Response:
-        """The same for one queue."""
-        group, queue = path_name(request, "group"), path_name(request, "queue")
-        with_subscriptions = request.query_bool("deleteMetadata", True)
-        count = await self._groups.delete(group, queue, with_subscriptions=with_subscriptions)
-        return json_response(
-            200,
-            {
-                "success": True,
-                "consumerGroup": group,
-                "queueName": queue,
-                "deletedPartitions": count,
-                "metadataDeleted": with_subscriptions,
-            },
-        )
-
-    async def subscription(self, request: Request) -> Response:
-        """Have a group start at another time on partitions it has not consumed from yet."""
-        group = path_name(request, "group")
-        body = decode_object(request.body)
-        if body.get("subscriptionTimestamp") is None:
-            raise BadRequest("Missing subscriptionTimestamp in request body")
-        since = _time(body["subscriptionTimestamp"], "subscriptionTimestamp")
-        count = await self._groups.move_subscriptions(group, since)
-        return json_response(
-            200,
-            {
-                "success": True,
-                "consumerGroup": group,
-                "newTimestamp": body["subscriptionTimestamp"],
-                "rowsUpdated": count,
-            },
-        )
-
-    async def seek(self, request: Request) -> Response:
-        """Move a group on a queue: `{"toEnd": true}` or `{"timestamp": …}`."""
-        group, queue = path_name(request, "group"), path_name(request, "queue")
-        body = decode_object(request.body)
-        to_end, timestamp = body.get("toEnd") is True, body.get("timestamp")
-        if not to_end and timestamp is None:
-            raise BadRequest("Must specify either 'toEnd': true or 'timestamp'")
-        count = await self._groups.seek(group, queue, None if to_end else _time(timestamp, "timestamp"))
-        return json_response(
-            200,
-            {
-                "success": True,
-                "consumerGroup": group,
-                "queueName": queue,
-                "seekToEnd": to_end,
-                "targetTimestamp": None if to_end else timestamp,
-                "partitionsUpdated": count,
-            },
-        )
-
-    async def seek_partition(self, request: Request) -> Response:
-        """Have a group skip all there is on one partition."""
-        group, queue, partition = (path_name(request, key) for key in ("group", "queue", "partition"))
-        result = await self._groups.seek_partition(group, queue, partition)
-        return json_response(
-            200,
-            {
-                "success": True,
-                "consumerGroup": group,
-                "queueName": queue,
-                "partitionName": partition,
-                "updated": result.updated,
-                "cursorMovedTo": iso_millis(result.moved_to),
-            },
-        )
+def _by_name(answers: Sequence[list[GroupSummary]]) -> list[GroupSummary]:
+    return sorted((one for answer in answers for one in answer), key=lambda one: (one.name, one.queue_name))
 
 
-def _seconds(text: str) -> int:
-    if not text:
-        return _MIN_LAG_SECONDS
-    if not text.isascii() or not text.isdigit() or len(text) > 12:
-        raise BadRequest(f"minLagSeconds must be a whole number of seconds, not {text!r}")
-    return int(text)
+def _by_queue(answers: Sequence[dict[str, GroupOnQueue]]) -> dict[str, Any]:
+    return dict(sorted(summed(answers).items()))
 
 
-def _time(value: object, name: str) -> datetime:
-    moment = time_of(value, name) if isinstance(value, str) else None
-    if moment is None:
-        raise BadRequest(f"{name} must be an ISO-8601 time such as 2026-04-26T10:59:28Z, not {value!r}")
-    return moment
+@routes.on_shard(
+    "GET",
+    "/api/v1/consumer-groups",
+    access=Access.READ_ONLY,
+    placement=Everywhere(_by_name),
+    summary="List consumer groups",
+    description="One entry for each group and queue. Consumers that name no group are `__QUEUE_MODE__`.",
+    returns={200: list[GroupSummary]},
+    errors=DATABASE,
+    cached=True,
+)
+async def groups(shard: Shard, call: Call[None, None]) -> list[GroupSummary]:
+    return await shard.groups.summaries()
+
+
+@routes.on_shard(
+    "GET",
+    "/api/v1/consumer-groups/lagging",
+    access=Access.READ_ONLY,
+    placement=Paged("", lambda one: one.time_lag_seconds),
+    summary="List partitions on which a group lags",
+    description="The largest lag first.",
+    query=LaggingQuery,
+    returns={200: list[LaggingPartition]},
+    errors=DATABASE,
+    cached=True,
+)
+async def lagging_partitions(shard: Shard, call: Call[LaggingQuery, None]) -> list[LaggingPartition]:
+    query = call.query
+    return await shard.groups.lagging(query.min_lag_seconds, query.limit, query.offset)
+
+
+@routes.on_shard(
+    "GET",
+    _GROUP,
+    access=Access.READ_ONLY,
+    placement=Everywhere(_by_queue),
+    summary="The positions of a group, by queue",
+    description="Empty for an unknown group.",
+    returns={200: dict[str, GroupOnQueue]},
+    errors=DATABASE,
+)
+async def group(shard: Shard, call: Call[None, None]) -> dict[str, GroupOnQueue]:
+    return await shard.groups.detail(call.name("group"))
+
+
+@routes.on_shard(
+    "DELETE",
+    _GROUP,
+    access=Access.ADMIN,
+    placement=Everywhere(summed, required=True),
+    summary="Delete a group on all queues",
+    query=DeleteGroupQuery,
+    returns={200: GroupDeleted},
+    errors=DATABASE,
+)
+async def delete_group(shard: Shard, call: Call[DeleteGroupQuery, None]) -> GroupDeleted:
+    name, with_subscriptions = call.name("group"), call.query.delete_metadata
+    count = await shard.groups.delete(name, None, with_subscriptions=with_subscriptions)
+    return GroupDeleted(True, name, count, with_subscriptions)
+
+
+@routes.on_shard(
+    "DELETE",
+    _QUEUE,
+    access=Access.ADMIN,
+    placement=by_queue(),
+    summary="Delete a group on one queue",
+    query=DeleteGroupQuery,
+    returns={200: GroupDeleted},
+    errors=DATABASE,
+)
+async def delete_group_for_queue(shard: Shard, call: Call[DeleteGroupQuery, None]) -> GroupDeleted:
+    name, queue, with_subscriptions = call.name("group"), call.name("queue"), call.query.delete_metadata
+    count = await shard.groups.delete(name, queue, with_subscriptions=with_subscriptions)
+    return GroupDeleted(True, name, count, with_subscriptions, queue)
+
+
+@routes.on_shard(
+    "POST",
+    f"{_GROUP}/subscription",
+    access=Access.READ_WRITE,
+    placement=Everywhere(summed, required=True),
+    summary="Change the start position of a group",
+    description="Only on partitions that it has not consumed from.",
+    body=Subscription,
+    body_example={"subscriptionTimestamp": "2026-04-26T10:59:28Z"},
+    returns={200: SubscriptionMoved},
+    errors=DATABASE,
+)
+async def move_subscription(shard: Shard, call: Call[None, Subscription]) -> SubscriptionMoved:
+    name, timestamp = call.name("group"), call.body.subscription_timestamp
+    since = read_time(timestamp, "subscriptionTimestamp")
+    return SubscriptionMoved(True, name, timestamp, await shard.groups.move_subscriptions(name, since))
+
+
+@routes.on_shard(
+    "POST",
+    f"{_QUEUE}/seek",
+    access=Access.READ_WRITE,
+    placement=by_queue(),
+    summary="Seek a group on a queue",
+    description="Leases of the group end. One of `toEnd: true` and `timestamp` is required.",
+    body=Seek,
+    body_example={"timestamp": "2026-04-26T10:59:28Z"},
+    returns={200: Sought},
+    errors=DATABASE,
+)
+async def seek(shard: Shard, call: Call[None, Seek]) -> Sought:
+    name, queue = call.name("group"), call.name("queue")
+    to_end, timestamp = call.body.to_end is True, call.body.timestamp
+    if not to_end and timestamp is None:
+        raise BadRequest("Must specify either 'toEnd': true or 'timestamp'")
+    moment = read_time(timestamp, "timestamp") if timestamp is not None and not to_end else None
+    count = await shard.groups.seek(name, queue, moment)
+    return Sought(True, name, queue, to_end, None if to_end else timestamp, count)
+
+
+@routes.on_shard(
+    "POST",
+    f"{_QUEUE}/partitions/{{partition}}/seek",
+    access=Access.READ_WRITE,
+    placement=by_queue(),
+    summary="Seek a group to the end of one partition",
+    returns={200: PartitionSought},
+    errors=FOUND,
+)
+async def seek_partition(shard: Shard, call: Call[None, None]) -> PartitionSought:
+    name, queue, partition = (call.name(key) for key in ("group", "queue", "partition"))
+    result = await shard.groups.seek_partition(name, queue, partition)
+    return PartitionSought(True, name, queue, partition, result.updated, iso_millis(result.moved_to))

@@ -1,92 +1,86 @@
-"""Is it alive, is it ready, does it reach its database?"""
+"""Health probes: liveness, readiness, and the health that clients and dashboards show."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import msgspec
+import asyncio
+from typing import Literal
 
 from queen import __version__
-from queen.broker.broker import Broker
-from queen.http.server.message import Request, Response, json_response
-from queen.http.server.router import Access, Router
+from queen.http.api.call import Call, Reply
+from queen.http.api.context import Api
+from queen.http.api.route import RouteTable
+from queen.http.server.message import Access
+from queen.wire.api.health import Alive, Health, Readiness, WorkerState
+
+routes = RouteTable("Health")
 
 
-class QueenState(msgspec.Struct):
-    """The worker that answered."""
-
-    worker_id: int
-    status: str
-
-
-class Health(msgspec.Struct):
-    """What `/health` says."""
-
-    status: str
-    database: str
-    server: str
-    worker_id: int
-    version: str
-    queen: QueenState
-
-
-class Alive(msgspec.Struct):
-    """What `/livez` says."""
-
-    alive: bool
-    worker_id: int
-
-
-class Readiness(msgspec.Struct):
-    """What `/readyz` says. `pushes` is `stored`, `buffered` (PostgreSQL is away, but pushes are kept) or `refused`."""
-
-    ready: bool
-    reasons: list[str]
-    pushes: str
-    worker_id: int
+@routes.on_worker(
+    "GET",
+    "/health",
+    access=Access.PUBLIC,
+    summary="Health of the server",
+    description="503 when PostgreSQL does not answer within 1.5 s; with several shards, when none of them does.",
+    returns={200: Health, 503: Health},
+    example={
+        "status": "healthy",
+        "database": "connected",
+        "server": "Queen",
+        "worker_id": 0,
+        "version": "0.1.0",
+        "queen": {"worker_id": 0, "status": "active"},
+    },
+)
+async def health(api: Api, call: Call[None, None]) -> Reply:
+    states = await asyncio.gather(*(broker.database_probe.now() for broker in api.brokers))
+    connected = [state.connected for state in states]
+    worker_id = api.brokers[0].worker_id
+    answer = Health(
+        status="healthy" if all(connected) else "degraded" if any(connected) else "unhealthy",
+        database="connected" if all(connected) else "degraded" if any(connected) else "disconnected",
+        server="Queen",
+        worker_id=worker_id,
+        version=__version__,
+        queen=WorkerState(worker_id, "stopping" if api.stopping else "active"),
+    )
+    return Reply(200 if any(connected) else 503, answer)
 
 
-class HealthRoutes:
-    """Liveness, readiness, and the health that clients and dashboards show.
+@routes.on_worker(
+    "GET",
+    "/livez",
+    access=Access.PUBLIC,
+    summary="Liveness probe",
+    description="Answered as long as the worker's event loop runs; PostgreSQL is not asked.",
+    returns={200: Alive},
+    example={"alive": True, "worker_id": 0},
+)
+async def livez(api: Api, call: Call[None, None]) -> Alive:
+    return Alive(True, api.brokers[0].worker_id)
 
-    `buffers_pushes` says whether a push would be kept on disk while PostgreSQL is away.
-    """
 
-    def __init__(self, broker: Broker, buffers_pushes: Callable[[], bool] = lambda: False) -> None:
-        self._probe = broker.database_probe
-        self._worker_id = broker.worker_id
-        self._buffers_pushes = buffers_pushes
-        self._alive = json_response(200, Alive(True, broker.worker_id))
-        self.stopping = False
-
-    def add_to(self, router: Router) -> None:
-        router.add("GET", "/health", self.health, Access.PUBLIC)
-        router.add("GET", "/livez", self.livez, Access.PUBLIC)
-        router.add("GET", "/readyz", self.readyz, Access.PUBLIC)
-
-    async def health(self, request: Request) -> Response:
-        connected = (await self._probe.now()).connected
-        return json_response(
-            200 if connected else 503,
-            Health(
-                status="healthy" if connected else "unhealthy",
-                database="connected" if connected else "disconnected",
-                server="Queen",
-                worker_id=self._worker_id,
-                version=__version__,
-                queen=QueenState(self._worker_id, "stopping" if self.stopping else "active"),
-            ),
-        )
-
-    def livez(self, request: Request) -> Response:
-        """That this is answered at all is the answer: the event loop turns."""
-        return self._alive
-
-    async def readyz(self, request: Request) -> Response:
-        """Whether requests should be sent here. 503 says why not."""
-        database = await self._probe.recent()
-        reasons = ["the server is shutting down"] if self.stopping else []
-        if not database.usable:
-            reasons.append(database.trouble)
-        pushes = "stored" if database.usable else "buffered" if self._buffers_pushes() else "refused"
-        return json_response(200 if not reasons else 503, Readiness(not reasons, reasons, pushes, self._worker_id))
+@routes.on_worker(
+    "GET",
+    "/readyz",
+    access=Access.PUBLIC,
+    summary="Readiness probe",
+    description="503 while PostgreSQL (with several shards: every one) is unavailable, the database lacks migrations, "
+    "or the server is shutting down; `reasons` says which, and `pushes` what becomes of a push meanwhile.",
+    returns={200: Readiness, 503: Readiness},
+    example={"ready": True, "reasons": [], "pushes": "stored", "worker_id": 0},
+)
+async def readyz(api: Api, call: Call[None, None]) -> Reply:
+    states = await asyncio.gather(*(broker.database_probe.recent() for broker in api.brokers))
+    usable = [state.usable for state in states]
+    reasons = ["the server is shutting down"] if api.stopping else []
+    reasons += [
+        state.trouble if len(states) == 1 else f"shard {shard}: {state.trouble}"
+        for shard, state in enumerate(states)
+        if not state.usable
+    ]
+    buffered = all(broker.spool.writer.healthy for broker in api.brokers)
+    pushes: Literal["stored", "buffered", "refused"] = (
+        "stored" if all(usable) else "buffered" if buffered else "refused"
+    )
+    ready = any(usable) and not api.stopping
+    return Reply(200 if ready else 503, Readiness(ready, reasons, pushes, api.brokers[0].worker_id))

@@ -1,104 +1,136 @@
-"""Maintenance modes, and what waits in the spool."""
+"""Maintenance modes, and the state of the spool."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Final
 
 from queen.broker.broker import Broker
 from queen.broker.heartbeat import Mode
-from queen.errors import BadRequest
-from queen.http.server.message import Request, Response, json_response
-from queen.http.server.router import Access, Router
-from queen.wire.ack import decode_object
+from queen.http.api.call import Call
+from queen.http.api.context import Shard
+from queen.http.api.placement import Everywhere, summed
+from queen.http.api.route import DATABASE, RouteTable
+from queen.http.server.message import Access
+from queen.wire.api.maintenance import (
+    Buffers,
+    BufferStats,
+    FailedFiles,
+    Maintenance,
+    PopMaintenance,
+    PushMaintenance,
+    Switch,
+)
+
+routes = RouteTable("System")
+
+_PATH: Final = "/api/v1/system/maintenance"
 
 
-class MaintenanceRoutes:
-    """Switches for operators."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    def add_to(self, router: Router) -> None:
-        router.add("GET", "/api/v1/system/maintenance", self.modes, Access.ADMIN)
-        router.add("POST", "/api/v1/system/maintenance", self.switch_pushes, Access.ADMIN)
-        router.add("GET", "/api/v1/system/maintenance/pop", self.pop_mode, Access.ADMIN)
-        router.add("POST", "/api/v1/system/maintenance/pop", self.switch_pops, Access.ADMIN)
-        router.add("GET", "/api/v1/status/buffers", self.buffers, Access.READ_ONLY)
-
-    def modes(self, request: Request) -> Response:
-        stats, modes = self._broker.spool.stats(), self._broker.modes
-        return json_response(
-            200,
-            {
-                "maintenanceMode": modes.push_maintenance,
-                "popMaintenanceMode": modes.pop_maintenance,
-                "bufferedMessages": stats.messages,
-                "bufferHealthy": stats.healthy,
-                "bufferStats": {
-                    "pendingCount": stats.messages,
-                    "failedCount": stats.failed_records,
-                    "dbHealthy": self._database_healthy,
-                    "pendingBytes": stats.bytes,
-                    "oldestSeconds": round(stats.oldest_seconds, 3),
-                    "failedFiles": {
-                        "count": stats.failed_records,
-                        "totalBytes": stats.failed_bytes,
-                        "totalMB": round(stats.failed_bytes / (1 << 20), 3),
-                        "failoverCount": stats.failed_records,
-                        "qos0Count": 0,
-                    },
-                },
-            },
-        )
-
-    async def switch_pushes(self, request: Request) -> Response:
-        enabled = _enabled(request)
-        await self._broker.switch(Mode.PUSH_MAINTENANCE, enabled)
-        stats = self._broker.spool.stats()
-        return json_response(
-            200,
-            {
-                "maintenanceMode": enabled,
-                "bufferedMessages": stats.messages,
-                "bufferHealthy": stats.healthy,
-                "message": "Pushes go to the spool and stay there until maintenance is switched off"
-                if enabled
-                else "Pushes go to PostgreSQL; what waits in the spool is being replayed",
-            },
-        )
-
-    def pop_mode(self, request: Request) -> Response:
-        return json_response(200, _pop_answer(self._broker.modes.pop_maintenance))
-
-    async def switch_pops(self, request: Request) -> Response:
-        enabled = _enabled(request)
-        await self._broker.switch(Mode.POP_MAINTENANCE, enabled)
-        return json_response(200, _pop_answer(enabled))
-
-    def buffers(self, request: Request) -> Response:
-        stats = self._broker.spool.stats()
-        return json_response(
-            200,
-            {
-                "pending": stats.messages,
-                "failed": stats.failed_records,
-                "dbHealthy": self._database_healthy,
-                "worker": self._broker.worker_id,
-            },
-        )
-
-    @property
-    def _database_healthy(self) -> bool:
-        return not self._broker.database.presence.away and not self._broker.spool.board.trouble
+@routes.on_shard(
+    "GET",
+    _PATH,
+    access=Access.ADMIN,
+    placement=Everywhere(summed),
+    summary="Maintenance modes and the state of the spool",
+    returns={200: Maintenance},
+)
+async def maintenance(shard: Shard, call: Call[None, None]) -> Maintenance:
+    stats, modes = shard.broker.spool.stats(), shard.broker.modes
+    failed = FailedFiles(
+        stats.failed_records,
+        stats.failed_bytes,
+        round(stats.failed_bytes / (1 << 20), 3),
+        stats.failed_records,
+        0,
+    )
+    return Maintenance(
+        modes.push_maintenance,
+        modes.pop_maintenance,
+        stats.messages,
+        stats.healthy,
+        BufferStats(
+            stats.messages,
+            stats.failed_records,
+            _database_healthy(shard.broker),
+            stats.bytes,
+            round(stats.oldest_seconds, 3),
+            failed,
+        ),
+    )
 
 
-def _enabled(request: Request) -> bool:
-    enabled = decode_object(request.body).get("enabled")
-    if not isinstance(enabled, bool):
-        raise BadRequest("enabled (boolean) is required")
-    return enabled
+@routes.on_shard(
+    "POST",
+    _PATH,
+    access=Access.ADMIN,
+    placement=Everywhere(summed, required=True),
+    summary="Switch push maintenance on or off",
+    description="While it is on, pushes are kept on disk and answered `buffered`; when it is switched off they are "
+    "replayed to PostgreSQL, in order. Applies to every server of the database, and across restarts.",
+    body=Switch,
+    body_example={"enabled": True},
+    returns={200: PushMaintenance},
+    errors=DATABASE,
+)
+async def switch_maintenance(shard: Shard, call: Call[None, Switch]) -> PushMaintenance:
+    enabled = call.body.enabled
+    await shard.broker.switch(Mode.PUSH_MAINTENANCE, enabled)
+    stats = shard.broker.spool.stats()
+    message = (
+        "Pushes go to the spool until maintenance is switched off"
+        if enabled
+        else "Pushes go to PostgreSQL; the spool is being replayed"
+    )
+    return PushMaintenance(enabled, stats.messages, stats.healthy, message)
 
 
-def _pop_answer(enabled: bool) -> dict[str, Any]:
-    message = "Pops are answered empty" if enabled else "Pops are served"
-    return {"popMaintenanceMode": enabled, "message": message}
+@routes.on_shard(
+    "GET",
+    f"{_PATH}/pop",
+    access=Access.ADMIN,
+    placement=Everywhere(summed),
+    summary="Whether pop maintenance is on",
+    returns={200: PopMaintenance},
+)
+async def pop_maintenance(shard: Shard, call: Call[None, None]) -> PopMaintenance:
+    return _pop_mode(shard.broker.modes.pop_maintenance)
+
+
+@routes.on_shard(
+    "POST",
+    f"{_PATH}/pop",
+    access=Access.ADMIN,
+    placement=Everywhere(summed, required=True),
+    summary="Switch pop maintenance on or off",
+    description="While it is on, pops are answered empty at once. Pushes go on.",
+    body=Switch,
+    body_example={"enabled": True},
+    returns={200: PopMaintenance},
+    errors=DATABASE,
+)
+async def switch_pop_maintenance(shard: Shard, call: Call[None, Switch]) -> PopMaintenance:
+    await shard.broker.switch(Mode.POP_MAINTENANCE, call.body.enabled)
+    return _pop_mode(call.body.enabled)
+
+
+@routes.on_shard(
+    "GET",
+    "/api/v1/status/buffers",
+    access=Access.READ_ONLY,
+    placement=Everywhere(summed),
+    tag="Status",
+    summary="Messages in the spool of this host",
+    returns={200: Buffers},
+    example={"pending": 0, "failed": 0, "dbHealthy": True, "worker": 0},
+)
+async def buffers(shard: Shard, call: Call[None, None]) -> Buffers:
+    stats = shard.broker.spool.stats()
+    return Buffers(stats.messages, stats.failed_records, _database_healthy(shard.broker), shard.broker.worker_id)
+
+
+def _database_healthy(broker: Broker) -> bool:
+    return not broker.database.availability.down and not broker.spool.board.trouble
+
+
+def _pop_mode(enabled: bool) -> PopMaintenance:
+    return PopMaintenance(enabled, "Pops are answered empty" if enabled else "Pops are served")

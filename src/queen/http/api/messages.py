@@ -1,93 +1,138 @@
-"""Single messages: the list, one in detail, and what can be done to it."""
+"""Single messages: list, show, delete, retry, dead-letter."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from queen.broker.broker import Broker
 from queen.broker.catalog import QUEUE_MODE
-from queen.broker.inspect.browse import MessageFilter, MessageStatus
+from queen.broker.inspect.browse import MessageFilter
 from queen.errors import BadRequest, NotFound
-from queen.http.api.params import read_page, read_time
-from queen.http.server.message import Request, Response, json_response
-from queen.http.server.router import Access, Router
+from queen.http.api.call import Call
+from queen.http.api.context import Shard
+from queen.http.api.placement import Paged, by_partition
+from queen.http.api.route import DATABASE, SEALED, RouteTable
+from queen.http.server.message import Access
 from queen.storage.database import can_be_stored
-from queen.wire.ack import decode_object, optional_str
+from queen.wire.api.messages import (
+    DeadLetterQuery,
+    DeadLetterRequest,
+    MessageDeadLettered,
+    MessageDeleted,
+    MessageList,
+    MessageRetried,
+    MessagesQuery,
+    MessageView,
+)
 from queen.wire.push import LONGEST_NAME
 
-_BY_DEFAULT = 200
-_OPERATOR = "Moved to DLQ by operator"
+routes = RouteTable("Messages")
+
+_MESSAGE = "/api/v1/messages/{partition}/{transaction}"
+_BY_OPERATOR = "Moved to DLQ by operator"
 
 
-class MessageRoutes:
-    """Looking at messages, and doing things to single ones."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._browser = broker.message_browser
-        self._messages = broker.messages
-
-    def add_to(self, router: Router) -> None:
-        one = "/api/v1/messages/{partition}/{transaction}"
-        router.add("GET", "/api/v1/messages", self.list, Access.READ_ONLY)
-        router.add("GET", one, self.get, Access.READ_ONLY)
-        router.add("DELETE", one, self.delete, Access.READ_WRITE)
-        router.add("POST", f"{one}/retry", self.retry, Access.READ_WRITE)
-        router.add("POST", f"{one}/dlq", self.give_up, Access.READ_WRITE)
-
-    async def list(self, request: Request) -> Response:
-        limit, offset = read_page(request, _BY_DEFAULT)
-        query = request.query
-        wanted = MessageFilter(
-            queue=query.get("queue") or None,
-            partition=query.get("partition") or None,
-            namespace=query.get("ns") or None,
-            task=query.get("task") or None,
-            status=_status(query.get("status", "")),
-            since=read_time(request, "from"),
-            before=_end_of_minute(read_time(request, "to")),
-        )
-        return json_response(200, await self._browser.page(wanted, limit, offset))
-
-    async def get(self, request: Request) -> Response:
-        return json_response(200, await self._browser.get(*_named(request)))
-
-    async def delete(self, request: Request) -> Response:
-        partition, transaction = _named(request)
-        try:
-            return json_response(200, await self._messages.delete(partition, transaction))
-        except NotFound as error:
-            # Deleting what is not there is no failure to the clients that were written for this route.
-            answer = {"success": False, "partitionId": partition, "transactionId": transaction}
-            return json_response(200, answer | {"message": str(error)})
-
-    async def retry(self, request: Request) -> Response:
-        return json_response(200, await self._messages.retry(*_named(request)))
-
-    async def give_up(self, request: Request) -> Response:
-        body = decode_object(request.body) if request.body else {}
-        group = request.query.get("consumerGroup") or optional_str(body, "consumerGroup") or QUEUE_MODE
-        if len(group) > LONGEST_NAME or not can_be_stored(group):
-            raise BadRequest(f"consumerGroup must be at most {LONGEST_NAME} characters, none of them NUL")
-        error = optional_str(body, "error") or _OPERATOR
-        return json_response(200, await self._messages.give_up(*_named(request), group, error))
+@routes.on_shard(
+    "GET",
+    "/api/v1/messages",
+    access=Access.READ_ONLY,
+    placement=Paged("messages", lambda message: message.created_at),
+    summary="List messages",
+    description="Newest first, without payloads; of the last hour unless `from` is sent.",
+    query=MessagesQuery,
+    returns={200: MessageList},
+    errors=DATABASE,
+)
+async def messages(shard: Shard, call: Call[MessagesQuery, None]) -> MessageList:
+    query = call.query
+    wanted = MessageFilter(
+        queue=query.queue or None,
+        partition=query.partition or None,
+        namespace=query.ns or None,
+        task=query.task or None,
+        status=query.status,
+        since=query.since,
+        before=_end_of_minute(query.until),
+    )
+    return await shard.broker.message_browser.page(wanted, query.limit, query.offset)
 
 
-def _named(request: Request) -> tuple[str, str]:
-    return request.params["partition"], request.params["transaction"]
+@routes.on_shard(
+    "GET",
+    _MESSAGE,
+    access=Access.READ_ONLY,
+    placement=by_partition(),
+    summary="A message with its payload",
+    returns={200: MessageView},
+    errors=(404, 409, 503),
+)
+async def message(shard: Shard, call: Call[None, None]) -> MessageView:
+    return await shard.broker.message_browser.get(*_named(call))
 
 
-def _status(text: str) -> MessageStatus | None:
-    if not text:
-        return None
+@routes.on_shard(
+    "DELETE",
+    _MESSAGE,
+    access=Access.READ_WRITE,
+    placement=by_partition(),
+    summary="Delete a message, its dead letters and its traces",
+    description="A consumer that has leased it keeps what was delivered.",
+    returns={200: MessageDeleted},
+    errors=SEALED,
+)
+async def delete_message(shard: Shard, call: Call[None, None]) -> MessageDeleted:
+    partition, transaction = _named(call)
     try:
-        return MessageStatus(text)
-    except ValueError:
-        known = ", ".join(MessageStatus)
-        raise BadRequest(f"status must be one of {known}, not {text!r}") from None
+        return await shard.broker.messages.delete(partition, transaction)
+    except NotFound as error:
+        # Deleting what is not there is not an error to the clients that were written for this route.
+        return MessageDeleted(success=False, partition_id=partition, transaction_id=transaction, message=str(error))
+
+
+@routes.on_shard(
+    "POST",
+    f"{_MESSAGE}/retry",
+    access=Access.READ_WRITE,
+    placement=by_partition(),
+    summary="Store a copy at the end of its partition",
+    description="The copy is for every group, and the message's dead letters are removed.",
+    returns={200: MessageRetried},
+    errors=(404, 409, 503),
+)
+async def retry_message(shard: Shard, call: Call[None, None]) -> MessageRetried:
+    return await shard.broker.messages.retry(*_named(call))
+
+
+@routes.on_shard(
+    "POST",
+    f"{_MESSAGE}/dlq",
+    access=Access.READ_WRITE,
+    placement=by_partition(),
+    id="giveUpMessage",
+    summary="Dead-letter a message",
+    description="Nothing else changes: if it is pending it is still delivered.",
+    query=DeadLetterQuery,
+    body=DeadLetterRequest,
+    body_required=False,
+    returns={200: MessageDeadLettered},
+    errors=(404, 409, 503),
+)
+async def dead_letter_message(
+    shard: Shard, call: Call[DeadLetterQuery, DeadLetterRequest | None]
+) -> MessageDeadLettered:
+    sent = call.body or DeadLetterRequest()
+    group = call.query.consumer_group or sent.consumer_group or QUEUE_MODE
+    if len(group) > LONGEST_NAME or not can_be_stored(group):
+        raise BadRequest(f"consumerGroup must be at most {LONGEST_NAME} characters, none of them NUL")
+    return await shard.broker.messages.dead_letter(*_named(call), group, sent.error or _BY_OPERATOR)
+
+
+def _named(call: Call[Any, Any]) -> tuple[str, str]:
+    return call.params["partition"], call.params["transaction"]
 
 
 def _end_of_minute(moment: datetime | None) -> datetime | None:
-    """A time on the list's clock face means all of its minute."""
+    """The list's clock has minutes: a time on it includes all of its minute."""
     if moment is None:
         return None
     try:

@@ -1,35 +1,46 @@
-"""Reading whole logs by offset, which consumes nothing."""
+"""Reading logs by offset, which consumes nothing."""
 
 from __future__ import annotations
 
-from queen.broker.broker import Broker
-from queen.broker.inspect.log_reader import LogReader
-from queen.http.api.params import path_name, read_time
-from queen.http.server.message import Request, Response, json_response
-from queen.http.server.router import Access, Router
+from queen.http.api.call import Call
+from queen.http.api.context import Shard
+from queen.http.api.placement import by_queue
+from queen.http.api.route import FOUND, Media, RouteTable
+from queen.http.server.message import Access, Response
+from queen.wire.api.reading import LogPositions, PositionsQuery, SegmentsQuery
 from queen.wire.segment import MEDIA_TYPE
 
-_FARTHEST = (1 << 63) - 1
+routes = RouteTable("Messages")
 
 
-class ReadingRoutes:
-    """Where the logs of a queue begin and end, and the segments between."""
+@routes.on_shard(
+    "GET",
+    "/api/v1/read/{queue}",
+    access=Access.READ_ONLY,
+    placement=by_queue(),
+    summary="The first and next offsets of the partitions of a queue",
+    description='For reading whole queues by offset, as `format("queen")` of Spark does.',
+    query=PositionsQuery,
+    returns={200: LogPositions},
+    errors=FOUND,
+)
+async def log_positions(shard: Shard, call: Call[PositionsQuery, None]) -> LogPositions:
+    return await shard.log_reader.positions(call.name("queue"), call.query.at)
 
-    def __init__(self, broker: Broker) -> None:
-        self._reader = LogReader(broker.database, broker.catalog.shard, broker.envelope)
 
-    def add_to(self, router: Router) -> None:
-        router.add("GET", "/api/v1/read/{queue}", self.positions, Access.READ_ONLY)
-        router.add("GET", "/api/v1/read/{queue}/partition/{partition}", self.segments, Access.READ_ONLY)
-
-    async def positions(self, request: Request) -> Response:
-        queue = path_name(request, "queue")
-        positions = await self._reader.positions(queue, read_time(request, "at"))
-        return json_response(200, {"queue": queue, "partitions": positions})
-
-    async def segments(self, request: Request) -> Response:
-        queue, partition = path_name(request, "queue"), path_name(request, "partition")
-        start = min(_FARTHEST, max(0, request.query_int("from", 0)))
-        end = min(_FARTHEST, max(0, request.query_int("to", _FARTHEST)))
-        frames = await self._reader.segments(queue, partition, start, end)
-        return Response(200, frames, MEDIA_TYPE.encode())
+@routes.on_shard(
+    "GET",
+    "/api/v1/read/{queue}/partition/{partition}",
+    access=Access.READ_ONLY,
+    placement=by_queue(),
+    summary="Segments of a partition by offset",
+    description="Consumes nothing. The answer is binary: segments with many messages each, as many as fit in some "
+    "megabytes and at least one. Ask again from the end of the last one; an empty answer means that there are no more.",
+    query=SegmentsQuery,
+    returns={200: Media(MEDIA_TYPE)},
+    errors=(404, 409, 503),
+)
+async def log_segments(shard: Shard, call: Call[SegmentsQuery, None]) -> Response:
+    queue, partition = call.name("queue"), call.name("partition")
+    frames = await shard.log_reader.segments(queue, partition, call.query.start, call.query.end)
+    return Response(200, frames, MEDIA_TYPE.encode())

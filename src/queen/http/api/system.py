@@ -1,25 +1,21 @@
-"""What the server says of itself: settings in force, shards, streaming queries, pipelines, connections."""
+"""The server itself: settings in force, live counters, shards, streaming queries, pipelines, connections."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Final
 from urllib.parse import urlsplit
 
 from queen.broker.broker import Broker
-from queen.concurrency import SingleFlightCache
 from queen.errors import DatabaseUnavailable
-from queen.http.server.message import Request, Response, json_response
-from queen.http.server.protocol import Shell
-from queen.http.server.router import Access, Router
-from queen.monitoring.recorder import Recorder
+from queen.http.api.call import Call
+from queen.http.api.context import Api
+from queen.http.api.route import DATABASE, RouteTable
+from queen.http.server.message import Access
 from queen.settings import Settings, describe_settings
 from queen.storage.database import Record
-from queen.wire.pipelines import statuses
-from queen.wire.system import (
+from queen.wire.api.system import (
     LiveCounters,
     PeerList,
     PeerView,
@@ -33,130 +29,154 @@ from queen.wire.system import (
     TopicNamespaceList,
     TopicNamespaceView,
 )
+from queen.wire.pipelines import statuses
 
-_CACHE_SECONDS: Final = 2.0
-"""State is counted row by row, so many open dashboards share one count."""
+routes = RouteTable("System")
 
 
-class SystemRoutes:
-    """Answers for all shards at once."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        brokers: Sequence[Broker],
-        shell: Shell,
-        recorder: Recorder,
-        worker_id: int,
-        environ: Mapping[str, str] = os.environ,
-    ) -> None:
-        self._settings = settings
-        self._brokers = brokers
-        self._shell = shell
-        self._recorder = recorder
-        self._worker_id = worker_id
-        self._environ = environ
-        self._streams = SingleFlightCache(self._find_streams, _CACHE_SECONDS)
-        self._shards = SingleFlightCache(self._find_shards, _CACHE_SECONDS)
-
-    def add_to(self, router: Router) -> None:
-        router.add("GET", "/api/v1/system/settings", self.settings, Access.ADMIN)
-        router.add("GET", "/api/v1/system/connections", self.connections, Access.ADMIN)
-        router.add("GET", "/api/v1/live", self.live, Access.READ_ONLY)
-        router.add("GET", "/api/v1/shards", self.shards, Access.READ_ONLY)
-        router.add("GET", "/api/v1/streams", self.streams, Access.READ_ONLY)
-        router.add("GET", "/api/v1/pipelines", self.pipelines, Access.READ_ONLY)
-        router.add("GET", "/api/v1/topics/namespaces", self.namespaces, Access.READ_ONLY)
-
-    def settings(self, request: Request) -> Response:
-        found = []
-        for item in describe_settings():
-            value = item.show(self._settings)
-            given = item.variable in self._environ or f"{item.variable}_FILE" in self._environ
-            changed = getattr(self._settings, item.field) != getattr(Settings, item.field, None)
-            source = "environment" if given else "command line" if changed else "default"
-            found.append(
-                SettingInForce(
-                    variable=item.variable,
-                    value=value,
-                    default=item.default_text,
-                    unit=item.unit,
-                    meaning=item.meaning,
-                    source=source,
-                )
-            )
-        return json_response(200, SettingsInForce(worker_id=self._worker_id, settings=found))
-
-    def connections(self, request: Request) -> Response:
-        peers: dict[str, Counter[str]] = {}
-        totals: Counter[str] = Counter()
-        for connection in self._shell.connections:
-            peer, route = connection.serving()
-            totals[peer] += 1
-            requests = peers.setdefault(peer, Counter())
-            if route:
-                requests[route] += 1
-        views = [PeerView(peer=peer, connections=count, requests=peers[peer]) for peer, count in totals.most_common()]
-        return json_response(200, PeerList(worker_id=self._worker_id, workers=self._settings.num_workers, peers=views))
-
-    async def live(self, request: Request) -> Response:
-        """For those who ask every second: counters of all workers of this host, from memory."""
-        reports = await self._recorder.reports()
-        totals = [report.total for report in reports]
-
-        def now(name: str) -> int:
-            return round(sum(report.last(name) for report in reports))
-
-        return json_response(
-            200,
-            LiveCounters(
-                push_messages=sum(total.push_messages for total in totals),
-                pop_messages=sum(total.pop_messages for total in totals),
-                ack_messages=sum(total.ack_success + total.auto_acked for total in totals),
-                http_responses=sum(total.http_responses for total in totals),
-                parked_pops=now("parked"),
-                in_flight=now("in_flight"),
-                pool_size=now("pool_size"),
-                pool_active=now("pool_active"),
-            ),
+@routes.on_worker(
+    "GET",
+    "/api/v1/system/settings",
+    access=Access.ADMIN,
+    summary="Settings in force",
+    description="Of the worker that answers, with the source of each value. Secrets are not shown.",
+    returns={200: SettingsInForce},
+)
+async def list_settings(api: Api, call: Call[None, None]) -> SettingsInForce:
+    found = [
+        SettingInForce(
+            variable=item.variable,
+            value=item.show(api.settings),
+            default=item.default_text,
+            unit=item.unit,
+            meaning=item.meaning,
+            source=_source(api.settings, item.field, item.variable),
         )
+        for item in describe_settings()
+    ]
+    return SettingsInForce(worker_id=api.brokers[0].worker_id, settings=found)
 
-    async def shards(self, request: Request) -> Response:
-        return json_response(200, await self._shards.get())
 
-    async def streams(self, request: Request) -> Response:
-        return json_response(200, await self._streams.get())
+@routes.on_worker(
+    "GET",
+    "/api/v1/system/connections",
+    access=Access.ADMIN,
+    summary="Open connections",
+    description="To the worker that answers, by address, with the requests that are being served.",
+    returns={200: PeerList},
+)
+async def list_connections(api: Api, call: Call[None, None]) -> PeerList:
+    peers: dict[str, Counter[str]] = {}
+    totals: Counter[str] = Counter()
+    for peer, route in api.open_connections():
+        totals[peer] += 1
+        requests = peers.setdefault(peer, Counter())
+        if route:
+            requests[route] += 1
+    views = [PeerView(peer=peer, connections=count, requests=peers[peer]) for peer, count in totals.most_common()]
+    return PeerList(worker_id=api.brokers[0].worker_id, workers=api.settings.num_workers, peers=views)
 
-    async def namespaces(self, request: Request) -> Response:
-        """A namespace may have topics on several shards; its quota is kept where it is at home."""
-        found: dict[str, TopicNamespaceView] = {}
-        for row in await self._everywhere("topic_namespace_list"):
+
+@routes.on_worker(
+    "GET",
+    "/api/v1/live",
+    access=Access.READ_ONLY,
+    tag="Status",
+    summary="Live counters of this host",
+    description="Made to be polled every second: it runs no query.",
+    returns={200: LiveCounters},
+)
+async def live(api: Api, call: Call[None, None]) -> LiveCounters:
+    reports = await api.recorder.reports()
+    totals = [report.total for report in reports]
+
+    def now(name: str) -> int:
+        return round(sum(report.last(name) for report in reports))
+
+    return LiveCounters(
+        push_messages=sum(total.push_messages for total in totals),
+        pop_messages=sum(total.pop_messages for total in totals),
+        ack_messages=sum(total.ack_success + total.auto_acked for total in totals),
+        http_responses=sum(total.http_responses for total in totals),
+        parked_pops=now("parked"),
+        in_flight=now("in_flight"),
+        pool_size=now("pool_size"),
+        pool_active=now("pool_active"),
+    )
+
+
+@routes.on_worker(
+    "GET",
+    "/api/v1/shards",
+    access=Access.READ_ONLY,
+    summary="Shards and what lives there",
+    returns={200: ShardList},
+    errors=DATABASE,
+    cached=True,
+)
+async def list_shards(api: Api, call: Call[None, None]) -> ShardList:
+    places = [_place(dsn) for dsn in api.settings.database_dsns]
+    shards = zip(places, api.brokers, strict=True)
+    return ShardList(shards=await asyncio.gather(*(_shard(number, *shard) for number, shard in enumerate(shards))))
+
+
+@routes.on_worker(
+    "GET",
+    "/api/v1/streams",
+    access=Access.READ_ONLY,
+    tag="Streams",
+    id="listStreamQueries",
+    summary="Streaming queries and the state they keep",
+    returns={200: StreamQueryList},
+    errors=DATABASE,
+    cached=True,
+)
+async def list_stream_queries(api: Api, call: Call[None, None]) -> StreamQueryList:
+    answers = await asyncio.gather(*(_rows(broker, "stream_query_list") for broker in api.brokers))
+    found = [StreamQueryView(shard=shard, **dict(row)) for shard, rows in enumerate(answers) for row in rows]
+    return StreamQueryList(queries=sorted(found, key=lambda query: query.name))
+
+
+@routes.on_worker(
+    "GET",
+    "/api/v1/pipelines",
+    access=Access.READ_ONLY,
+    summary="Pipelines of this host",
+    description="Runs on Apache Spark beside the server, from the files in which they report.",
+    returns={200: PipelineList},
+)
+async def list_pipelines(api: Api, call: Call[None, None]) -> PipelineList:
+    found = statuses(api.settings.queen_data_dir / "pipelines")
+    return PipelineList(pipelines=sorted(found, key=lambda status: status.name))
+
+
+@routes.on_worker(
+    "GET",
+    "/api/v1/topics/namespaces",
+    access=Access.READ_ONLY,
+    tag="Topics",
+    summary="List namespaces of topics",
+    returns={200: TopicNamespaceList},
+    errors=DATABASE,
+)
+async def list_topic_namespaces(api: Api, call: Call[None, None]) -> TopicNamespaceList:
+    """A namespace may have topics on several shards; its quota is kept on its home shard."""
+    found: dict[str, TopicNamespaceView] = {}
+    for rows in await asyncio.gather(*(_rows(broker, "topic_namespace_list") for broker in api.brokers)):
+        for row in rows:
             view = found.setdefault(
                 row["name"], TopicNamespaceView(namespace=row["name"], topics=0, quota_per_minute=None)
             )
             view.topics += row["topics"]
             if row["quota_per_minute"] is not None:
                 view.quota_per_minute = row["quota_per_minute"]
-        return json_response(200, TopicNamespaceList(namespaces=[found[name] for name in sorted(found)]))
+    return TopicNamespaceList(namespaces=[found[name] for name in sorted(found)])
 
-    def pipelines(self, request: Request) -> Response:
-        found = sorted(statuses(self._settings.queen_data_dir / "pipelines"), key=lambda status: status.name)
-        return json_response(200, PipelineList(pipelines=found))
 
-    async def _find_streams(self) -> StreamQueryList:
-        answers = await asyncio.gather(*(_rows(broker, "stream_query_list") for broker in self._brokers))
-        found = [StreamQueryView(shard=shard, **dict(row)) for shard, rows in enumerate(answers) for row in rows]
-        return StreamQueryList(queries=sorted(found, key=lambda query: query.name))
-
-    async def _find_shards(self) -> ShardList:
-        places = [_place(dsn) for dsn in self._settings.database_dsns]
-        shards = zip(places, self._brokers, strict=True)
-        found = await asyncio.gather(*(_shard(number, *shard) for number, shard in enumerate(shards)))
-        return ShardList(shards=found)
-
-    async def _everywhere(self, statement: str) -> list[Record]:
-        answers = await asyncio.gather(*(_rows(broker, statement) for broker in self._brokers))
-        return [row for rows in answers for row in rows]
+def _source(settings: Settings, field: str, variable: str) -> str:
+    if variable in os.environ or f"{variable}_FILE" in os.environ:
+        return "environment"
+    return "command line" if getattr(settings, field) != getattr(Settings, field, None) else "default"
 
 
 async def _rows(broker: Broker, statement: str) -> list[Record]:
@@ -170,23 +190,19 @@ async def _rows(broker: Broker, statement: str) -> list[Record]:
 
 
 async def _shard(number: int, place: str, broker: Broker) -> ShardView:
-    view = ShardView(shard=number, up=not broker.database.presence.away, database=place)
+    view = ShardView(shard=number, up=True, database=place)
     try:
         (row,) = await broker.database.fetch("shard_inventory")
     except DatabaseUnavailable:
         view.up = False
         return view
-    view.queues, view.partitions, view.topics, view.bytes = (
-        row["queues"],
-        row["partitions"],
-        row["topics"],
-        row["bytes"],
-    )
+    view.queues, view.partitions = row["queues"], row["partitions"]
+    view.topics, view.bytes = row["topics"], row["bytes"]
     return view
 
 
 def _place(dsn: str) -> str:
-    """Where a database is, without who may use it."""
+    """Where a database is, without the user and password."""
     url = urlsplit(dsn)
     port = f":{url.port}" if url.port else ""
     return f"{url.hostname or 'local socket'}{port}{url.path}"

@@ -1,4 +1,4 @@
-"""Traces: saying something about a message, and reading what was said."""
+"""Traces: recording events of a message, and reading them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,30 @@ from typing import Any
 
 import msgspec
 
-from queen.broker.broker import Broker
 from queen.broker.catalog import QUEUE_MODE
 from queen.broker.inspect.traces import Trace
 from queen.errors import BadRequest, NotFound
-from queen.http.api.params import MOST_ON_A_PAGE, read_page
-from queen.http.server.message import Request, Response, json_response
-from queen.http.server.router import Access, Router
+from queen.http.api.call import Call, Reply
+from queen.http.api.context import Shard
+from queen.http.api.placement import Paged, by_partition
+from queen.http.api.route import DATABASE, FOUND, RouteTable
+from queen.http.server.message import Access
 from queen.storage.database import can_be_stored
-from queen.wire.ack import decode_object
+from queen.wire.api.fields import Error, Page
+from queen.wire.api.traces import (
+    NamedTraceList,
+    NamedTracesQuery,
+    TraceList,
+    TraceNameList,
+    TraceNamesQuery,
+    TraceRequest,
+    TraceStored,
+)
+from queen.wire.decode import decode_fields
 from queen.wire.push import LONGEST_NAME, check_utf8
 
-_BY_NAME = 100
-_NAMES = 50
+routes = RouteTable("Traces")
+
 _MOST_NAMES = 50
 
 
@@ -31,50 +42,15 @@ class _Data(msgspec.Struct):
 _decode_data = msgspec.json.Decoder(_Data).decode
 
 
-class TraceRoutes:
-    """Writing and reading traces."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._traces = broker.traces
-
-    def add_to(self, router: Router) -> None:
-        router.add("POST", "/api/v1/traces", self.add, Access.READ_WRITE)
-        router.add("GET", "/api/v1/traces/names", self.names, Access.READ_ONLY)
-        router.add("GET", "/api/v1/traces/by-name/{name}", self.by_name, Access.READ_ONLY)
-        router.add("GET", "/api/v1/traces/{partition}/{transaction}", self.of_message, Access.READ_ONLY)
-
-    async def add(self, request: Request) -> Response:
-        trace = read_trace(request.body)
-        try:
-            trace_id = await self._traces.add(trace)
-        except NotFound as error:
-            return json_response(404, {"success": False, "error": str(error)})
-        return json_response(201, {"success": True, "traceId": trace_id})
-
-    async def of_message(self, request: Request) -> Response:
-        limit, offset = read_page(request, MOST_ON_A_PAGE)
-        partition, transaction = request.params["partition"], request.params["transaction"]
-        return json_response(200, await self._traces.of_message(partition, transaction, limit, offset))
-
-    async def by_name(self, request: Request) -> Response:
-        limit, offset = read_page(request, _BY_NAME)
-        return json_response(200, await self._traces.by_name(request.params["name"], limit, offset))
-
-    async def names(self, request: Request) -> Response:
-        limit, offset = read_page(request, _NAMES)
-        return json_response(200, await self._traces.names(limit, offset))
-
-
-def read_trace(body: bytes) -> Trace:
+def decode_trace(body: bytes) -> Trace:
     """The body of a trace; raises `BadRequest` that says what is wrong with it."""
     check_utf8(body)
-    value = decode_object(body)
+    value = decode_fields(body, TraceRequest)
     transaction_id, partition_id = value.get("transactionId"), value.get("partitionId")
     if (
         not isinstance(transaction_id, str)
         or not isinstance(partition_id, str)
-        or not transaction_id
-        or not partition_id
+        or not (transaction_id and partition_id)
     ):
         raise BadRequest("transactionId and partitionId are required")
     if "data" not in value:
@@ -87,6 +63,73 @@ def read_trace(body: bytes) -> Trace:
         event_type=_name(value, "eventType", "info"),
         names=_names(value.get("traceNames")),
     )
+
+
+@routes.on_shard(
+    "POST",
+    "/api/v1/traces",
+    access=Access.READ_WRITE,
+    placement=by_partition("partition_id"),
+    summary="Record a trace event of a message",
+    body=TraceRequest,
+    decode=decode_trace,
+    body_example={
+        "transactionId": "order-1",
+        "partitionId": "00000000-0000-8000-8000-000000000001",
+        "data": {"text": "charged the card"},
+        "traceNames": ["customer-7"],
+    },
+    returns={201: TraceStored},
+    errors=FOUND,
+)
+async def add_trace(shard: Shard, call: Call[None, Trace]) -> TraceStored | Reply:
+    try:
+        return TraceStored(True, await shard.broker.traces.add(call.body))
+    except NotFound as error:
+        return Reply(404, Error(str(error), success=False))
+
+
+@routes.on_shard(
+    "GET",
+    "/api/v1/traces/names",
+    access=Access.READ_ONLY,
+    placement=Paged("trace_names", lambda one: one.last_seen),
+    summary="List trace names",
+    query=TraceNamesQuery,
+    returns={200: TraceNameList},
+    errors=DATABASE,
+)
+async def trace_names(shard: Shard, call: Call[TraceNamesQuery, None]) -> TraceNameList:
+    return await shard.broker.traces.names(call.query.limit, call.query.offset)
+
+
+@routes.on_shard(
+    "GET",
+    "/api/v1/traces/by-name/{name}",
+    access=Access.READ_ONLY,
+    placement=Paged("traces", lambda one: one.created_at, newest_first=False),
+    summary="List the traces of a name",
+    query=NamedTracesQuery,
+    returns={200: NamedTraceList},
+    errors=DATABASE,
+)
+async def traces_by_name(shard: Shard, call: Call[NamedTracesQuery, None]) -> NamedTraceList:
+    return await shard.broker.traces.by_name(call.params["name"], call.query.limit, call.query.offset)
+
+
+@routes.on_shard(
+    "GET",
+    "/api/v1/traces/{partition}/{transaction}",
+    access=Access.READ_ONLY,
+    placement=by_partition(),
+    summary="List the traces of a message",
+    query=Page,
+    returns={200: TraceList},
+    errors=DATABASE,
+)
+async def traces_of_message(shard: Shard, call: Call[Page, None]) -> TraceList:
+    partition, transaction = call.params["partition"], call.params["transaction"]
+    return await shard.broker.traces.of_message(partition, transaction, call.query.limit, call.query.offset)
 
 
 def _name(value: dict[str, Any], key: str, default: str) -> str:

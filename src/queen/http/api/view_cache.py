@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from queen.concurrency import cache_seconds
-from queen.http.server.message import Request, Response
+from queen.http.server.message import Handler, Request, Response
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def _read(path: Path, key: str, now: float) -> Found | None:
 _DECODER: Final = msgspec.msgpack.Decoder(Found)
 
 
-Find: TypeAlias = Callable[[Request], Awaitable[Response]]
+Find: TypeAlias = Callable[[Request], Response | Awaitable[Response]]
 
 
 _MOST_KEPT: Final = 100
@@ -162,7 +162,7 @@ class ViewCache:
     def __len__(self) -> int:
         return len(self._answers)
 
-    def of(self, find: Find) -> Find:
+    def of(self, find: Find) -> Handler:
         """A handler that gives what `find` gives for the same path and query."""
 
         async def answer(request: Request) -> Response:
@@ -187,7 +187,8 @@ class ViewCache:
             return claim.response()
         try:
             began = self._clock()
-            response = await find(request)
+            found = find(request)
+            response = found if isinstance(found, Response) else await found
             good_until = self._remember(key, began)
             if self._host is not None and claim is not None and good_until:
                 await self._leave(self._host, key, good_until, response)

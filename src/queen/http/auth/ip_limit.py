@@ -6,8 +6,7 @@ import inspect
 from typing import Final
 
 from queen.errors import RedisUnavailable
-from queen.http.server.message import Headers, Request, Response, error_response
-from queen.http.server.router import Handler
+from queen.http.server.message import Handler, Headers, Request, Response, error_response
 from queen.redis.interfaces import Counted, Counters
 
 

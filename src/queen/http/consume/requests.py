@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from queen.errors import BadRequest
-from queen.http.api.params import MOST_BATCH
+from queen.http.consume.options import MOST_BATCH
 from queen.wire.ack import AckItem
 
 RequestId: TypeAlias = str | int | None

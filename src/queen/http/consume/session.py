@@ -6,18 +6,18 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import asyncpg
 
 from queen.broker.ack.leases import HeldLease
+from queen.broker.broker import Broker
 from queen.broker.catalog import QUEUE_MODE
 from queen.broker.pop.requests import PopOptions
 from queen.errors import BadRequest, Conflict, NotFound, QueenError
-from queen.http.api.params import checked_group, starting_point
 from queen.http.consume import answers
-from queen.http.consume.backend import Backend
 from queen.http.consume.held import HeldLeases, lease_of
+from queen.http.consume.options import checked_group, starting_point
 from queen.http.consume.requests import (
     Acknowledge,
     AddCredit,
@@ -37,6 +37,9 @@ from queen.http.server.websocket import WebSocket
 from queen.wire.ack import AckItem
 from queen.wire.push import check_name
 
+if TYPE_CHECKING:
+    from queen.broker.sharding.sharded_broker import ShardedBroker
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -52,7 +55,7 @@ _MOST_WORKING: Final = 64
 class Session:
     """Serves the requests of one client. Every rule is the broker's: this only passes on."""
 
-    def __init__(self, broker: Backend, socket: WebSocket, spawn: Spawn) -> None:
+    def __init__(self, broker: Broker | ShardedBroker, socket: WebSocket, spawn: Spawn) -> None:
         """`spawn` runs what has to be finished although the client is gone."""
         self._broker = broker
         self._socket = socket

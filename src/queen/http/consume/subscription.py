@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from queen.broker.pop.requests import PopOptions
+from queen.broker.pop.popper import Popper
+from queen.broker.pop.requests import Pop, PopOptions
 from queen.errors import DatabaseUnavailable
-from queen.http.consume.backend import PendingPop, Popping
+
+if TYPE_CHECKING:
+    from queen.broker.sharding.sharded_broker import MovingPop, ShardedPopper
 
 # Several partitions are claimed in one statement when several pops wait; more of them would only pile up batches for
 # a client that stops reading.
@@ -52,7 +55,7 @@ class Subscription:
         group: str,
         options: PopOptions,
         credit: int,
-        popper: Popping,
+        popper: Popper | ShardedPopper,
         outlet: Outlet,
     ) -> None:
         self.id = id
@@ -65,7 +68,7 @@ class Subscription:
         self._outlet = outlet
         # Messages consumed at once are lost with the connection, so no more of them are fetched than can be sent.
         self._most_pops = 1 if options.auto_ack else MOST_POPS
-        self._pops: set[PendingPop] = set()
+        self._pops: set[Pop | MovingPop] = set()
         self._has_begun = False
         self._stopped = False
         self._when_idle: Callable[[], None] | None = None
@@ -119,7 +122,7 @@ class Subscription:
         self._pops.add(pop)
         pop.answer.add_done_callback(partial(self._answered, pop))
 
-    def _answered(self, pop: PendingPop, answer: asyncio.Future[bytes | None]) -> None:
+    def _answered(self, pop: Pop | MovingPop, answer: asyncio.Future[bytes | None]) -> None:
         self._pops.discard(pop)
         if answer.cancelled():
             return

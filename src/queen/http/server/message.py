@@ -1,18 +1,17 @@
-"""What goes in and out of a handler: a request, a response, and the error a handler may raise instead."""
+"""What goes in and out of a handler: requests, responses, the error a handler may raise instead, and routes."""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import functools
 import http
 import logging
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
-
-if TYPE_CHECKING:
-    from queen.http.server.router import Route
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -27,10 +26,14 @@ log = logging.getLogger(__name__)
 
 
 class Request:
-    """One request with its whole body. `params` and `query` are shared among requests: never change them."""
+    """One request with its whole body. `params`, `query` and `args` are shared among requests: never change them.
+
+    `args` is the query as its route parses it; None where the route does not.
+    """
 
     __slots__ = (
         "_disconnect_callbacks",
+        "args",
         "body",
         "disconnected",
         "headers",
@@ -52,6 +55,7 @@ class Request:
         body: bytes,
         peer: str = "",
         route: Route | None = None,
+        args: Any = None,
     ) -> None:
         self.method = method
         self.path = path
@@ -61,6 +65,7 @@ class Request:
         self.body = body
         self.peer = peer
         self.route = route
+        self.args = args
         self.disconnected = False
         self._disconnect_callbacks: list[Callable[[], object]] | None = None
 
@@ -78,7 +83,7 @@ class Request:
         return text in ("true", "1") if text else default
 
     def on_disconnect(self, callback: Callable[[], object]) -> None:
-        """Call back when the client goes away before it was answered; soon, when it already has."""
+        """Call back when the client disconnects before it was answered; soon, when it already has."""
         if self.disconnected:
             asyncio.get_running_loop().call_soon(callback)
         elif self._disconnect_callbacks is None:
@@ -87,7 +92,7 @@ class Request:
             self._disconnect_callbacks.append(callback)
 
     def disconnect(self) -> None:
-        """Called by the connection when the client is gone: tell everyone who asked."""
+        """Called by the connection when the client is gone: run the callbacks."""
         self.disconnected = True
         callbacks, self._disconnect_callbacks = self._disconnect_callbacks, None
         for callback in callbacks or ():
@@ -113,6 +118,44 @@ class Response:
         self.body = body
         self.content_type = content_type
         self.headers = headers
+
+
+Handler: TypeAlias = Callable[[Request], Response | Awaitable[Response]]
+
+
+class Connection(Protocol):
+    """A connection that another protocol may take over."""
+
+    def take_over(self, protocol: asyncio.Protocol) -> None: ...
+
+
+UpgradeHandler: TypeAlias = Callable[[Request, Connection], Response | Awaitable[Response | None] | None]
+
+
+class Access(enum.IntEnum):
+    """The access level that a route needs; each level includes the ones before it."""
+
+    PUBLIC = 0
+    READ_ONLY = 1
+    READ_WRITE = 2
+    ADMIN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One row of the route table.
+
+    `parse_query` turns the query into `Request.args` once per target, and may raise; `declaration` is for layers above.
+    """
+
+    method: str
+    pattern: str
+    handler: Handler
+    access: Access
+    upgrade: UpgradeHandler | None = None
+    parameters: tuple[str, ...] = ()
+    parse_query: Callable[[Mapping[str, str]], Any] | None = None
+    declaration: Any = None
 
 
 class HttpError(Exception):

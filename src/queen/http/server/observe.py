@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from queen.http.server.errors import status_for
-from queen.http.server.message import Request, Response
-from queen.http.server.router import Handler
+from queen.http.server.message import Handler, Request, Response
 
 Ended = Callable[[Response | None, BaseException | None], None]
 Begin = Callable[[Request], Ended | None]

@@ -111,6 +111,10 @@ class Shell:
         """How many requests are being served just now."""
         return sum(1 for connection in self.connections if connection.busy)
 
+    def open_connections(self) -> list[tuple[str, str]]:
+        """Who is connected, each with the route that serves their request, or nothing."""
+        return [connection.serving() for connection in self.connections]
+
     def remember(self, connection: HttpProtocol) -> None:
         """Called by a connection that begins."""
         self.connections.add(connection)

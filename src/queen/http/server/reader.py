@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from queen.http.server.message import Request, Response, error_response
-from queen.http.server.router import Generations, Handler, Match, Router, UpgradeHandler
+from queen.http.server.message import Handler, Request, Response, UpgradeHandler, error_response
+from queen.http.server.router import Generations, Match, Router
 
 LONGEST_HEAD: Final = 2048
 CACHED_HEADS: Final = 1024
@@ -180,8 +180,8 @@ class RequestReader:
         head = data[:end]
         known = self._heads.get(head)
         if known is not None and len(data) == end + known.body_bytes:
-            method, path, params, query, handler, route = known.match
-            request = Request(method, path, params, query, known.headers, data[end:], self._peer, route)
+            method, path, params, query, handler, route, args = known.match
+            request = Request(method, path, params, query, known.headers, data[end:], self._peer, route, args)
             self._waiting_bytes += known.body_bytes
             self.turns.append((request, handler, b"", None))
             return
@@ -314,11 +314,11 @@ class RequestReader:
             return
         parser = self._parser
         headers = self._head
-        method, path, params, query, handler, route = self._router.match(parser.get_method(), self._target)
+        method, path, params, query, handler, route, args = self._router.match(parser.get_method(), self._target)
         body = b""
         if self.body_bytes:
             body = self._join_body()
-        request = Request(method, path, params, query, headers, body, self._peer, route)
+        request = Request(method, path, params, query, headers, body, self._peer, route, args)
         connection_line = b""
         if not parser.should_keep_alive():
             self.deaf = True

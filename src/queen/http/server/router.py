@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar, overload
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from queen.http.server.message import HttpError, Request, Response
-
-if TYPE_CHECKING:
-    from queen.http.server.protocol import HttpProtocol
+from queen.errors import BadRequest
+from queen.http.server.message import Access, Handler, HttpError, Request, Response, Route, UpgradeHandler
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -44,33 +41,10 @@ class Generations(Generic[K, V]):
         self._older.clear()
 
 
-Handler = Callable[[Request], Response | Awaitable[Response]]
-Around = Callable[["Route"], Handler]
-UpgradeHandler = Callable[[Request, "HttpProtocol"], Response | Awaitable[Response | None] | None]
+Around = Callable[[Route], Handler]
 
 CACHED_TARGETS: Final = 2048
 LONGEST_CACHED_TARGET: Final = 512
-
-
-class Access(enum.IntEnum):
-    """Who may call a route; each level includes the ones before it."""
-
-    PUBLIC = 0
-    READ_ONLY = 1
-    READ_WRITE = 2
-    ADMIN = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One row of the table of routes."""
-
-    method: str
-    pattern: str
-    handler: Handler
-    access: Access
-    upgrade: UpgradeHandler | None = None
-    parameters: tuple[str, ...] = ()
 
 
 class Match(NamedTuple):
@@ -82,6 +56,7 @@ class Match(NamedTuple):
     query: Mapping[str, str]
     handler: Handler
     route: Route | None
+    args: Any = None
 
 
 class Router:
@@ -98,34 +73,21 @@ class Router:
         self._fallback: Route | None = None
         self._known: Generations[tuple[bytes, bytes], Match] = Generations(CACHED_TARGETS)
 
-    @overload
-    def add(
-        self, method: str, pattern: str, handler: Handler, access: Access = ..., upgrade: Literal[False] = ...
-    ) -> None: ...
-
-    @overload
     def add(
         self,
         method: str,
         pattern: str,
-        handler: UpgradeHandler,
-        access: Access = ...,
-        *,
-        upgrade: Literal[True],
-    ) -> None: ...
-
-    def add(
-        self,
-        method: str,
-        pattern: str,
-        handler: Callable[..., Any],
+        handler: Handler,
         access: Access = Access.ADMIN,
-        upgrade: bool = False,
+        *,
+        upgrade: UpgradeHandler | None = None,
+        parse_query: Callable[[Mapping[str, str]], Any] | None = None,
+        declaration: Any = None,
     ) -> None:
         """Serve `method` at `pattern`, such as `/api/v1/pop/queue/{queue}`. A GET route serves HEAD as well.
 
-        With `upgrade=True` the handler is given the request and its connection. It answers with a response,
-        or hands the connection to another protocol with `HttpProtocol.take_over` and returns None.
+        A request to upgrade goes to `upgrade` with its connection: it answers with a response, or hands the connection
+        to another protocol and returns None.
         """
         segments = _pattern_segments(pattern)
         node = self._root
@@ -134,12 +96,9 @@ class Router:
         if method in node.routes:
             raise ValueError(f"{method} {pattern} is already served by {node.routes[method].pattern}")
         names = tuple(segment[1:-1] for segment in segments if segment.startswith("{"))
-        if upgrade:
-            route = Route(method, pattern, _upgrade_required, access, handler, names)
-        else:
-            route = Route(method, pattern, handler, access, None, names)
-            if self._around is not None:
-                route = replace(route, handler=self._around(route))
+        route = Route(method, pattern, handler, access, upgrade, names, parse_query, declaration)
+        if self._around is not None and upgrade is None:
+            route = replace(route, handler=self._around(route))
         node.routes[method] = route
         self.routes.append(route)
         self._known.clear()
@@ -178,7 +137,13 @@ class Router:
         except HttpError as error:
             return Match(method, path, {}, {}, _always(error), None)
         params = dict(zip(route.parameters, values, strict=True))
-        return Match(method, path, params, query, route.handler, route)
+        args = None
+        if route.parse_query is not None:
+            try:
+                args = route.parse_query(query)
+            except BadRequest as error:
+                return Match(method, path, params, query, _always(HttpError(400, str(error))), route)
+        return Match(method, path, params, query, route.handler, route, args)
 
     def _find(self, method: str, segments: Sequence[str]) -> tuple[Route, tuple[str, ...]]:
         allowed: set[str] = set()
@@ -279,8 +244,9 @@ def _preflight(request: Request) -> Response:
     return Response(204, headers=((b"Access-Control-Max-Age", b"86400"),))
 
 
-def _upgrade_required(request: Request) -> Response:
-    raise HttpError(426, "This route speaks WebSocket only", ((b"Upgrade", b"websocket"),))
+def upgrade_required(request: Request) -> Response:
+    """The handler of routes that take WebSocket connections only."""
+    raise HttpError(426, "This route takes WebSocket connections only", ((b"Upgrade", b"websocket"),))
 
 
 def _always(error: HttpError) -> Handler:

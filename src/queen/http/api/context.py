@@ -1,0 +1,61 @@
+"""What handlers work with: one shard, or the worker as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from queen.broker.broker import Broker
+from queen.broker.inspect.groups import Groups
+from queen.broker.inspect.log_reader import LogReader
+from queen.broker.inspect.resources import Resources
+from queen.broker.queues import Queues
+from queen.http.consume.consumers import Consumers
+from queen.http.server.message import Route
+from queen.monitoring.history import History
+from queen.monitoring.recorder import Recorder
+from queen.monitoring.scrape import Scraper
+from queen.monitoring.status import Status
+from queen.settings import Settings
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from queen.broker.sharding.sharded_broker import ShardedBroker
+
+MetricSource: TypeAlias = "Callable[[], Iterable[Metric]]"
+"""Gives metric families that something else keeps, such as the spool or the peers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One shard: its broker, and the views over its database."""
+
+    broker: Broker
+    queues: Queues
+    resources: Resources
+    groups: Groups
+    log_reader: LogReader
+    status: Status
+    history: History
+
+
+@dataclass(slots=True)
+class Api:
+    """The worker: its broker (of one shard or of all of them), and what it knows of itself."""
+
+    settings: Settings
+    broker: Broker | ShardedBroker
+    brokers: Sequence[Broker]
+    """The brokers of all shards, in the order of their numbers."""
+    recorder: Recorder
+    scraper: Scraper
+    metric_sources: Sequence[MetricSource]
+    consumers: Consumers
+    keep_bodies: bool = False
+    """Whether something reads the body of a push after it has been answered."""
+    open_connections: Callable[[], list[tuple[str, str]]] = list
+    """Who is connected, each with the route that serves their request, or nothing."""
+    routes: Sequence[Route] = field(default_factory=list)
+    stopping: bool = False

@@ -1,0 +1,266 @@
+"""Declaring routes: one declaration beside each handler, from which everything else is read.
+
+A module of handlers has a `RouteTable`; `queen.http.api.table` names the modules. The router, `/openapi.json`, access
+control and the dispatch to shards are all read off `all_routes()`.
+
+A handler is of one of three kinds:
+
+- `on_shard`: `async def handler(shard: Shard, call: Call[Query, Body]) -> Answer`. It serves one shard; `placement`
+  says on which shards it runs and how their answers are merged.
+- `on_worker`: the same with `api: Api`, for what concerns the worker as a whole.
+- `direct`: `def handler(api: Api, request: Request) -> Response | Awaitable[Response]`, for the hot routes, which
+  decode and render by themselves. It works on `api.broker`, the broker of one shard or of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, TypeVar
+
+import msgspec
+
+from queen.errors import BadRequest
+from queen.http.api.call import Call, Reply
+from queen.http.api.context import Api, Shard
+from queen.http.api.placement import Placement
+from queen.http.api.query import query_parser
+from queen.http.server.message import Access, Connection, Handler, Request, Response
+from queen.wire.decode import decoder
+
+Q = TypeVar("Q")
+B = TypeVar("B")
+R = TypeVar("R")
+P = ParamSpec("P")
+
+DATABASE: Final = (503,)
+FOUND: Final = (404, 503)
+# Without the key of an encrypted message it can be neither stored nor read.
+SEALED: Final = (409, 503)
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """A body that is not JSON."""
+
+    media_type: str
+
+
+class Resource(NamedTuple):
+    """Something that a request names."""
+
+    kind: Literal["queue", "namespace", "topic", "group"]
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """The declaration of one route.
+
+    `returns` are the successes, and failures that say more than an error text: by status the type of the body, a
+    `Media`, or None for no body. `errors` are the other statuses that the handler answers with; those that every route
+    has are added by the OpenAPI document.
+    """
+
+    method: str
+    path: str
+    access: Access | Callable[[Api], Access]
+    handler: Callable[..., Any]
+    kind: Literal["shard", "worker", "direct"]
+    id: str
+    tag: str
+    summary: str
+    description: str = ""
+    placement: Placement | None = None
+    query: Any = None
+    body: Any = None
+    decode: Callable[[bytes], Any] | None = None
+    body_required: bool = True
+    body_example: Any = None
+    example: Any = None
+    returns: Mapping[int, Any]
+    errors: tuple[int, ...] = ()
+    cached: bool = False
+    upgrade: Callable[[Api, Request, Connection], Response | None] | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.method} {self.path}"
+
+    @property
+    def status(self) -> int:
+        """The status of an ordinary success."""
+        return min(self.returns)
+
+    def access_of(self, api: Api) -> Access:
+        return self.access if isinstance(self.access, Access) else self.access(api)
+
+    def decode_body(self, body: bytes) -> Any:
+        """What a body holds; None where the route takes none, or an optional one is absent."""
+        if self.decode is None or (not body and not self.body_required):
+            return None
+        return self.decode(body)
+
+    def resources(self, request: Request, body: Any = None) -> Iterator[Resource]:
+        """The queues, namespaces, topics and groups that a request names in its path, query and (decoded) body."""
+        yield from _named(request.params)
+        yield from _named(request.query)
+        yield from named_in(body)
+
+
+class RouteTable:
+    """The routes of one module; `tag` is their heading in the documentation."""
+
+    def __init__(self, tag: str) -> None:
+        self._tag = tag
+        self.operations: list[Operation] = []
+
+    def on_shard(
+        self,
+        method: str,
+        path: str,
+        *,
+        placement: Placement,
+        query: type[Q] | None = None,
+        body: Any = None,
+        decode: Callable[[bytes], Any] | None = None,
+        **declared: Any,
+    ) -> Callable[[Callable[[Shard, Call[Q, B]], Awaitable[R]]], Callable[[Shard, Call[Q, B]], Awaitable[R]]]:
+        """Declare a handler that serves one shard."""
+
+        def declare(handler: Callable[[Shard, Call[Q, B]], Awaitable[R]]) -> Any:
+            self._add(
+                method, path, "shard", handler, placement=placement, query=query, body=body, decode=decode, **declared
+            )
+            return handler
+
+        return declare
+
+    def on_worker(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: type[Q] | None = None,
+        body: Any = None,
+        decode: Callable[[bytes], Any] | None = None,
+        **declared: Any,
+    ) -> Callable[[Callable[[Api, Call[Q, B]], Awaitable[R]]], Callable[[Api, Call[Q, B]], Awaitable[R]]]:
+        """Declare a handler that serves the worker as a whole."""
+
+        def declare(handler: Callable[[Api, Call[Q, B]], Awaitable[R]]) -> Any:
+            declared.update(query=query, body=body, decode=decode)
+            self._add(method, path, "worker", handler, **declared)
+            return handler
+
+        return declare
+
+    def direct(
+        self, method: str, path: str, **declared: Any
+    ) -> Callable[[Callable[Concatenate[Api, P], R]], Callable[Concatenate[Api, P], R]]:
+        """Declare a handler that is given the request as it came, and answers with a response."""
+
+        def declare(handler: Callable[Concatenate[Api, P], R]) -> Callable[Concatenate[Api, P], R]:
+            self._add(method, path, "direct", handler, **declared)
+            return handler
+
+        return declare
+
+    def _add(self, method: str, path: str, kind: Any, handler: Callable[..., Any], **declared: Any) -> None:
+        if declared.get("body") is not None and declared.get("decode") is None and kind != "direct":
+            declared["decode"] = decoder(declared["body"])
+        declared.setdefault("id", _camel(handler.__name__))
+        declared.setdefault("tag", self._tag)
+        self.operations.append(Operation(method=method, path=path, kind=kind, handler=handler, **declared))
+
+
+def bind_worker(operation: Operation, api: Api) -> Handler:
+    """The handler of a route that concerns the worker as a whole."""
+    if operation.kind == "direct":
+        handler = operation.handler
+        return lambda request: handler(api, request)
+    return serving(operation, lambda call: operation.handler(api, call))
+
+
+def bind_shard(operation: Operation, shard: Shard) -> Handler:
+    """The handler of a route on the one shard there is."""
+    return serving(operation, lambda call: operation.handler(shard, call))
+
+
+def serving(operation: Operation, answer: Callable[[Call[Any, Any]], Awaitable[Any]]) -> Handler:
+    """From the request to the call, and from the answer to the response."""
+    status = operation.status
+
+    async def serve(request: Request) -> Response:
+        result = await answer(Call(request, request.args, operation.decode_body(request.body)))
+        if isinstance(result, Response):
+            return result
+        if isinstance(result, Reply):
+            return Response(result.status, _encode(result.value))
+        return Response(status, _encode(result))
+
+    return serve
+
+
+def parse_query(operation: Operation) -> Callable[[Mapping[str, str]], Any]:
+    """Parses the query of a route; parameters that it does not have are refused."""
+    return query_parser(operation.query)
+
+
+def named_in(body: Any) -> Iterator[Resource]:
+    """What a decoded body names, also in the items or operations that it holds."""
+    if isinstance(body, msgspec.Struct):
+        yield from _named({field: getattr(body, field) for field in body.__struct_fields__})
+        for field in body.__struct_fields__:
+            value = getattr(body, field)
+            if isinstance(value, msgspec.Struct | list | tuple):
+                yield from named_in(value)
+    elif isinstance(body, list | tuple):
+        for one in body:
+            yield from named_in(one)
+    elif hasattr(body, "__dataclass_fields__"):
+        for field in body.__dataclass_fields__:
+            value = getattr(body, field)
+            if isinstance(value, str):
+                yield from _named({field: value})
+            else:
+                yield from named_in(value)
+
+
+_KINDS: Final[Mapping[str, Literal["queue", "namespace", "topic", "group"]]] = {
+    "queue": "queue",
+    "source_queue": "queue",
+    "sink_queue": "queue",
+    "namespace": "namespace",
+    "ns": "namespace",
+    "topic": "topic",
+    "group": "group",
+    "consumerGroup": "group",
+    "consumer_group": "group",
+}
+
+
+def _named(values: Mapping[str, Any]) -> Iterator[Resource]:
+    for field, value in values.items():
+        kind = _KINDS.get(field)
+        if kind is not None and isinstance(value, str) and value:
+            yield Resource(kind, value)
+
+
+def required(value: str, key: str) -> str:
+    """A parameter of the query that has to be there."""
+    if not value:
+        raise BadRequest(f"{key} is required (in the query)")
+    return value
+
+
+def by_key(operations: Iterable[Operation]) -> dict[str, Operation]:
+    """Declarations by `METHOD /path`."""
+    return {operation.key: operation for operation in operations}
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)

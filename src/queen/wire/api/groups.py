@@ -1,0 +1,126 @@
+"""Structs of the routes about consumer groups."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import UNSET, Meta, UnsetType
+
+from queen.wire.api.fields import Answer, Body, Count, Page, Query, SnakeAnswer, Time, Uuid
+
+
+class GroupSummary(Answer):
+    """A group on one queue; `members` counts the partitions it knows, `maxTimeLag` is in seconds."""
+
+    name: str
+    topics: list[str]
+    queue_name: str
+    members: Count
+    partitions_with_lag: Count
+    total_lag: Count
+    max_time_lag: Count
+    state: str
+    subscription_mode: str | None
+    subscription_timestamp: Time | None
+    subscription_created_at: Time | None
+
+
+class LaggingPartition(SnakeAnswer):
+    """A partition on which a group is behind."""
+
+    consumer_group: str
+    queue_name: str
+    partition_name: str
+    partition_id: Uuid
+    worker_id: str | None
+    offset_lag: Count
+    time_lag_seconds: Count
+    lag_hours: float
+    oldest_unconsumed_at: Time | None
+    last_consumed_at: Time | None
+
+
+class GroupOnPartition(Answer):
+    """Where a group is on one partition; `workerId` is the lease it was last given."""
+
+    partition: str
+    worker_id: str | None
+    last_consumed_at: Time | None
+    total_consumed: Count
+    offset_lag: Count
+    time_lag_seconds: Count
+    lease_active: bool
+
+
+class GroupOnQueue(Answer):
+    """Where a group is on the partitions of a queue."""
+
+    partitions: list[GroupOnPartition]
+
+
+class GroupDeleted(Answer):
+    """On how many partitions the group was forgotten."""
+
+    success: bool
+    consumer_group: str
+    deleted_partitions: Count
+    metadata_deleted: bool
+    queue_name: str | UnsetType = UNSET
+
+
+class Subscription(Body):
+    """When a group is to begin on partitions it has not consumed from."""
+
+    subscription_timestamp: Time
+
+
+class SubscriptionMoved(Answer):
+    """How many subscriptions the group has."""
+
+    success: bool
+    consumer_group: str
+    new_timestamp: Time
+    rows_updated: Count
+
+
+class Seek(Body):
+    """Where to go: to the end, or after the last message stored at or before a time."""
+
+    to_end: bool | None = None
+    timestamp: Time | None = None
+
+
+class Sought(Answer):
+    """On how many partitions the group was moved."""
+
+    success: bool
+    consumer_group: str
+    queue_name: str
+    seek_to_end: bool
+    target_timestamp: Time | None
+    partitions_updated: Count
+
+
+class PartitionSought(Answer):
+    """Whether the group was known there, and the time of the last message it skipped."""
+
+    success: bool
+    consumer_group: str
+    queue_name: str
+    partition_name: str
+    updated: bool
+    cursor_moved_to: Time | None
+
+
+class LaggingQuery(Page):
+    """Which partitions are listed."""
+
+    min_lag_seconds: Annotated[
+        int, Meta(ge=0, le=10**12 - 1, description="Only partitions on which the lag is larger, in seconds.")
+    ] = 3600
+
+
+class DeleteGroupQuery(Query):
+    """What is deleted."""
+
+    delete_metadata: Annotated[bool, Meta(description="Whether subscriptions are deleted too.")] = True

@@ -1,0 +1,179 @@
+"""Structs of push, pop, ack, renew and transaction."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import UNSET, Meta, UnsetType, field
+
+from queen.wire.api.fields import CLAMPED, Answer, Body, Count, OptionalName, Query, SnakeAnswer, Time, Uuid
+
+
+class PushResult(SnakeAnswer):
+    """What became of one item. A `duplicate` carries the id of the message that was there first.
+
+    `buffered` means kept on disk until PostgreSQL takes it; then `queue`, `partition` and `transactionId` name it too.
+    """
+
+    status: Literal["queued", "duplicate", "failed", "buffered"]
+    queue_name: str = field(name="queueName")
+    index: Count
+    transaction_id: str
+    message_id: Uuid | UnsetType = UNSET
+    partition_id: Uuid | UnsetType = UNSET
+    trace_id: Uuid | UnsetType | None = UNSET
+    error: str | UnsetType = UNSET
+    queue: str | UnsetType = UNSET
+    partition: str | UnsetType = UNSET
+    buffered_id: str | UnsetType = field(default=UNSET, name="transactionId")
+
+
+class Message(Answer):
+    """A message as it is delivered; `data` is the payload that was pushed."""
+
+    id: Uuid
+    transaction_id: str
+    trace_id: str | None
+    data: Any
+    producer_sub: str | None
+    created_at: Time
+    partition_id: Uuid
+    partition: str
+    lease_id: str
+    consumer_group: str
+
+
+class Popped(Answer):
+    """Messages, and the lease that holds their partitions (empty with `autoAck`).
+
+    `partition` and `partitionId` are those of the first message; each message has its own.
+    """
+
+    success: bool
+    queue: str
+    partition: str
+    partition_id: str
+    lease_id: str
+    consumer_group: str
+    messages: list[Message]
+    partitions_claimed: Count
+
+
+class AckResult(Answer):
+    """Whether an acknowledgment was applied, and if not why."""
+
+    index: Count
+    transaction_id: str
+    success: bool
+    error: str | None
+    queue_name: str | None
+    partition_name: str | None
+    lease_released: bool | None
+    dlq: bool
+
+
+class PushDone(Answer, tag_field="type", tag="push"):
+    """A message that a transaction stored."""
+
+    index: Count
+    success: bool
+    transaction_id: str
+    message_id: Uuid
+    partition_id: Uuid
+    queue_name: str
+
+
+class AckDone(Answer, tag_field="type", tag="ack"):
+    """A message that a transaction acknowledged."""
+
+    index: Count
+    success: bool
+    transaction_id: str
+    error: str | None
+    dlq: bool
+
+
+class EnqueueDone(Answer, tag_field="type", tag="enqueue"):
+    """An item that a transaction enqueued; the id is text."""
+
+    index: Count
+    success: bool
+    id: str
+
+
+class AckItemDone(Answer, tag_field="type", tag="ackItem"):
+    """An item that a transaction acknowledged."""
+
+    index: Count
+    success: bool
+    id: str
+
+
+OperationResult: TypeAlias = PushDone | AckDone | EnqueueDone | AckItemDone
+
+
+class TransactionResult(Answer):
+    """Whether the transaction happened; if not, `error` says why, and nothing of it did."""
+
+    transaction_id: Uuid
+    success: bool
+    results: list[OperationResult]
+    error: str | UnsetType = UNSET
+
+
+class Extension(Body):
+    """For how long from now a lease is to last; it never becomes shorter."""
+
+    seconds: Annotated[float, Meta(gt=0, le=604800)] = 60
+
+
+class Extended(Answer):
+    """Until when the lease lasts now, under the names that different clients read."""
+
+    index: Count
+    lease_id: str
+    success: bool
+    error: str | None
+    expires_at: Time
+    new_expires_at: Time
+    lease_expires_at: Time = field(name="lease_expires_at")
+
+
+_Batch: TypeAlias = Annotated[
+    int, Meta(ge=1, le=10_000, description="Messages to return at most.", extra={CLAMPED: True})
+]
+
+
+class PopQuery(Query):
+    """What a pop asks for. `namespace` and `task` are accepted and not used where a queue is named."""
+
+    batch: _Batch | None = None
+    wait: Annotated[bool, Meta(description="Wait for messages when there are none.")] = False
+    timeout: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                description="How long to wait, in milliseconds; DEFAULT_TIMEOUT when absent.",
+                extra={CLAMPED: True},
+            ),
+        ]
+        | None
+    ) = None
+    consumer_group: Annotated[
+        OptionalName, Meta(description="The consumer group; without it, all consumers share one position.")
+    ] = ""
+    auto_ack: Annotated[bool, Meta(description="Count as completed on delivery.")] = False
+    partitions: Annotated[
+        int, Meta(ge=1, description="Partitions to take messages from at most.", extra={CLAMPED: True})
+    ] = 1
+    subscription_mode: Annotated[
+        str, Meta(description="Where a new group begins: `all` at the oldest message, `new` at its first pop.")
+    ] = ""
+    subscription_from: Annotated[str, Meta(description="Where a new group begins: `now`, or a time.")] = ""
+    namespace: Annotated[str, Meta(description="The namespace of the queues.")] = ""
+    task: Annotated[str, Meta(description="The task of the queues.")] = ""
+
+
+class NamespacePopQuery(PopQuery):
+    """What a pop over the queues of a namespace, of a task, or of both asks for: one of them is required."""
