@@ -51,6 +51,7 @@ from queen.broker.transactions.stream_cycles import StreamCycles
 from queen.broker.transactions.stream_queries import StreamQueries
 from queen.broker.transactions.transactions import Transactions
 from queen.bus.peers import Peers, ShardPeers
+from queen.dashboard import Dashboard
 from queen.http.api.context import Api, MetricSource, Shard
 from queen.http.api.table import add_routes
 from queen.http.api.view_cache import HostViewCache
@@ -132,7 +133,9 @@ class Worker:
             self._metric_sources(),
             self.consumers,
             keep_bodies=tracing is not None,
+            open_connections=self.shell.open_connections,
         )
+        router.fallback = Dashboard()
         host_cache = HostViewCache(runtime_dir) if settings.num_workers > 1 else None
         shards = [self._shard(broker, some) for broker, some in zip(self.brokers, standings, strict=True)]
         shard_router = self._sharded.router if self._sharded is not None else None

@@ -55,5 +55,7 @@ class Api:
     consumers: Consumers
     keep_bodies: bool = False
     """Whether something reads the body of a push after it has been answered."""
+    open_connections: Callable[[], list[tuple[str, str]]] = list
+    """Who is connected, each with the route that serves their request, or nothing."""
     routes: Sequence[Route] = field(default_factory=list)
     stopping: bool = False

@@ -22,6 +22,7 @@ from queen.http.api import (
     stages,
     status,
     streams,
+    system,
     topics,
     traces,
 )
@@ -53,6 +54,7 @@ _MODULES: Final = (
     stages,
     topics,
     cluster,
+    system,
     health,
     openapi,
 )
