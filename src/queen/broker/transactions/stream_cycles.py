@@ -76,7 +76,7 @@ class StreamCycles:
         self._envelope = envelope
         self._on_freed = on_freed
 
-    async def run(self, cycle: Cycle) -> dict[str, Any]:
+    async def run(self, cycle: Cycle, subject: str | None = None) -> dict[str, Any]:
         """Carry out all of the cycle, or nothing; the answer says which, and why not."""
         answer: dict[str, Any] = {
             "success": True,
@@ -90,7 +90,7 @@ class StreamCycles:
         try:
             scene = await self._look_up(cycle)
             answer["queueName"] = scene.partition.queue_name
-            answer |= await retry_transaction(lambda: self._run(cycle, scene))
+            answer |= await retry_transaction(lambda: self._run(cycle, scene, subject))
         except StateConflict as error:
             await self._release(cycle.ack, scene)
             answer |= {"success": False, "error": str(error)}
@@ -118,7 +118,7 @@ class StreamCycles:
         assert group is not None
         return _Scene(query, partition, queue, group, _status(cycle.ack))
 
-    async def _run(self, cycle: Cycle, scene: _Scene) -> dict[str, Any]:
+    async def _run(self, cycle: Cycle, scene: _Scene, subject: str | None) -> dict[str, Any]:
         await self._pusher.prepare(cycle.items)
         async with self._database.transaction() as transaction:
             if scene.query is not None:
@@ -128,7 +128,7 @@ class StreamCycles:
                 return {"ack_result": _ack_result(cycle.ack, released=cycle.release_lease), "replayed": True}
             await _check_unchanged(transaction, cycle, scene)
             await self._change_state(transaction, cycle, scene)
-            stored, results = await self._pusher.store_new_in(transaction, cycle.items, None)
+            stored, results = await self._pusher.store_new_in(transaction, cycle.items, subject)
             available = await self._save(transaction, acked, scene)
         self._settle(cycle.ack, acked, available, scene, stored)
         done: dict[str, Any] = {"state_ops_applied": len(cycle.state), "push_results": msgspec.Raw(results)}
