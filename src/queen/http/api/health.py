@@ -66,7 +66,8 @@ async def livez(api: Api, call: Call[None, None]) -> Alive:
     access=Access.PUBLIC,
     summary="Readiness probe",
     description="503 while PostgreSQL (with several shards: every one) is unavailable, the database lacks migrations, "
-    "no key to verify tokens with could be fetched, or the server is shutting down; `reasons` says which, and `pushes` what becomes of a push meanwhile.",
+    "no key to verify tokens with could be fetched, or the server is shutting down; "
+    "`reasons` says which, and `pushes` what becomes of a push meanwhile.",
     returns={200: Readiness, 503: Readiness},
     example={"ready": True, "reasons": [], "pushes": "stored", "worker_id": 0, "warnings": []},
 )
