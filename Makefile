@@ -12,7 +12,8 @@ DEVELOP := .venv/.develop
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve spark example test acceptance lint format docs manifests constraints bench soak clean
+.PHONY: help setup serve spark example test acceptance lint format docs manifests constraints bench soak clean \
+  dashboard screenshots
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,11 +69,20 @@ format: setup ## Format the code, and mend what ruff can mend.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: setup ## Write docs/settings.md from the settings.
+docs: setup ## Write docs/settings.md from the settings, and the reference in docs/cli.md from the commands.
 	$(BIN)/queen settings --markdown > docs/settings.md
+	sed -i '/^### queen serve$$/,$$d' docs/cli.md && $(BIN)/queen docs --reference >> docs/cli.md
 
 manifests: setup ## Write deploy/kubernetes from the Helm charts.
 	PATH="$(CURDIR)/$(BIN):$$PATH" deploy/kubernetes/render.sh
+
+# Needs Node 20 or newer; what it makes is committed, so that nobody needs it to run the server.
+dashboard: setup ## Build the dashboard, with the types of the API as they are now.
+	$(BIN)/python -m tests.dashboard.openapi > dashboard/openapi.json
+	cd dashboard && npm ci --ignore-scripts --no-audit && npm run types && npm run build
+
+screenshots: setup ## Take the pictures of docs/dashboard.md; needs chromium.
+	$(BIN)/python -m tests.dashboard.screenshots $(ARGS)
 
 constraints: setup ## Write the versions installed now to constraints.txt.
 	$(BIN)/pip freeze --exclude-editable > constraints.txt

@@ -19,6 +19,8 @@ TOGETHER: Final = {
     "tests/compat/": "compat",
     # One server and one Prometheus.
     "tests/deploy/test_prometheus.py": "prometheus",
+    # One server and one browser.
+    "tests/dashboard/": "dashboard",
     # What they prepare takes longer than the tests themselves.
     "tests/integration/test_plans.py": "plans",
     "tests/integration/test_postgres_versions.py": "versions",

@@ -4,8 +4,8 @@ QueenError
 ├── SettingsError         a setting has a value that cannot be used
 ├── SchemaTooNew          the database was migrated by a newer Queen than this one
 ├── UnsupportedPostgres   the PostgreSQL is older than Queen can use
-├── DatabaseAway          PostgreSQL cannot be reached; what was in flight may or may not have happened
-├── RedisAway             Redis cannot be reached; PostgreSQL serves alone
+├── DatabaseUnavailable   PostgreSQL cannot be reached; what was in flight may or may not have happened
+├── RedisUnavailable      Redis cannot be reached; PostgreSQL serves alone
 ├── BadRequest            the request is wrong; nothing was stored
 ├── NotFound              what the request names does not exist
 ├── Conflict              the request contradicts what is stored

@@ -23,7 +23,6 @@ from queen.broker.ack.dead_letters import DeadLetters
 from queen.broker.ack.leases import LeaseBook, Releaser, Renewer
 from queen.broker.ack.redrive import Redriver
 from queen.broker.broker import Broker
-from queen.broker.catalog import Catalog
 from queen.broker.change_log import ChangeReader
 from queen.broker.events import Event, EventKind, named, signal
 from queen.broker.heartbeat import DatabaseHeartbeat, DatabaseProbe, MaintenanceModes
@@ -42,28 +41,21 @@ from queen.broker.pop.namespace_pop import NamespacePops
 from queen.broker.pop.popper import Popper
 from queen.broker.pop.scanner import Share
 from queen.broker.push.announcer import Announcer
-from queen.broker.push.append_batch import BatchAssembler
 from queen.broker.push.append_lock import AppendLock
-from queen.broker.push.appender import Appender
-from queen.broker.push.dedup import Dedup
-from queen.broker.push.dedup_filter import DedupFilter, SpillFile
 from queen.broker.push.pusher import Pusher
 from queen.broker.push.replay import SpoolDrainer
-from queen.broker.push.slices import SlicePreparer
 from queen.broker.push.spool_router import SpoolRouter
 from queen.broker.queues import Queues
-from queen.broker.segments import SegmentCache
 from queen.broker.topics.jobs import topic_jobs
 from queen.broker.topics.topics import TOPIC_EVENTS, Topics
-from queen.broker.transactions.stages import Stages
 from queen.broker.transactions.stream_cycles import StreamCycles
 from queen.broker.transactions.stream_queries import StreamQueries
 from queen.broker.transactions.transactions import Transactions
 from queen.bus.peers import Peers, ShardPeers
-from queen.concurrency import SingleFlightCache
+from queen.dashboard import Dashboard
 from queen.http.api.context import Api, MetricSource, Shard
 from queen.http.api.table import add_routes
-from queen.http.api.view_cache import HostViewCache, ViewCache
+from queen.http.api.view_cache import HostViewCache
 from queen.http.auth.browser import BrowserRules
 from queen.http.auth.guard import Guard, server_tls
 from queen.http.auth.ip_limit import IpLimit
@@ -75,15 +67,24 @@ from queen.http.server.message import Access, Handler, Request, Response, Route
 from queen.http.server.observe import SlowLog, watched
 from queen.http.server.protocol import Gate, Shell
 from queen.http.server.router import Around, Router
+from queen.log.append_batch import BatchAssembler
+from queen.log.appender import Appender
+from queen.log.catalog import Catalog
+from queen.log.dedup import Dedup
+from queen.log.dedup_filter import DedupFilter, SpillFile
+from queen.log.segments import SegmentCache
+from queen.log.slices import SlicePreparer
+from queen.log.stages import Stages
 from queen.metrics.meter import Meter
 from queen.metrics.report import SnapshotStore
 from queen.monitoring.families import HostFamilies, PipelineFamilies
-from queen.monitoring.history import History
+from queen.monitoring.history import History, Standings
 from queen.monitoring.recorder import Recorder, ShellView
 from queen.monitoring.scrape import Scraper, ShardsScraper
 from queen.monitoring.status import Status
 from queen.redis.interfaces import Counters
 from queen.settings import Settings
+from queen.single_flight import SingleFlightCache
 from queen.spool.spool import Spool
 from queen.storage.database import Database, Record
 from queen.storage.shard_setup import check_alone
@@ -149,11 +150,15 @@ class Worker:
             self.consumers,
             lambda: self.guard.trouble,
             keep_bodies=tracing is not None,
+            open_connections=self.shell.open_connections,
         )
+        router.fallback = Dashboard()
         host_cache = HostViewCache(runtime_dir) if settings.num_workers > 1 else None
         shards = [self._shard(broker, some) for broker, some in zip(self.brokers, standings, strict=True)]
         shard_router = self._sharded.router if self._sharded is not None else None
-        add_routes(router, self.api, shards, ViewCache(settings.stats_cache_ms / 1000, host_cache), shard_router)
+        add_routes(
+            router, self.api, shards, SingleFlightCache(settings.stats_cache_ms / 1000, host_cache), shard_router
+        )
         self.tls = server_tls(settings)
         self.port = settings.port if port is None else port
 
@@ -211,7 +216,7 @@ class Worker:
         for broker in self.brokers:
             await broker.stop()
 
-    def _shard(self, broker: Broker, standings: SingleFlightCache[list[Record]]) -> Shard:
+    def _shard(self, broker: Broker, standings: Standings) -> Shard:
         """One shard with its views. What workers have counted is kept by the first shard for all of them."""
         return Shard(
             broker,
@@ -237,7 +242,7 @@ class Worker:
             access_families(self.guard.refused, lambda: self.shell.budget),
         )
 
-    def _scraper(self, standings: Sequence[SingleFlightCache[list[Record]]]) -> Scraper:
+    def _scraper(self, standings: Sequence[Standings]) -> Scraper:
         """Metrics of all shards."""
         first, *others = [
             Scraper(
@@ -252,9 +257,10 @@ class Worker:
         ]
         return ShardsScraper(first, others) if others else first
 
-    def _standings(self, broker: Broker) -> SingleFlightCache[list[Record]]:
+    def _standings(self, broker: Broker) -> Standings:
         seconds = self.settings.stats_cache_ms / 1000
-        return SingleFlightCache(partial(broker.database.fetch, "queue_standings", "", "", ""), seconds)
+        cache: SingleFlightCache[list[Record]] = SingleFlightCache(seconds)
+        return partial(cache.get, "standings", partial(broker.database.fetch, "queue_standings", "", "", ""))
 
 
 def _brokers(settings: Settings, worker_id: int, runtime_dir: Path) -> tuple[Broker, ...]:
@@ -441,7 +447,7 @@ class _Push:
         self.lock = AppendLock(
             base.runtime_dir,
             wanted=lambda: notifications.send([signal(EventKind.APPEND_LOCK_WANTED)]),
-            passed_on=lambda: notifications.send([signal(EventKind.APPEND_LOCK_RELEASED)]),
+            released=lambda: notifications.send([signal(EventKind.APPEND_LOCK_RELEASED)]),
         )
         self.spool = Spool.open(
             settings.spool_dir,
@@ -449,7 +455,7 @@ class _Push:
             records_per_file=settings.file_buffer_events_per_file,
             most_bytes=settings.file_buffer_max_mb << 20,
         )
-        router = SpoolRouter(self.spool, base.modes, base.database.presence, preparer, base.envelope)
+        router = SpoolRouter(self.spool, base.modes, base.database.availability, preparer, base.envelope)
         self.pusher = Pusher(
             base.database,
             base.catalog,

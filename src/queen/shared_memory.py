@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def share(path: Path, size: int) -> mmap.mmap:
-    """So many bytes, the same to everybody who opens them; zero until somebody writes."""
+    """Map so many bytes of a file, shared by every process that maps it; zero until written."""
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        # Not just as long as that: where the disk has no room for a page, writing to it would kill the process.
+        # Not truncated to that length: where the disk has no room for a page, writing to it would kill the process.
         os.posix_fallocate(file, 0, size)
         return mmap.mmap(file, size)
     finally:

@@ -255,7 +255,7 @@ async def test_a_port_that_somebody_else_has_is_complained_of_and_taken_when_fre
         host = await start_host("here", queen_udp_peers=("127.0.0.1:9",), queen_udp_notify_port=port)
 
         async def complains() -> bool:
-            return f"UDP port {port} of 127.0.0.1 cannot be had" in caplog.text
+            return f"UDP port {port} of 127.0.0.1 could not be bound" in caplog.text
 
         await until(complains)
         assert not host.stats.listening

@@ -116,7 +116,7 @@ async def test_a_transaction_whose_session_was_killed_does_not_go_on_in_another(
     with pytest.raises(DatabaseUnavailable):
         async with link.transaction():
             await link.fetch("create_group", "before")
-            database.mark_down()
+            database.mark_down("a test says so")
             database.mark_up()
             await link.fetch("create_group", "after")
     assert await connection.fetch("SELECT name FROM queen.groups WHERE name IN ('before', 'after')") == []

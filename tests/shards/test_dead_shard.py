@@ -18,9 +18,9 @@ async def test_what_lives_on_other_shards_goes_on_and_the_rest_comes_back(
     for queue in (alive, dead):
         await api.push(queue, "before")
     assert api.worker is not None
-    presence = api.worker.brokers[1].database.presence
+    availability = api.worker.brokers[1].database.availability
     async with second_proxy.away():
-        await until(lambda: presence.away)
+        await until(lambda: availability.down)
         await api.push(alive, "during")
         messages = await api.pop(alive, batch=5)
         assert [message["data"] for message in messages] == ["before", "during"]
@@ -40,7 +40,7 @@ async def test_what_lives_on_other_shards_goes_on_and_the_rest_comes_back(
         assert (ready.status, ready.body["ready"]) == (200, True)
         assert any("shard 1" in reason for reason in ready.body["reasons"])
         assert (await api.call("GET", "/health")).body["status"] == "degraded"
-    await until(lambda: not presence.away)
+    await until(lambda: not availability.down)
 
     spool = api.worker.brokers[1].spool
     await until(lambda: spool.stats().messages == 0)
@@ -60,6 +60,6 @@ async def test_a_server_starts_while_one_of_its_shards_is_away(
         await second.push(queue_on(0), 1)
         assert len(await second.pop(queue_on(0))) == 1
     assert second.worker is not None
-    presence = second.worker.brokers[1].database.presence
-    await until(lambda: not presence.away)
+    availability = second.worker.brokers[1].database.availability
+    await until(lambda: not availability.down)
     assert len(await second.pop(queue_on(1), wait=True, timeout=30_000)) == 1

@@ -18,12 +18,12 @@ async def test_pushes_that_waited_for_a_dead_shard_follow_a_queue_that_has_left_
     queue = queue_on(1)
     await api.push(queue, "before")
     assert api.worker is not None
-    presence = api.worker.brokers[1].database.presence
+    availability = api.worker.brokers[1].database.availability
     async with second_proxy.away():
-        await until(lambda: presence.away)
+        await until(lambda: availability.down)
         await api.push(queue, "spooled")
         assert await move(dsns, Name.queue(queue), 0)
-    await until(lambda: not presence.away)
+    await until(lambda: not availability.down)
     spool = api.worker.brokers[1].spool
     await until(lambda: spool.stats().messages == 0)
     assert spool.stats().failed_records == 0

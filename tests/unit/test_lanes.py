@@ -197,7 +197,7 @@ def test_a_partition_that_has_something_is_never_forgotten(several: list[tuple[s
 async def test_a_lane_lets_go_of_a_pop_that_was_answered() -> None:
     orders, pop = lane(), await parked_pop()
     orders.admit(pop)
-    assert orders.impatient_pops() == [pop]
+    assert orders.nonblocking_pops() == [pop]
     pop.resolve(b"a long answer")
-    assert not orders.impatient
+    assert not orders.nonblocking
     assert not pop.lanes

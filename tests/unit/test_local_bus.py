@@ -33,4 +33,4 @@ async def test_a_busy_worker_is_told_everything_in_order_but_no_hint_that_would_
         sender.close()
         receiver.close()
     assert heard == [b"in time", *told, b"the end"]
-    assert sender.withheld == 1
+    assert sender.dropped == 1

@@ -145,10 +145,10 @@ def heartbeat(boot: int, name: str, *, leaving: bool = False) -> Packet:
 
 def test_a_silent_host_is_dead_and_alive_again_when_it_is_heard() -> None:
     members = Members(dead_after=5)
-    members.heard(heartbeat(1, "a"), 0)
-    members.heard(heartbeat(2, "b"), 4)
+    members.received(heartbeat(1, "a"), 0)
+    members.received(heartbeat(2, "b"), 4)
     assert members.count(5.5) == Tracked(2, 1, 1)
-    members.heard(Packet(1, 1, 2, 1, []), 6)
+    members.received(Packet(1, 1, 2, 1, []), 6)
     assert members.count(6) == Tracked(2, 2, 0)
     assert (members.heartbeats, members.restarts) == (2, 0)
     assert members.count(2000) == Tracked(0, 0, 0)
@@ -156,26 +156,26 @@ def test_a_silent_host_is_dead_and_alive_again_when_it_is_heard() -> None:
 
 def test_a_host_that_comes_back_under_its_name_was_restarted() -> None:
     members = Members(dead_after=5)
-    members.heard(heartbeat(1, "a"), 0)
-    members.heard(heartbeat(2, "a"), 3)
+    members.received(heartbeat(1, "a"), 0)
+    members.received(heartbeat(2, "a"), 3)
     assert (members.count(4), members.restarts) == (Tracked(2, 2, 0), 0)
     assert (members.count(6), members.restarts) == (Tracked(1, 1, 0), 1)
 
 
 def test_a_host_that_says_good_bye_is_dead_at_once() -> None:
     members = Members(dead_after=5)
-    members.heard(heartbeat(1, "a"), 0)
-    members.heard(heartbeat(1, "a", leaving=True), 1)
+    members.received(heartbeat(1, "a"), 0)
+    members.received(heartbeat(1, "a", leaving=True), 1)
     assert members.count(1) == Tracked(1, 0, 1)
-    members.heard(heartbeat(2, "a"), 1.1)
+    members.received(heartbeat(2, "a"), 1.1)
     assert (members.count(1.2), members.restarts) == (Tracked(1, 1, 0), 1)
 
 
 def test_two_hosts_that_chose_the_same_name_are_two() -> None:
     members = Members(dead_after=5)
     for second in range(20):
-        members.heard(heartbeat(1, "localhost"), second)
-        members.heard(heartbeat(2, "localhost"), second)
+        members.received(heartbeat(1, "localhost"), second)
+        members.received(heartbeat(2, "localhost"), second)
     assert (members.count(20), members.restarts) == (Tracked(2, 2, 0), 0)
 
 

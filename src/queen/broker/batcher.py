@@ -100,7 +100,6 @@ class Batcher(Generic[RequestT]):
         self._tasks: list[asyncio.Task[None] | None] = [None] * self._backlog.slots
         self._sizes = sizes if sizes is not None else Histogram.of(BATCH_SIZES)
         self.batches = 0
-        self.items = 0
 
     def submit(self, item: RequestT) -> None:
         """Have the item run with the next batch. Raises `Overloaded` when too much waits already."""
@@ -161,7 +160,6 @@ class Batcher(Generic[RequestT]):
 
     async def _run_batch(self, batch: list[RequestT]) -> Callable[[], None] | None:
         self.batches += 1
-        self.items += len(batch)
         self._sizes.observe(len(batch))
         try:
             return await self._run(batch)

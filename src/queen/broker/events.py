@@ -1,4 +1,4 @@
-"""What workers tell each other: that something can be popped, that something they may remember has changed."""
+"""The events that workers notify each other of, and their encoding on the bus."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class EventKind(StrEnum):
     GROUP_CHANGED = "g"
     """(group name, number of the change): its cursors were moved or removed"""
     LOOK = "l"
-    """(queue id): somebody says that something may be there"""
+    """(queue id): something may be there that no other event told of"""
     MODES_CHANGED = "m"
     """a maintenance mode was switched on or off"""
     TOPIC_FED = "e"
@@ -58,11 +58,11 @@ HOST_ONLY = frozenset(
         EventKind.TOPICS_BUFFERED.value,
     }
 )
-"""What other hosts are not told, and not believed. That a lease began might be heard after it has ended."""
+"""Neither sent to other hosts nor accepted from them: that a lease began could arrive after it has ended."""
 
 
 class Datagram(msgspec.Struct, array_like=True):
-    """One message on the bus: events, and the ids of what was pushed, so that the others need not read them."""
+    """One message on the bus: events, and the hashes of pushed transaction ids, so that others need not read them."""
 
     events: list[Event]
     spans: list[tuple[int, int, int]] = []
@@ -100,7 +100,7 @@ def partition_gone(queue_id: int, partition_id: int) -> Event:
 
 
 def named(kind: EventKind, name: str, change: int = 0) -> Event:
-    """`change` is the number under which it stands in the log of changes, if it does."""
+    """`change` is its number in the change log, if it is there."""
     return (kind.value, 0, 0, 0, change, name)
 
 

@@ -1,4 +1,4 @@
-"""Maintenance: pushes go to the spool, pops are answered empty."""
+"""The heartbeat of PostgreSQL: whether it is available, and which maintenance modes are on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ import asyncpg
 
 from queen.concurrency import BackgroundTask
 from queen.errors import DatabaseUnavailable, QueenError
-from queen.storage.database import AWAY_ERRORS, HEARTBEAT_SESSION, Connection, Database, Record
+from queen.storage.database import (
+    HEARTBEAT_SESSION,
+    UNAVAILABLE_ERRORS,
+    Connection,
+    Database,
+    Record,
+    unavailable_reason,
+)
 from queen.storage.migrate import load_migrations
 
 
@@ -35,22 +42,22 @@ class MaintenanceModes:
         self.pop_maintenance = False
 
     def learn(self, on: set[str]) -> bool:
-        """These are on, and no others; returns whether that is news."""
+        """Set which are on; returns whether that is a change."""
         push, pop = Mode.PUSH_MAINTENANCE in on, Mode.POP_MAINTENANCE in on
-        news = (push, pop) != (self.push_maintenance, self.pop_maintenance)
+        changed = (push, pop) != (self.push_maintenance, self.pop_maintenance)
         self.known, self.push_maintenance, self.pop_maintenance = True, push, pop
-        return news
+        return changed
 
 
 log = logging.getLogger(__name__)
 
-_LOST: tuple[type[BaseException], ...] = (DatabaseUnavailable, *AWAY_ERRORS)
+_LOST: tuple[type[BaseException], ...] = (DatabaseUnavailable, *UNAVAILABLE_ERRORS)
 _BEAT_SECONDS = 0.4
-_SEARCH_SECONDS = 0.2
+_RECONNECT_SECONDS = 0.2
 
 
 class DatabaseHeartbeat:
-    """Asks every worker's PostgreSQL for the modes, several times a second, on a connection of its own."""
+    """Reads the modes several times a second, on a connection of its own: that PostgreSQL answers is the heartbeat."""
 
     def __init__(
         self,
@@ -61,19 +68,20 @@ class DatabaseHeartbeat:
         on_down: Callable[[], None],
         on_modes: Callable[[], None],
     ) -> None:
-        """A PostgreSQL that answers nobody for `patience` seconds is away. Told when it is, and when modes change."""
+        """A PostgreSQL that answers nothing for `grace` seconds is marked down, and `on_down` is called."""
         self._database = database
         self._modes = modes
         self._grace = grace
         self._on_down = on_down
         self._on_modes = on_modes
         self._connection: Connection | None = None
+        self._reason = ""
         self._nudged = asyncio.Event()
         self._background = BackgroundTask()
 
     async def start(self) -> None:
-        """Look once, so that the modes are known when the first request comes, then go on looking."""
-        await self._look()
+        """Beat once, so that the modes are known when the first request comes, then go on."""
+        await self._beat()
         self._background.start(self._run())
 
     async def stop(self) -> None:
@@ -81,48 +89,52 @@ class DatabaseHeartbeat:
         self._drop()
 
     def nudge(self) -> None:
-        """A mode was changed by somebody: look now."""
+        """A mode was changed: beat now."""
         self._nudged.set()
 
     async def switch(self, mode: Mode, enabled: bool) -> None:
-        """Switch a mode on or off, for good and for everybody. This worker knows it when this returns."""
+        """Switch a mode on or off, for every worker. This one has it when this returns."""
         await self._database.fetch("set_system_mode", mode.value, enabled)
         self._learn(await self._database.fetch("system_modes"))
 
     async def _run(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(_SEARCH_SECONDS if self._database.presence.away else _BEAT_SECONDS):
+                async with asyncio.timeout(_RECONNECT_SECONDS if self._database.availability.down else _BEAT_SECONDS):
                     await self._nudged.wait()
             except TimeoutError:
                 pass
-            # Before the look: whoever nudges during it may have changed what was read already.
+            # Before the beat: a nudge during it may be about what was read already.
             self._nudged.clear()
             try:
-                await self._look()
+                await self._beat()
             except Exception:
-                # Whatever it was, somebody has to go on watching.
-                log.exception("looking after PostgreSQL failed")
+                # Whatever it was, the heart has to go on beating.
+                log.exception("heartbeat of PostgreSQL failed")
 
-    async def _look(self) -> None:
-        presence = self._database.presence
-        answers = presence.answers
-        alive = await self._beats()
-        if not alive and presence.answers == answers:
-            if not presence.away:
-                log.error("PostgreSQL is away: pushes go to the spool, everything else is answered 503")
-                self._database.mark_down()
+    async def _beat(self) -> None:
+        availability = self._database.availability
+        answers = availability.answers
+        alive = await self._is_answered()
+        if not alive and availability.answers == answers:
+            if not availability.down:
+                log.error(
+                    "PostgreSQL is unavailable (%s): pushes go to the spool, other requests are answered 503",
+                    self._reason,
+                )
+                self._database.mark_down(self._reason)
                 self._on_down()
-        elif presence.away:
-            log.warning("PostgreSQL is back")
+        elif availability.down:
+            log.warning("PostgreSQL is available again")
             self._database.mark_up()
 
-    async def _beats(self) -> bool:
-        """Whether PostgreSQL answers in time. A connection that was cut says little: another is made at once."""
+    async def _is_answered(self) -> bool:
+        """Whether PostgreSQL answers in time. A connection that was cut says little: another is opened at once."""
         try:
             async with asyncio.timeout(self._grace):
                 return await self._ask() or await self._ask()
         except TimeoutError:
+            self._reason = f"no answer within {self._grace:g} s"
             self._drop()
             return False
 
@@ -131,12 +143,13 @@ class DatabaseHeartbeat:
             if self._connection is None:
                 self._connection = await self._database.connect(application_name=HEARTBEAT_SESSION)
             self._learn(await self._connection.fetch(self._database.statements["system_modes"]))
-        except _LOST:
+        except _LOST as error:
+            self._reason = unavailable_reason(error)
             self._drop()
             return False
         except asyncpg.PostgresError as error:
             # It answers, if not what was asked for.
-            log.warning("the maintenance modes cannot be read: %s", error)
+            log.warning("maintenance modes could not be read: %s", error)
         return True
 
     def _learn(self, rows: list[asyncpg.Record]) -> None:
@@ -150,12 +163,12 @@ class DatabaseHeartbeat:
 
 
 _FRESH_SECONDS = 1.0
-_PATIENCE_SECONDS = 1.5
+_PROBE_SECONDS = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseState:
-    """What a look at PostgreSQL found; `trouble` is empty when it can be used."""
+    """The result of a probe; `trouble` is empty when PostgreSQL can be used."""
 
     connected: bool
     trouble: str = ""
@@ -166,55 +179,55 @@ class DatabaseState:
 
 
 class DatabaseProbe:
-    """Looks at PostgreSQL for everyone who asks: one look at a time, never longer than `patience`."""
+    """Probes PostgreSQL for all callers: one probe at a time, of `timeout` seconds at most."""
 
     def __init__(
-        self, database: Database, *, fresh_for: float = _FRESH_SECONDS, patience: float = _PATIENCE_SECONDS
+        self, database: Database, *, fresh_for: float = _FRESH_SECONDS, timeout: float = _PROBE_SECONDS
     ) -> None:
         # A connection of its own: to wait for one of the pool says nothing about the database.
         self._link = database.link(probing=True)
         self._needed = frozenset(migration.version for migration in load_migrations())
         self._fresh_for = fresh_for
-        self._patience = patience
+        self._timeout = timeout
         self._state = DatabaseState(connected=False, trouble="PostgreSQL has not been asked yet")
         self._stale_at = 0.0
-        self._looking: asyncio.Task[DatabaseState] | None = None
+        self._probing: asyncio.Task[DatabaseState] | None = None
 
     async def recent(self) -> DatabaseState:
-        """What was found within the last second; else what a new look finds."""
+        """The result of the last second, else of a new probe."""
         if asyncio.get_running_loop().time() < self._stale_at:
             return self._state
         return await self.now()
 
     async def now(self) -> DatabaseState:
-        """What a look finds that is under way, or begins now."""
+        """The result of a probe that is under way, or begins now."""
         loop = asyncio.get_running_loop()
-        if self._looking is None:
-            self._looking = loop.create_task(self._look())
-        # The look goes on for the others when one who asked goes away.
-        return await asyncio.shield(self._looking)
+        if self._probing is None:
+            self._probing = loop.create_task(self._probe())
+        # A caller that is cancelled must not cancel the probe for the others.
+        return await asyncio.shield(self._probing)
 
     async def stop(self) -> None:
-        """Give up a look that is under way."""
-        if self._looking is not None:
-            self._looking.cancel()
+        """Cancel a probe that is under way."""
+        if self._probing is not None:
+            self._probing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._looking
+                await self._probing
 
-    async def _look(self) -> DatabaseState:
+    async def _probe(self) -> DatabaseState:
         try:
             self._state = await self._ask()
             self._stale_at = asyncio.get_running_loop().time() + self._fresh_for
             return self._state
         finally:
-            self._looking = None
+            self._probing = None
 
     async def _ask(self) -> DatabaseState:
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 rows = await self._applied()
         except TimeoutError:
-            return DatabaseState(connected=False, trouble=f"PostgreSQL did not answer within {self._patience:g} s")
+            return DatabaseState(connected=False, trouble=f"PostgreSQL did not answer within {self._timeout:g} s")
         except QueenError as error:
             return DatabaseState(connected=False, trouble=str(error))
         except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
@@ -231,5 +244,5 @@ class DatabaseProbe:
         try:
             return await self._link.fetch("applied_migrations")
         except DatabaseUnavailable:
-            # A connection that was cut while nobody used it says nothing about PostgreSQL; a new one does.
+            # A connection that was cut while idle says nothing about PostgreSQL; a new one does.
             return await self._link.fetch("applied_migrations")

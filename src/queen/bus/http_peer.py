@@ -1,4 +1,4 @@
-"""Another host, told over HTTP: events are gathered for a moment and posted together, and tried again when it fails."""
+"""Another host, reached over HTTP: events are batched for some milliseconds, and posted again when that fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from queen.bus.packets import ROUTE, Event, Heartbeat, PacketWriter
 
 log = logging.getLogger(__name__)
 
-# Well below what the gate of the other host lets in.
+# Well below what the other host accepts.
 _BODY_BYTES = 48_000
 _MOST_AT_ONCE = 2000
 _MOST_QUEUED = 10_000
@@ -41,7 +41,7 @@ class HttpPeer:
         self._writer = writer
         self._traffic = traffic
         self._batch_seconds = batch_seconds
-        # A dict keeps the order and what is told twice once.
+        # A dict keeps the order, and an event that is published twice once.
         self._queued: dict[Event, None] = {}
         self._something = asyncio.Event()
         self._tls = tls
@@ -76,7 +76,7 @@ class HttpPeer:
                 self._something.clear()
 
     async def post_heartbeat(self, *, leaving: bool = False) -> None:
-        """Post a sign of life; the answer says whether this host is its own peer."""
+        """Post a heartbeat; the answer says whether this host is its own peer."""
         answer = await self._post(self._writer.heartbeat(Heartbeat(self._name, self._url, leaving)))
         if answer is not None:
             self.is_self = answer
@@ -116,7 +116,7 @@ class HttpPeer:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
             return self._failed(str(error) or type(error).__name__)
         if self._pause:
-            log.info("the peer %s answers again", self._url)
+            log.info("peer %s is reachable again", self._url)
         self._pause = 0.0
         self._traffic.requests_sent += 1
         return own
@@ -124,6 +124,6 @@ class HttpPeer:
     def _failed(self, why: str) -> bool | None:
         self._traffic.requests_failed += 1
         if not self._pause:
-            log.warning("the peer %s cannot be told: %s; trying again", self._url, why)
+            log.warning("peer %s is unreachable (%s); retrying", self._url, why)
         self._pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * self._pause))
         return None

@@ -26,10 +26,8 @@ class LocalBus:
         self._peers: dict[str, deque[bytes]] = {
             str(_socket_path(directory, peer)): deque() for peer in range(workers) if peer != worker_id
         }
-        self.sent = 0
-        self.received = 0
         self.dropped = 0
-        self.withheld = 0
+        """Datagrams that another worker was too busy for, or that could not be sent."""
 
     largest = _LARGEST
 
@@ -55,10 +53,10 @@ class LocalBus:
                 self._queue(backlog, datagram)
 
     def hint(self, datagram: bytes) -> None:
-        """Give a datagram to those of the others who can take it now: it is of no use, or misleads, when it is late."""
+        """Send a datagram to the other workers that can take it now: late it is of no use, or misleads."""
         for peer, backlog in self._peers.items():
             if backlog or not self._try_send(peer, datagram):
-                self.withheld += 1
+                self.dropped += 1
 
     def drain(self) -> None:
         """Take in everything that has arrived. Also called before a pop concludes that nothing is there."""
@@ -69,7 +67,6 @@ class LocalBus:
                 datagram = self._socket.recv(65536)
             except BlockingIOError:
                 return
-            self.received += 1
             try:
                 self._receive(datagram)
             except Exception:
@@ -77,7 +74,7 @@ class LocalBus:
                 log.exception("datagram of %d bytes from another worker could not be handled", len(datagram))
 
     def _try_send(self, peer: str, datagram: bytes) -> bool:
-        """Whether the datagram needs no further attempt: it was taken, or nobody is there to take it."""
+        """Whether the datagram needs no further attempt: it was taken, or there is no process to take it."""
         if self._socket is None:
             return True
         try:
@@ -93,11 +90,10 @@ class LocalBus:
             self.dropped += 1
             log.error("datagram of %d bytes could not be sent to %s: %s", len(datagram), peer, error)
             return True
-        self.sent += 1
         return True
 
     def _queue(self, backlog: deque[bytes], datagram: bytes) -> None:
-        """Keep what a busy worker could not take yet; the slow poll makes up for what is dropped beyond that."""
+        """Keep what a busy worker could not take yet; the safety poll makes up for what is dropped beyond that."""
         if len(backlog) >= _MOST_QUEUED:
             backlog.popleft()
             self.dropped += 1

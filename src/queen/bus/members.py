@@ -1,4 +1,4 @@
-"""Which other hosts there are, by their signs of life."""
+"""Membership: the other hosts, by their heartbeats."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class PeerStats:
-    """A worker's view of the other hosts at one moment."""
+    """The other hosts as one worker sees them now."""
 
     enabled: bool
     running: bool
@@ -61,11 +61,11 @@ _MOST_SERVERS = 1000
 
 @dataclass(slots=True)
 class Server:
-    """A host that was heard, since it was started."""
+    """A host that has sent packets since it was started."""
 
     name: str
-    first_heard: float
-    last_heard: float
+    first_at: float
+    last_at: float
     alive: bool = True
 
 
@@ -87,8 +87,8 @@ class Members:
         self.heartbeats = 0
         self.restarts = 0
 
-    def heard(self, packet: Packet, now: float) -> None:
-        """Any packet is a sign of life; the first one that makes a host known is a heartbeat."""
+    def received(self, packet: Packet, now: float) -> None:
+        """Any packet shows that its host is alive; a heartbeat makes a host known."""
         heartbeat = packet.heartbeat
         server = self._servers.get(packet.boot)
         if heartbeat is not None:
@@ -97,28 +97,28 @@ class Members:
                 server = self._meet(packet.boot, heartbeat, now)
         if server is None:
             return
-        server.last_heard = now
+        server.last_at = now
         leaving = heartbeat is not None and heartbeat.leaving
         if leaving == server.alive:
             server.alive = not leaving
-            log.info("host %s %s", server.name, "has stopped" if leaving else "is heard again")
+            log.info("host %s %s", server.name, "has stopped" if leaving else "is alive again")
 
     def settle(self, now: float) -> None:
-        """Notice who has fallen silent. One that is silent and whose name came up anew has been restarted."""
+        """Mark hosts dead that send nothing. One whose name came up again since has been restarted."""
         newest: dict[str, float] = {}
         for server in self._servers.values():
-            newest[server.name] = max(server.first_heard, newest.get(server.name, server.first_heard))
+            newest[server.name] = max(server.first_at, newest.get(server.name, server.first_at))
         for boot, server in list(self._servers.items()):
-            silent = now - server.last_heard
-            if server.alive and silent > self._dead_after:
+            idle = now - server.last_at
+            if server.alive and idle > self._dead_after:
                 server.alive = False
-                log.warning("host %s has not been heard for %.1f s", server.name, silent)
+                log.warning("host %s is dead: no packet for %.1f s", server.name, idle)
             if server.alive:
                 continue
-            if newest[server.name] > server.first_heard:
+            if newest[server.name] > server.first_at:
                 self.restarts += 1
                 del self._servers[boot]
-            elif silent > _REMEMBERED_SECONDS:
+            elif idle > _REMEMBERED_SECONDS:
                 del self._servers[boot]
 
     def count(self, now: float) -> Tracked:
@@ -128,5 +128,5 @@ class Members:
 
     def _meet(self, boot: int, heartbeat: Heartbeat, now: float) -> Server:
         server = self._servers[boot] = Server(heartbeat.name, now, now, alive=not heartbeat.leaving)
-        log.info("host %s is heard", server.name)
+        log.info("host %s joined", server.name)
         return server

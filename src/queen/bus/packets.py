@@ -155,7 +155,7 @@ def is_frame(data: bytes) -> bool:
 
 
 def plain_frame(body: bytes) -> bytes:
-    """A frame without a signature, for those who share a directory and need none."""
+    """A frame without a signature, for workers that share a directory and need none."""
     return _MAGIC + _PLAIN + body
 
 
@@ -190,7 +190,7 @@ class ReplayGuard:
         self._senders[sender] = (newest, came | bit)
         self._senders.move_to_end(sender)
         if len(self._senders) > _MOST_SENDERS:
-            # The one that has been silent for longest: its packets are stale by now.
+            # The one that has sent nothing for longest: its packets are stale by now.
             self._senders.popitem(last=False)
         return True
 
@@ -201,10 +201,10 @@ LARGEST_FRAME = 60_000
 
 
 class PacketValidator:
-    """Turns frames into packets. Age and repetition matter only with a secret: without one, anybody makes new ones."""
+    """Decodes frames. Age and repetition matter only with a secret: without one, anybody can make new packets."""
 
-    def __init__(self, sealer: PacketSigner, clock: Callable[[], float] = time.time) -> None:
-        self._sealer = sealer
+    def __init__(self, signer: PacketSigner, clock: Callable[[], float] = time.time) -> None:
+        self._signer = signer
         self._guard = ReplayGuard()
         self._clock = clock
 
@@ -212,9 +212,9 @@ class PacketValidator:
         """The packet and its bare body; raises `PacketRefused`."""
         if len(frame) > LARGEST_FRAME:
             raise PacketRefused(PacketRefusal.MALFORMED)
-        body = self._sealer.open(frame)
+        body = self._signer.open(frame)
         packet = decode(body)
-        if self._sealer.signs:
+        if self._signer.signs:
             if abs(self._clock() - packet.sent_ms / 1000) > FRESH_SECONDS:
                 raise PacketRefused(PacketRefusal.STALE)
             if not self._guard.admit(packet.sender, packet.sequence):
@@ -223,7 +223,7 @@ class PacketValidator:
 
     def note(self, packet: Packet) -> None:
         """Another worker of this host has admitted the packet: it must not come in here once more."""
-        if self._sealer.signs:
+        if self._signer.signs:
             self._guard.admit(packet.sender, packet.sequence)
 
 
@@ -249,7 +249,7 @@ def boot_number(directory: Path) -> int:
     draft = directory / f"boot.{os.getpid()}.{secrets.token_hex(4)}"
     draft.write_text(str(draw_number()))
     try:
-        # A link appears with its content, and only if nobody was faster.
+        # A link appears with its content, and only if no other process was faster.
         path.hardlink_to(draft)
     except FileExistsError:
         pass
@@ -270,9 +270,9 @@ def server_name(port: int) -> str:
 class PacketWriter:
     """Numbers packets one after the other, and seals them."""
 
-    def __init__(self, boot: int, sealer: PacketSigner) -> None:
+    def __init__(self, boot: int, signer: PacketSigner) -> None:
         self._boot = boot
-        self._sealer = sealer
+        self._signer = signer
         self._sender = draw_number()
         self._sequence = 0
 
@@ -287,4 +287,4 @@ class PacketWriter:
     def _seal(self, events: list[Raw], heartbeat: Heartbeat | None) -> bytes:
         self._sequence += 1
         sent_ms = int(time.time() * 1000)
-        return self._sealer.seal(encode_packet(self._boot, self._sender, self._sequence, sent_ms, events, heartbeat))
+        return self._signer.seal(encode_packet(self._boot, self._sender, self._sequence, sent_ms, events, heartbeat))

@@ -1,8 +1,8 @@
-"""The other hosts on the same PostgreSQL: telling them what happened here, and hearing what happened there.
+"""The other hosts on the same PostgreSQL: sending them events, and receiving theirs.
 
-Every worker sends for itself. What comes in comes to one worker (UDP: the one that has the host's port, HTTP: whoever
-accepted the connection), which checks it and passes it on to the others over the local bus. Nothing is ever passed on
-to a further host. All of it is for speed: whatever is lost is found by the slow poll and the log of changes.
+Every worker sends its own events. A packet is received by one worker (UDP: the one that has the host's port, HTTP: the
+one that accepted the connection), which validates it and relays it to the others over the local bus. Nothing is relayed
+to a third host. All of it is for speed: what is lost is found by the safety poll and the change log.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STAND_SECONDS = 0.25
-_FAREWELL_SECONDS = 0.5
+_LEAVE_SECONDS = 0.5
 # What the workers of a host pass on to each other needs no signature.
 _BARE = PacketSigner(())
 
 
 class Peers:
-    """One worker's ties to other hosts."""
+    """One worker's connection to other hosts."""
 
     def __init__(
         self,
@@ -62,15 +62,15 @@ class Peers:
         self.name = server_name(settings.port)
         self._relay = relay
         self._deliver = deliver
-        self._sealer = PacketSigner([bytes.fromhex(key) for key in settings.queen_sync_secret])
-        self._gate = PacketValidator(self._sealer)
+        self._signer = PacketSigner([bytes.fromhex(key) for key in settings.queen_sync_secret])
+        self._validator = PacketValidator(self._signer)
         self._dead_after = settings.queen_sync_dead_threshold_ms / 1000
         self._beat_seconds = settings.queen_sync_heartbeat_ms / 1000
         self._members = Members(self._dead_after)
-        self._speaker = UdpLeader(runtime_dir)
+        self._leader = UdpLeader(runtime_dir)
         self._traffic = Traffic()
         self._boot = boot_number(runtime_dir)
-        writer = self._writer = PacketWriter(self._boot, self._sealer)
+        writer = self._writer = PacketWriter(self._boot, self._signer)
         self._book = AddressBook(settings.queen_udp_peers, settings.queen_udp_notify_port)
         self._udp: UdpSocket | None = None
         if self.enabled and settings.queen_udp_peers:
@@ -88,7 +88,7 @@ class Peers:
                 for url in settings.queen_peers
             ]
         self.active = self._udp is not None or bool(self._http)
-        """Whether there is anybody to tell."""
+        """Whether peers are configured."""
         # Addresses that have turned out to be this host's own, and when.
         self._own: dict[str, float] = {}
         self._pending: list[Event] = []
@@ -97,42 +97,42 @@ class Peers:
     @property
     def signed(self) -> bool:
         """Whether hosts share a secret, so that what comes in proves where it is from."""
-        return self._sealer.signs
+        return self._signer.signs
 
     def start(self) -> None:
         if self.active and not self.signed:
-            log.warning("QUEEN_SYNC_SECRET is not set: whoever reaches this host can send it events of other hosts")
+            log.warning("QUEEN_SYNC_SECRET is not set: packets of other hosts are accepted without a signature")
         if self._udp is not None:
             self._spawn(self._book.keep_up())
         for peer in self._http:
             self._spawn(peer.post_events())
             self._spawn(self._keep_beating(peer))
         if self.active:
-            self._spawn(self._keep_speaking())
+            self._spawn(self._lead())
 
     async def stop(self) -> None:
-        """Say good-bye, and end."""
+        """Send a last heartbeat that says so, and close."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
         self._flush()
-        if self._speaker.elected:
+        if self._leader.elected:
             self._beat_udp(leaving=True)
-            farewells = [peer.post_heartbeat(leaving=True) for peer in self._http]
+            goodbyes = [peer.post_heartbeat(leaving=True) for peer in self._http]
             try:
-                async with asyncio.timeout(_FAREWELL_SECONDS):
-                    await asyncio.gather(*farewells)
+                async with asyncio.timeout(_LEAVE_SECONDS):
+                    await asyncio.gather(*goodbyes)
             except TimeoutError:
-                log.debug("a peer could not be told in time that this host stops")
+                log.debug("peer could not be notified in time that this host stops")
         for peer in self._http:
             await peer.close()
         if self._udp is not None:
             self._udp.close()
-        self._speaker.close()
+        self._leader.close()
 
     def publish(self, events: Sequence[Event]) -> None:
-        """Let every other host know; what comes within one turn of the event loop goes together."""
+        """Send events to every other host; those of one iteration of the event loop go together."""
         if not self.active or not events:
             return
         if not self._pending:
@@ -146,7 +146,7 @@ class Peers:
             if not self.signed and not self.active:
                 # Without a secret and without peers there is nobody whose packet this could be.
                 raise PacketRefused(PacketRefusal.UNEXPECTED)
-            packet, body = self._gate.admit(frame)
+            packet, body = self._validator.admit(frame)
         except PacketRefused as refused:
             self._traffic.dropped[refused.reason.value] += 1
             raise
@@ -163,11 +163,11 @@ class Peers:
             # A worker of another version, during an upgrade.
             self._traffic.dropped[refused.reason.value] += 1
             return
-        self._gate.note(packet)
+        self._validator.note(packet)
         self._take_in(packet)
 
     def stats(self) -> PeerStats:
-        """What there is to tell about other hosts, at this moment."""
+        """Statistics of the other hosts."""
         tracked = self._members.count(_now())
         return PeerStats(
             enabled=self.enabled,
@@ -198,7 +198,7 @@ class Peers:
                 self._udp.send(frame, address)
 
     def _others(self) -> list[Address]:
-        """Where other hosts are. An address is looked at again after a while: it may have gone to somebody else."""
+        """Where other hosts are. An address is looked at again after a while: it may belong to another host by then."""
         if not self._own:
             return list(self._book.addresses)
         recent = _now() - self._dead_after
@@ -208,7 +208,7 @@ class Peers:
         try:
             self.receive(frame)
         except PacketRefused as refused:
-            log.debug("a datagram was dropped: %s", refused.reason.value)
+            log.debug("datagram dropped: %s", refused.reason.value)
 
     def _take_in(self, packet: Packet) -> bool:
         now = _now()
@@ -217,18 +217,18 @@ class Peers:
             if packet.heartbeat is not None:
                 self._own[packet.heartbeat.to] = now
             return True
-        self._members.heard(packet, now)
+        self._members.received(packet, now)
         if packet.events:
             self._traffic.events_received += len(packet.events)
             self._deliver(packet.events)
         return False
 
-    async def _keep_speaking(self) -> None:
-        """Stand for speaker; as speaker, listen and give signs of life."""
+    async def _lead(self) -> None:
+        """Stand for UDP leader; as leader, listen and send heartbeats."""
         beat_at = 0.0
         while True:
             now = _now()
-            if self._speaker.stand():
+            if self._leader.stand():
                 if self._udp is not None:
                     self._udp.listen()
                 if now >= beat_at:
@@ -244,9 +244,9 @@ class Peers:
             self._udp.send(self._writer.heartbeat(Heartbeat(self.name, str(address), leaving)), address)
 
     async def _keep_beating(self, peer: HttpPeer) -> None:
-        """Signs of life come from the speaker; another worker only has to find out whether the peer is this host."""
+        """Heartbeats come from the leader; another worker only has to find out whether the peer is this host."""
         while True:
-            if self._speaker.elected or peer.is_self is None:
+            if self._leader.elected or peer.is_self is None:
                 await peer.post_heartbeat()
             await asyncio.sleep(self._beat_seconds)
 
@@ -276,7 +276,7 @@ def is_relayed(data: bytes) -> bool:
 
 def _ended(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        log.error("a task that keeps up with other hosts failed", exc_info=task.exception())
+        log.error("background task for other hosts failed", exc_info=task.exception())
 
 
 def _now() -> float:
@@ -289,20 +289,20 @@ _SHARD_DIGITS: Final = 4
 
 
 class ShardPeers(Peers):
-    """Tells other hosts of one shard over the ties of another's broker, which also hears for all."""
+    """Sends the events of one shard through the peers of the first, which also receive for all."""
 
-    def __init__(self, settings: Settings, runtime_dir: Path, ties: Peers, shard: int) -> None:
+    def __init__(self, settings: Settings, runtime_dir: Path, first: Peers, shard: int) -> None:
         alone = dataclasses.replace(settings, queen_sync_enabled=False)
         super().__init__(alone, runtime_dir, relay=lambda frame: None, deliver=lambda events: None)
-        self._ties = ties
+        self._first = first
         self._shard = shard
-        self.active = ties.active
+        self.active = first.active
 
     def start(self) -> None:
         return
 
     def publish(self, events: Sequence[Event]) -> None:
-        self._ties.publish([(*event[:5], f"{_MARK}{self._shard}{_MARK}{event[5]}") for event in events])
+        self._first.publish([(*event[:5], f"{_MARK}{self._shard}{_MARK}{event[5]}") for event in events])
 
 
 def by_shard(events: Sequence[Event]) -> dict[int, list[Event]]:

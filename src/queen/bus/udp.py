@@ -62,7 +62,7 @@ class AddressBook:
         except OSError as error:
             # What it was is kept: an answer that fails says nothing about the host.
             if peer not in self._failing:
-                log.warning("the peer %s cannot be looked up: %s; trying again soon", host, error)
+                log.warning("name of peer %s could not be resolved: %s; retrying", host, error)
                 self._failing.add(peer)
             return
         self._failing.discard(peer)
@@ -70,7 +70,7 @@ class AddressBook:
         # One way to reach it is enough.
         preferred = [place for place in places if place.family == socket.AF_INET] or places
         if preferred != self._found.get(peer):
-            log.info("the peer %s is at %s", host, ", ".join(map(str, preferred)))
+            log.info("peer %s resolved to %s", host, ", ".join(map(str, preferred)))
             self._found[peer] = preferred
 
 
@@ -114,7 +114,7 @@ _MOST_AT_ONCE = 256
 
 
 class UdpSocket:
-    """Sends from a port of its own, and receives on the port of the host when told to listen."""
+    """Sends from a port of its own, and receives on the port of the host once it listens."""
 
     def __init__(self, host: str, port: int, receive: Callable[[bytes], None], traffic: Traffic) -> None:
         self._host = host
@@ -130,7 +130,7 @@ class UdpSocket:
         return self._listener is not None
 
     def listen(self) -> bool:
-        """Take the port of the host; False while somebody else has it."""
+        """Bind the port of the host; False while another process has it."""
         if self._listener is not None:
             return True
         # Nobody shares it: what a second listener took would be lost to this one.
@@ -144,7 +144,7 @@ class UdpSocket:
             if not self._complained:
                 self._complained = True
                 log.error(
-                    "UDP port %d of %s cannot be had (%s): this host hears of other hosts late;"
+                    "UDP port %d of %s could not be bound (%s): notifications of other hosts are not received;"
                     " free the port, or set QUEEN_UDP_NOTIFY_PORT",
                     self._port,
                     self._host,
@@ -164,7 +164,7 @@ class UdpSocket:
         try:
             sender.sendto(frame, (address.host, address.port))
         except OSError:
-            # A full buffer, no way to that network: the slow poll of the other host makes up for it.
+            # A full buffer, no way to that network: the safety poll of the other host makes up for it.
             self._traffic.dropped["unsendable"] += 1
             return
         self._traffic.packets_sent += 1
@@ -192,6 +192,6 @@ class UdpSocket:
             except BlockingIOError:
                 return
             except OSError as error:
-                log.debug("receiving a datagram failed: %s", error)
+                log.debug("datagram could not be received: %s", error)
                 return
             self._receive(frame)

@@ -102,7 +102,7 @@ ENTRIES: Final = (
     Entry(
         "apply",
         f"{_T}.manifest:apply_app",
-        "Bring queues, groups, topics and quotas into the state a file describes.",
+        "Bring queues, groups, topics, quotas and write modes into the state a file describes.",
         "Resources",
     ),
     Entry("export", f"{_T}.manifest:export_app", "Write the file that `queen apply` reads.", "Resources"),
@@ -136,18 +136,23 @@ app = typer.Typer(
     help="Queen: a message queue, task queue and stream platform on PostgreSQL.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-@app.callback()
-def _root(
-    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version.")] = False,
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(f"queen {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Queen: a message queue, task queue and stream platform on PostgreSQL."""
 
 
 def tree() -> Any:
@@ -160,12 +165,12 @@ def run(arguments: Sequence[str] | None = None) -> None:
     sys.exit(execute(arguments))
 
 
-def execute(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line, and return its exit code."""
+def execute(arguments: Sequence[str] | None = None, root: Any = None) -> int:
+    """Run the command line, and return its exit code; `root` is a tree to use once more."""
     # What the client logs is raised as well, and one line is enough.
     logging.getLogger("queen.client").addHandler(logging.NullHandler())
     try:
-        return run_tree(tree(), arguments)
+        return run_tree(tree() if root is None else root, arguments)
     except UsageProblem as error:
         return _fail(1, str(error))
     except QueenError as error:
@@ -175,12 +180,13 @@ def execute(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(error, NothingFound) else _fail(code, text)
     except typer.Abort:
         return _fail(1, "stopped")
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # Whoever read our output has seen enough, as `head` has; Python would complain at its end.
-        sys.stdout = None
-        return 0
+    except Exception as error:
+        # A network or a PostgreSQL that fails in the middle of something is no bug of ours.
+        if not isinstance(error, OSError) and not type(error).__module__.startswith("asyncpg"):
+            raise
+        return _fail(
+            2, f"{' '.join(str(error).split()) or type(error).__name__}; try again, queen doctor looks for the cause"
+        )
 
 
 def _fail(code: int, text: str) -> int:

@@ -1,4 +1,4 @@
-"""How often something was done and how long it took in all: small enough to be kept for each topic."""
+"""What is counted: tallies, gauges, durations and histograms."""
 
 from __future__ import annotations
 
@@ -139,11 +139,7 @@ class WorkerTally(Tally, array_like=True, gc=False):
     """What is counted for a worker as a whole, on top of what is counted for each queue."""
 
     db_errors: int = 0
-    """Statements that failed because PostgreSQL was away or too busy."""
+    """Statements that failed because PostgreSQL was unavailable or too busy."""
     batches: int = 0
     """Fused database calls."""
     http_responses: int = 0
-
-
-QUEUE_COLUMNS: Final = Tally.__struct_fields__
-WORKER_COLUMNS: Final = WorkerTally.__struct_fields__

@@ -18,7 +18,7 @@ _FEWEST_KEPT: Final = 2000
 
 
 def topic_label(done: str, namespace: str, topic: str) -> str:
-    """What is counted as one: names hold no control characters, so lines part them."""
+    """The key of a counter: names hold no control characters, so lines separate them."""
     return f"{done}\n{namespace}\n{topic}"
 
 
@@ -96,11 +96,11 @@ class Meter:
         for name in queues:
             self.queue(name).pop_empty += 1
 
-    def popped(self, queue: str, parts: Sequence[tuple[int, datetime]], now: float, *, auto_ack: bool) -> None:
+    def popped(self, queue: str, segments: Sequence[tuple[int, datetime]], now: float, *, auto_ack: bool) -> None:
         """Messages were delivered: for each segment they came from, how many and when it was stored."""
         total, own = self.total, self.queue(queue)
         messages = 0
-        for count, stored_at in parts:
+        for count, stored_at in segments:
             messages += count
             lag_ms = max(0.0, (now - stored_at.timestamp()) * 1000)
             total.lagged(count, lag_ms)
@@ -112,7 +112,7 @@ class Meter:
             own.auto_acked += messages
 
     def acked(self, queue: str | None, success: int, failed: int = 0, dead: int = 0, requests: int = 1) -> None:
-        """Messages of a queue (None: of one that nobody knows) were acknowledged, by so many requests."""
+        """Messages of a queue (None: an unknown one) were acknowledged, by so many requests."""
         total = self.total
         total.ack_success += success
         total.ack_failed += failed
@@ -159,7 +159,7 @@ class Meter:
                 histogram.add(counted)
 
     def forget_idle(self, idle: Iterable[str]) -> None:
-        """Let go of queues that nobody uses, when there are many."""
+        """Remove queues that are idle, when there are many."""
         for name in idle:
             if len(self.queues) <= _FEWEST_KEPT:
                 return

@@ -1,4 +1,4 @@
-"""What a worker tells the other workers of its host: all it has counted, and how it is."""
+"""Reports: what a worker has counted and sampled, shared with the other workers of its host."""
 
 from __future__ import annotations
 

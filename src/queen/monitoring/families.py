@@ -31,7 +31,7 @@ class HostFamilies:
             (
                 "queen_file_buffer_db_healthy",
                 "1 when PostgreSQL answers this worker.",
-                not broker.database.presence.away,
+                not broker.database.availability.down,
             ),
             ("queen_maintenance_mode_enabled", "1 while pushes go to the spool.", broker.modes.push_maintenance),
             ("queen_pop_maintenance_mode_enabled", "1 while pops get nothing.", broker.modes.pop_maintenance),
@@ -56,7 +56,7 @@ class HostFamilies:
 
         up = GaugeMetricFamily("queen_shard_up", "1 when the shard answers this worker.", labels=("shard",))
         for number, broker in enumerate(self._broker.siblings or (self._broker,)):
-            up.add_metric((str(number),), float(not broker.database.presence.away))
+            up.add_metric((str(number),), float(not broker.database.availability.down))
         yield up
 
     def transaction_ids(self) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""Connections to one PostgreSQL shard: links for the fused lanes, a pool for everything else."""
+"""Connections to one PostgreSQL shard: links for batched statements, a pool for everything else."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Record: TypeAlias = asyncpg.Record
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 PooledConnection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
 
-# Errors that say nothing about the statement: the server is not there, or is going away.
-AWAY_ERRORS: tuple[type[BaseException], ...] = (
+# Errors that say nothing about the statement: the server is unavailable, or shuts down.
+UNAVAILABLE_ERRORS: tuple[type[BaseException], ...] = (
     OSError,
     TimeoutError,
     asyncpg.InterfaceError,
@@ -36,7 +36,7 @@ AWAY_ERRORS: tuple[type[BaseException], ...] = (
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.PostgresIOError,
 )
-# PostgreSQL is there, but somebody holds what the statement needs; nothing of it was done.
+# PostgreSQL is available, but another session holds what the statement needs; nothing was done.
 BUSY_ERRORS: tuple[type[BaseException], ...] = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError)
 
 
@@ -44,26 +44,27 @@ HEARTBEAT_SESSION = "queen watch"
 """The application_name of the connection on which a worker asks whether PostgreSQL is available; it has always one."""
 
 
-class Presence:
-    """Whether PostgreSQL is known to be away, and how often it has answered."""
+class Availability:
+    """Whether PostgreSQL is available, and how often it has answered."""
 
-    __slots__ = ("answers", "away")
+    __slots__ = ("answers", "down", "reason")
 
     def __init__(self) -> None:
-        self.away = False
+        self.down = False
+        self.reason = ""
         self.answers = 0
 
     def check(self) -> None:
         """Raises `DatabaseUnavailable` at once rather than after trying in vain."""
-        if self.away:
-            raise self.absence()
+        if self.down:
+            raise self.error()
 
-    def absence(self) -> DatabaseUnavailable:
-        return DatabaseUnavailable("PostgreSQL is unavailable; reconnecting")
+    def error(self) -> DatabaseUnavailable:
+        return DatabaseUnavailable(_unavailable(self.reason))
 
 
 class Fetcher(Protocol):
-    """Whatever runs named statements: a link, a transaction, a database."""
+    """Runs named statements: a link, a transaction, a database."""
 
     async def fetch(self, name: str, *args: Any) -> list[Record]: ...
 
@@ -76,14 +77,14 @@ class Link:
         connect: Callable[[], Awaitable[Connection]],
         statements: Mapping[str, str],
         timeout: float,
-        presence: Presence,
+        availability: Availability,
         on_error: Callable[[], None],
     ) -> None:
         """`timeout` is for a server that says nothing at all: longer than it may take to run a statement."""
         self._connect = connect
         self._statements = statements
         self._timeout = timeout
-        self._presence = presence
+        self._availability = availability
         self._on_error = on_error
         self._connection: Connection | None = None
         self._in_transaction = False
@@ -99,13 +100,13 @@ class Link:
             if statement is None:
                 statement = await self._prepare(connection, name)
             rows = await statement.fetch(*args, timeout=self._timeout)
-            self._presence.answers += 1
+            self._availability.answers += 1
             return rows
         except asyncio.CancelledError:
             # The statement may still be running on the connection: it cannot be used again.
             self.drop()
             raise
-        except (*AWAY_ERRORS, *BUSY_ERRORS) as error:
+        except (*UNAVAILABLE_ERRORS, *BUSY_ERRORS) as error:
             self._on_error()
             raise self._failed(error) from error
 
@@ -124,13 +125,13 @@ class Link:
         except asyncio.CancelledError:
             self.drop()
             raise
-        except (*AWAY_ERRORS, *BUSY_ERRORS) as error:
+        except (*UNAVAILABLE_ERRORS, *BUSY_ERRORS) as error:
             raise self._failed(error) from error
         self._in_transaction = True
         try:
             yield
             await transaction.commit()
-        except (*AWAY_ERRORS, *BUSY_ERRORS) as error:
+        except (*UNAVAILABLE_ERRORS, *BUSY_ERRORS) as error:
             self._in_transaction = False
             self.drop()
             raise self._failed(error) from error
@@ -169,7 +170,7 @@ class Link:
     async def _open(self) -> Connection:
         if self._in_transaction:
             raise DatabaseUnavailable(_unavailable("connection lost"))
-        self._presence.check()
+        self._availability.check()
         self._prepared.clear()
         connection = self._connection = await self._connect()
         return connection
@@ -196,7 +197,7 @@ class Link:
 
 
 class PoolUsage(NamedTuple):
-    """Connections of a pool: how many there may be, are open and are idle; and those that lanes keep for themselves."""
+    """Connections of a pool: how many there may be, are open and are idle; and those of links."""
 
     largest: int
     size: int
@@ -209,7 +210,7 @@ class PoolUsage(NamedTuple):
 
 
 class Database:
-    """One shard. `link()` for a lane that runs the same few statements all the time, `fetch()` for the rest."""
+    """One shard. `link()` for a component that runs the same few statements all the time, `fetch()` for the rest."""
 
     def __init__(
         self,
@@ -235,18 +236,18 @@ class Database:
         }
         # Views sum up days of history: with the four megabytes of the default, by a sort on disk.
         self._view_settings = self._settings | {"work_mem": "32MB"}
-        # The hot statements have one right plan; planning them anew for each batch costs more than running them.
+        # The hot statements have one right plan; planning them for each batch costs more than running them.
         self._hot_settings = self._settings | {
             "plan_cache_mode": "force_generic_plan",
             "enable_seqscan": "off",
             "enable_incremental_sort": "off",
         }
-        self.presence = Presence()
+        self.availability = Availability()
         self._pool: asyncpg.Pool[Record] | None = None
         self._links: list[Link] = []
         self.statements = load_statements()
         self.errors = 0
-        """How often PostgreSQL was away, or too busy to do what it was asked."""
+        """How often PostgreSQL was unavailable, or too busy."""
 
     @property
     def usage(self) -> PoolUsage:
@@ -257,8 +258,8 @@ class Database:
 
     def link(self, *, probing: bool = False) -> Link:
         """A connection of a component's own; a `probing` one is tried even while PostgreSQL is marked down."""
-        presence = Presence() if probing else self.presence
-        link = Link(self._connect_hot, self.statements, self._link_timeout, presence, self._note_error)
+        availability = Availability() if probing else self.availability
+        link = Link(self._connect_hot, self.statements, self._link_timeout, availability, self._note_error)
         self._links.append(link)
         return link
 
@@ -269,19 +270,19 @@ class Database:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[PooledConnection]:
-        """A pooled connection; raises `DatabaseUnavailable` when PostgreSQL is not there."""
-        self.presence.check()
+        """A pooled connection; raises `DatabaseUnavailable` when PostgreSQL is unavailable."""
+        self.availability.check()
         try:
             if self._pool is None:
                 self._pool = await self._open_pool()
             async with self._pool.acquire(timeout=self._connect_timeout + 5) as connection:
                 try:
                     yield connection
-                except AWAY_ERRORS:
-                    # Its state is unknown: nobody else is to get it from the pool.
+                except UNAVAILABLE_ERRORS:
+                    # Its state is unknown: it must not go back to the pool.
                     connection.terminate()
                     raise
-        except (*AWAY_ERRORS, *BUSY_ERRORS) as error:
+        except (*UNAVAILABLE_ERRORS, *BUSY_ERRORS) as error:
             self._note_error()
             raise _translate(error) from error
 
@@ -293,7 +294,7 @@ class Database:
             await transaction.start()
             try:
                 yield Transaction(connection, self.statements)
-            except AWAY_ERRORS:
+            except UNAVAILABLE_ERRORS:
                 # There is nothing to roll back on a connection that failed.
                 raise
             except Exception:
@@ -305,17 +306,18 @@ class Database:
             await transaction.commit()
 
     async def connect(self, **settings: str) -> Connection:
-        """A connection of the caller's own, who closes it, with more settings of the session."""
+        """A new connection, which the caller closes, with more settings of the session."""
         try:
             return await asyncpg.connect(
                 self._dsn, timeout=self._connect_timeout, server_settings=self._hot_settings | settings
             )
-        except AWAY_ERRORS as error:
+        except UNAVAILABLE_ERRORS as error:
             raise _translate(error) from error
 
-    def mark_down(self) -> None:
+    def mark_down(self, reason: str) -> None:
         """PostgreSQL is unavailable: statements under way fail now, and further ones at once."""
-        self.presence.away = True
+        self.availability.reason = reason
+        self.availability.down = True
         for link in self._links:
             link.drop()
         if self._pool is not None:
@@ -324,7 +326,7 @@ class Database:
 
     def mark_up(self) -> None:
         """PostgreSQL is available again."""
-        self.presence.away = False
+        self.availability.down = False
 
     async def close(self) -> None:
         for link in self._links:
@@ -377,7 +379,9 @@ def _translate(error: BaseException) -> QueenError:
 
 
 def _unavailable(reason: str) -> str:
-    return f"PostgreSQL is unavailable; reconnecting ({reason})"
+    return (
+        f"PostgreSQL is unavailable; reconnecting ({reason})" if reason else "PostgreSQL is unavailable; reconnecting"
+    )
 
 
 def unavailable_reason(error: BaseException) -> str:
@@ -390,7 +394,7 @@ def unavailable_reason(error: BaseException) -> str:
 
 
 class AdvisoryLock(IntEnum):
-    """What somebody does alone, on one database."""
+    """What one session at a time does on a database."""
 
     MIGRATION = 0x5175_6565_6E00
     BACKGROUND_JOBS = 0x5175_6565_6E01

@@ -1,7 +1,7 @@
 """Brings the schema of a database up to date.
 
-Migrations are forward-only files `migrations/NNNN_name.sql`, applied in order, each in its own transaction, by whoever
-gets the advisory lock first. They only add, so an older server goes on working beside a newer one.
+Migrations are forward-only files `migrations/NNNN_name.sql`, applied in order, each in its own transaction, by the
+process that gets the advisory lock first. They only add, so an older server goes on working beside a newer one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib.resources import files
 import asyncpg
 
 from queen.errors import DatabaseUnavailable, SchemaTooNew, UnsupportedPostgres
-from queen.storage.database import AWAY_ERRORS, AdvisoryLock, Connection
+from queen.storage.database import UNAVAILABLE_ERRORS, AdvisoryLock, Connection
 from queen.storage.statements import sql
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ async def _connect(dsn: str, wait_seconds: float) -> Connection:
     while True:
         try:
             return await asyncpg.connect(dsn, timeout=5)
-        except AWAY_ERRORS as error:
+        except UNAVAILABLE_ERRORS as error:
             if time.monotonic() > deadline:
                 raise DatabaseUnavailable(f"cannot connect to PostgreSQL: {error or type(error).__name__}") from error
             await asyncio.sleep(0.2)

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 import asyncpg
 
 from queen.errors import DatabaseUnavailable, QueenError
-from queen.storage.database import AWAY_ERRORS, AdvisoryLock, Connection, Database, Record
+from queen.storage.database import UNAVAILABLE_ERRORS, AdvisoryLock, Connection, Database, Record
 from queen.storage.statements import sql
 from queen.wire.shards import MOST_SHARDS, PARTITION_BITS, SMALL_ID_BITS
 
@@ -97,7 +97,7 @@ def check_number(stored: int, wanted: int) -> None:
 async def _connect(dsn: str) -> Connection | None:
     try:
         return await asyncpg.connect(dsn, timeout=5)
-    except AWAY_ERRORS as error:
+    except UNAVAILABLE_ERRORS as error:
         log.warning("shard is unavailable: %s", error or type(error).__name__)
         return None
 

@@ -14,8 +14,8 @@ from queen.broker.ack.fast_path import AckFastPath, AckRequest, complete_leases
 from queen.broker.ack.leases import LeaseBook, OnFreed
 from queen.broker.ack.rules import INVALID_LEASE, NOT_FOUND, Ack, AckStatus, Decision, Outcome, decide, parse_status
 from queen.broker.batcher import Batcher
-from queen.broker.catalog import Catalog, Partition, Queue
-from queen.broker.segments import leased_offsets, locate
+from queen.log.catalog import Catalog, Partition, Queue
+from queen.log.segments import leased_offsets, locate
 from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Link
 from queen.wire.ack import AckItem
@@ -221,7 +221,7 @@ class Acker:
             leaseless = [key for key, several in slow.items() if not all(one.lease_id for one in several)]
             cursors = await lock_cursors(self._link, list(slow), make=leaseless)
             for key in [key for key in slow if key not in cursors]:
-                # The group or the partition was deleted, and this worker has not heard of it yet.
+                # The group or the partition was deleted, and this worker has not been notified yet.
                 for one in slow.pop(key):
                     one.outcome = Outcome(False, INVALID_LEASE if one.lease_id else NOT_FOUND)
             for key, several in slow.items():

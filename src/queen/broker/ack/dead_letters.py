@@ -1,4 +1,4 @@
-"""The dead letter queue: what was given up on, looked at, sent round again, or thrown away."""
+"""The dead letter queue: messages that were given up on: listed, redriven, or deleted."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TypeAlias
 import msgspec
 
 from queen.broker.ack.redrive import Redriver
-from queen.broker.catalog import Catalog, Queue
-from queen.broker.segments import Place
 from queen.errors import Conflict, NotFound
+from queen.log.catalog import Catalog, Queue
+from queen.log.segments import Place
 from queen.storage.database import Database, Record, can_be_stored, storable
 from queen.wire.api.dead_letters import DeadLetter, DeadLetterList, Purged, Retried
 from queen.wire.api.fields import Pagination
@@ -92,7 +92,7 @@ class DeadLetters:
         return Retried(True, queue.name, retried, removed, left["total"])
 
     async def purge(self, wanted: DeadLetterFilter) -> Purged:
-        """Throw away the dead letters that were there when this was asked; their messages stay in their partitions."""
+        """Delete the dead letters that are there now; their messages stay in their partitions."""
         if await self._queue(wanted) is None:
             raise NotFound("Queue not found")
         deleted = 0

@@ -10,8 +10,8 @@ from datetime import datetime
 from typing import TypeAlias
 
 from queen.broker.batcher import Batcher, fail_request
-from queen.broker.segments import find_message, leased_offsets
 from queen.errors import NotFound
+from queen.log.segments import find_message, leased_offsets
 from queen.storage.database import Database, Fetcher, Link
 from queen.wire.envelope import Envelope
 from queen.wire.ids import is_uuid, parse_lease
@@ -78,10 +78,6 @@ class LeaseBook:
     def of_cursor(self, partition_id: int, group_id: int) -> Lease | None:
         """The newest delivery of a partition to a group, for acks that name no lease."""
         return self._by_cursor.get((partition_id, group_id))
-
-    def partitions(self, lease_id: str, first_partition_id: int) -> list[int]:
-        """The partitions of a lease that are known here."""
-        return [first_partition_id] if (lease_id, first_partition_id) in self._leases else []
 
     def finish(self, lease_id: str, partition_id: int) -> None:
         if (lease_id, partition_id) in self._leases:

@@ -2,7 +2,7 @@
 
 A copy is a new message that every group of the queue gets. It keeps its transaction id when the partition accepts it;
 inside the dedup window it cannot, and becomes `<id>:retry-1`, then `<id>:retry-2` when that copy is sent round again.
-Copies are stored and dead letters removed in one transaction, with the dead letters locked first: whoever comes second,
+Copies are stored and dead letters removed in one transaction, with the dead letters locked first: a second redrive,
 or comes back after a crash, finds nothing left to do.
 """
 
@@ -18,18 +18,18 @@ from typing import TypeAlias
 import asyncpg
 import msgspec
 
-from queen.broker.catalog import Catalog, Partition, Queue
-from queen.broker.push.dedup import Dedup
 from queen.broker.push.pusher import NotStored, Pusher, StoredPush
-from queen.broker.segments import Place, UnreadableSegment, find_message
 from queen.errors import Conflict, NotFound
+from queen.log.catalog import Catalog, Partition, Queue
+from queen.log.dedup import Dedup
+from queen.log.segments import Place, UnreadableSegment, find_message
 from queen.storage.database import Database, Record, Transaction
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.push import LONGEST_NAME, PushItem
 from queen.wire.segment import transaction_hash
 
 _RETRIED = re.compile(r"(.*):retry-(\d{1,9})", re.DOTALL)
-# Ages are told by two clocks, this host's and PostgreSQL's.
+# Ages are measured by two clocks, this host's and PostgreSQL's.
 _CLOCK_MARGIN = 60.0
 _ATTEMPTS = 4
 
@@ -160,7 +160,7 @@ class Redriver:
         if queue.max_size:
             # In the order in which a push takes its locks.
             await transaction.fetch("lock_queue", queue.id)
-        await self._dedup.meet(transaction, partitions, {queue.id: self._window(queue)})
+        await self._dedup.load_windows(transaction, partitions, {queue.id: self._window(queue)})
         rows = await transaction.fetch("lock_partitions", [partition.id for partition in partitions])
         if len(rows) < len(partitions):
             raise NotFound("Queue not found")

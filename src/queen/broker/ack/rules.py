@@ -58,7 +58,7 @@ class Ack:
 
 @dataclass(slots=True)
 class Outcome:
-    """What the client is told of one acknowledgment."""
+    """The result of one acknowledgment."""
 
     success: bool
     error: str | None = None

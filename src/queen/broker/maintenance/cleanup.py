@@ -1,4 +1,4 @@
-"""Cleaning up: what deleted queues left behind, partitions nobody uses, and old records."""
+"""Cleaning up: what deleted queues left behind, partitions that are no longer used, and old records."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 
 from queen.errors import DatabaseUnavailable
-from queen.storage.database import AWAY_ERRORS, AdvisoryLock, Connection, Database, Record
+from queen.storage.database import UNAVAILABLE_ERRORS, AdvisoryLock, Connection, Database, Record
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _KEEPALIVE = {
 class Session:
     """One connection that the jobs share, a statement at a time.
 
-    The jobs run on the very connection that holds the lock: who has lost it cannot go on by mistake.
+    The jobs run on the very connection that holds the lock: a worker that has lost it cannot go on by mistake.
     """
 
     def __init__(self, database: Database, connection: Connection) -> None:
@@ -48,19 +48,19 @@ class Session:
     async def open(cls, database: Database) -> Session:
         return cls(database, await database.connect(**_KEEPALIVE))
 
-    async def fetch(self, name: str, *args: Any, patience: float = _LONGEST_STEP_SECONDS) -> list[Record]:
+    async def fetch(self, name: str, *args: Any, seconds: float = _LONGEST_STEP_SECONDS) -> list[Record]:
         """Run a named statement. Raises `DatabaseUnavailable` when the connection is lost, and with it the lock."""
         async with self._free:
             try:
-                return await self._connection.fetch(self._statements[name], *args, timeout=patience)
-            except AWAY_ERRORS as error:
+                return await self._connection.fetch(self._statements[name], *args, timeout=seconds)
+            except UNAVAILABLE_ERRORS as error:
                 self.lost.set()
                 raise DatabaseUnavailable(f"PostgreSQL is not reachable: {error or type(error).__name__}") from error
 
     async def keep_alive(self) -> None:
-        """Let PostgreSQL hear of this session until it is lost: others end a session that holds the lock in silence."""
+        """Ping until the session is lost: other workers terminate a session that holds the lock and is idle."""
         while True:
-            await self.fetch("ping", patience=_SILENT_SECONDS)
+            await self.fetch("ping", seconds=_SILENT_SECONDS)
             await asyncio.sleep(_PING_SECONDS)
 
     async def close(self) -> None:
@@ -71,11 +71,11 @@ class Session:
         self.lost.set()
         try:
             await self._connection.close(timeout=_CLOSE_SECONDS)
-        except AWAY_ERRORS:
+        except UNAVAILABLE_ERRORS:
             self._connection.terminate()
 
     def abort(self) -> None:
-        """Cut the connection, for who cannot wait."""
+        """Terminate the connection without waiting."""
         self._connection.terminate()
 
     def _terminated(self, connection: object) -> None:
@@ -115,7 +115,7 @@ class Election:
     async def _end_silent_holder(self) -> None:
         """A process that was paused, or whose connection goes nowhere, would keep the lock for ever."""
         if await self._database.fetch("end_silent_janitor", AdvisoryLock.BACKGROUND_JOBS, _SILENT_SECONDS):
-            log.warning("the session that held the lock of the background jobs was silent for too long, and was ended")
+            log.warning("session that held the lock of the background jobs was idle for too long; terminated")
 
     async def _take(self, session: Session) -> Session | None:
         try:
@@ -131,7 +131,7 @@ class Election:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Work that is due every `interval` seconds, and at once when the janitor is nudged if it is `prompt`.
+    """Work that is due every `interval` seconds, and at once when the runner is nudged if it is `prompt`.
 
     `run` does a bounded piece in short statements, and says whether more is waiting.
     """

@@ -1,4 +1,4 @@
-"""What a background job is."""
+"""The background jobs of the queues, and their runner on the elected worker."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _BETWEEN_TERMS = 1.0
 
 
 def cleaning_jobs(settings: Settings, publish: Publish, push_listener: PushListener) -> list[Job]:
-    """The jobs that keep the tables of the queues small; `tell` lets the workers know what is gone.
+    """The jobs that keep the tables of the queues small; `publish` notifies the workers of what is gone.
 
-    What they remember of partitions they have learnt by looking, and by what `ears` hear of pushes.
+    What they remember of partitions comes from reading them, and from the pushes that `push_listener` hears of.
     """
     retention_seconds = settings.retention_interval / 1000
     batch = settings.retention_batch_size
@@ -65,7 +65,7 @@ class JobRunner:
     """Stands for election as long as it runs, and does the jobs while elected."""
 
     def __init__(self, database: Database, make_jobs: Callable[[PushListener], Sequence[Job]]) -> None:
-        """Jobs are made for each term of office: what those of another term remember may be long out of date."""
+        """Jobs are made for each term: what those of an earlier one remember may be long out of date."""
         self._database = database
         self._election = Election(database)
         self._make_jobs = make_jobs
@@ -78,7 +78,7 @@ class JobRunner:
         self._background.start(self._serve())
 
     async def stop(self) -> None:
-        """End what is under way, and let another janitor be elected."""
+        """Cancel what is under way, and let another worker be elected."""
         await self._background.stop()
 
     def handlers(self) -> Handlers:
@@ -95,7 +95,7 @@ class JobRunner:
                 wake_up.set()
 
     async def run_once(self) -> None:
-        """Do all that is due now, elected or not: every step is safe beside another janitor's.
+        """Do all that is due now, elected or not: every step is safe beside another runner's.
 
         The jobs remember nothing, so they look everywhere.
         """
@@ -110,17 +110,17 @@ class JobRunner:
     async def _serve(self) -> None:
         while True:
             session = await self._election.win()
-            log.info("this worker runs the background jobs now")
+            log.info("elected: this worker runs the background jobs")
             self.elected.set()
             try:
-                await self._hold_office(session)
+                await self._run_jobs(session)
             finally:
                 self.elected.clear()
                 await session.close()
-            log.warning("the connection that holds the lock of the background jobs was lost; another worker takes over")
+            log.warning("connection with the lock of the background jobs was lost; another worker takes over")
             await asyncio.sleep(_BETWEEN_TERMS)
 
-    async def _hold_office(self, session: Session) -> None:
+    async def _run_jobs(self, session: Session) -> None:
         """Run the jobs side by side until the lock is lost."""
         loop = asyncio.get_running_loop()
         lost = loop.create_task(session.lost.wait())
@@ -146,7 +146,7 @@ class JobRunner:
                 raise
             except Exception:
                 # A job that fails must not take the others with it.
-                log.exception("the background job %r failed; its next run tries again", job.name)
+                log.exception("background job %r failed; its next run tries again", job.name)
                 more = False
             if more:
                 await asyncio.sleep(_BETWEEN_PIECES)

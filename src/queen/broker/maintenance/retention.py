@@ -17,7 +17,7 @@ from queen.broker.maintenance.schedule import PAGE, UNSETTLED_SECONDS, Memory, P
 from queen.storage.database import Record
 
 LONGEST_PAUSE = 3600.0
-"""How late a change may be noticed of which nobody is told: a group that went back, say."""
+"""How late a change without a notification may be noticed: a group that went back, say."""
 _SHORTEST_PAUSE = 1.0
 
 
@@ -65,7 +65,7 @@ def cuts_of(queues: Sequence[Record], options: Sequence[tuple[Rule, Kind, str]])
 def pause_after(cut: Cut, seen: Record) -> float:
     """How long a partition need not be looked at again, after a look that found nothing to remove.
 
-    Nobody says when a group has consumed something, and that a partition was pushed to may not be heard. Where only
+    There is no notification when a group has consumed something, and one of a push may be lost. Where only
     that could make it due, the pause is as long as it has been waited for already.
     """
     wait: float | None = seen["wait"]
@@ -173,7 +173,7 @@ class Trimmer:
     ) -> None:
         self._batch = batch
         self._clock = clock
-        self._ears = push_listener
+        self._push_listener = push_listener
         self._memory = Memory(Room(most_known), Room(_MOST_AWAKE))
         self._sweeper = Sweeper(batch)
         self._schedules: dict[Cut, Schedule] = {}
@@ -198,11 +198,11 @@ class Trimmer:
         for cut in cuts:
             schedule = kept.pop(cut, None)
             if schedule is None:
-                schedule = Schedule(cut.seconds, self._memory, self._ears.listen(cut.queue_id), now)
+                schedule = Schedule(cut.seconds, self._memory, self._push_listener.listen(cut.queue_id), now)
             self._schedules[cut] = schedule
         for cut, schedule in kept.items():
             schedule.forget(now)
-            self._ears.stop(cut.queue_id, schedule.listener)
+            self._push_listener.stop(cut.queue_id, schedule.listener)
 
     async def _trim_queue(self, session: Session, cut: Cut, schedule: Schedule) -> bool:
         tally = _Tally()
@@ -235,7 +235,7 @@ class Trimmer:
             try:
                 await self._make(session, cut, sweep)
             except asyncpg.PostgresError as error:
-                # Partitions that somebody locks for long, say, must not keep the others from being cut.
+                # Partitions that another session locks for long, say, must not keep the others from being cut.
                 log.warning("some partitions of queue %r are left to the next run: %s", cut.queue_name, error)
             tally.messages += sweep.messages
             tally.more |= sweep.unfinished
@@ -260,7 +260,7 @@ class Trimmer:
         return sorted(due)
 
     async def _make(self, session: Session, cut: Cut, sweep: Sweep) -> None:
-        """Raise floors and sweep below them, by turns."""
+        """Raise floors and sweep below them, alternately."""
         _, raise_floors = cut.rule.value
         ids = list(sweep.starts)
         # Few segments are looked at first: where only some are old, it is a waste to read many young ones.
@@ -305,7 +305,7 @@ _EVICTION_CUTS = (
 class Eviction:
     """`ttl` ends every message at an age; `maxWaitTimeSeconds` ends what some group has not consumed by then.
 
-    A partition is cut at one place, so what everybody has consumed before an evicted message goes with it.
+    A partition is cut at one place, so what all groups have consumed before an evicted message goes with it.
     """
 
     def __init__(self, trimmer: Trimmer) -> None:

@@ -1,9 +1,9 @@
-"""Writing hot tables anew when vacuum cannot clean them.
+"""Rewriting hot tables when vacuum cannot clean them.
 
 A cursor or a partition is one row that changes with every batch. The versions it leaves behind are removed in passing,
 unless a transaction somewhere in the database has been open for long: then they stay, and every look at the row has to
 step over all of them. Vacuum must keep them, for that transaction might ask. It hardly ever does, and the tables are
-small: so what is alive is written to the table anew, which leaves the old versions behind for good.
+small: so the live rows are rewritten, which leaves the old versions behind for good.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 _TABLES = ("partitions", "cursors")
 _DEAD_ROWS = 4000
 _MOST_ROWS = 50_000
-"""More rows than this take too long to write while everybody waits."""
+"""More rows than this take too long to write under the lock."""
 
 
 class Rewrite:
@@ -53,4 +53,4 @@ class Rewrite:
                 "queen.%s keeps %d dead rows, pops get slower: %s; held back by %s", table, size["dead"], error, holder
             )
             return
-        log.info("wrote queen.%s anew without %d dead rows that vacuum had to keep: %s", table, size["dead"], holder)
+        log.info("rewrote queen.%s without %d dead rows that vacuum had to keep: %s", table, size["dead"], holder)

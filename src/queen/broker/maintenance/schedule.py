@@ -1,7 +1,7 @@
 """Which partitions of a queue a rule is to be applied to, and when.
 
-Most partitions of a large queue are idle, and cost nothing until the moment comes at which they can have something to
-remove. That moment is learnt by looking at a partition once; pushes that are heard of bring it forward.
+Most partitions of a large queue are idle, and cost nothing until the time comes at which they can have something to
+remove. That time is learnt by reading a partition once; notified pushes bring it forward.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_MOST_HEARD = 100_000
+_MOST_PUSHED = 100_000
 
 
 class Listener:
@@ -20,24 +20,24 @@ class Listener:
 
     def __init__(self, room: Room) -> None:
         self._room = room
-        self._heard: set[int] = set()
+        self._pushed: set[int] = set()
 
     def pushed(self, partition_id: int) -> None:
-        if self._room.left and partition_id not in self._heard:
+        if self._room.left and partition_id not in self._pushed:
             self._room.left -= 1
-            self._heard.add(partition_id)
+            self._pushed.add(partition_id)
 
     def take(self) -> set[int]:
-        heard, self._heard = self._heard, set()
-        self._room.left += len(heard)
-        return heard
+        pushed, self._pushed = self._pushed, set()
+        self._room.left += len(pushed)
+        return pushed
 
 
 class PushListener:
     """Tells listeners of pushes to their queues."""
 
     def __init__(self) -> None:
-        self._room = Room(_MOST_HEARD)
+        self._room = Room(_MOST_PUSHED)
         self._listeners: dict[int, list[Listener]] = {}
 
     def listen(self, queue_id: int) -> Listener:
@@ -59,7 +59,7 @@ class PushListener:
 
 
 AT_ONCE = 0.0
-"""A moment that has always passed."""
+"""A time that has always passed."""
 
 
 @dataclass(slots=True)
@@ -85,12 +85,12 @@ class TimingWheel:
     def __len__(self) -> int:
         return self._count
 
-    def put(self, id_: int, moment: float) -> bool:
-        """Have an id taken at a moment, or up to a grain later; False when there is no room for it."""
+    def put(self, id_: int, at: float) -> bool:
+        """Have an id taken at a time, or up to a grain later; False when there is no room for it."""
         if not self._room.left:
             return False
-        number = math.ceil(moment / self._grain)
-        if number * self._grain < moment:
+        number = math.ceil(at / self._grain)
+        if number * self._grain < at:
             # The quotient was rounded down to a whole number.
             number += 1
         page = self._pages.get(number)
@@ -103,7 +103,7 @@ class TimingWheel:
         return True
 
     def take(self, now: float) -> list[int]:
-        """All ids whose moment has come, which are no longer in the agenda then."""
+        """Remove and return all ids whose time has come."""
         ids: list[int] = []
         while self._numbers and self._numbers[0] * self._grain <= now:
             ids += self._pages.pop(heapq.heappop(self._numbers))
@@ -122,7 +122,7 @@ PAGE = 1000
 UNSETTLED_SECONDS = 60.0
 """For so long after a partition was made, one with a lower id may yet turn up: its transaction has not ended."""
 _LIFE_SECONDS = 86_400.0
-"""After that everything is looked at anew, in case something was missed that nobody thought of."""
+"""After that everything is read again, in case something was missed."""
 _MOST_FRESH = 100_000
 _BETWEEN_ROUNDS = 60.0
 
@@ -145,23 +145,23 @@ class Schedule:
     """
 
     def __init__(self, seconds: float, memory: Memory, listener: Listener, now: float) -> None:
-        # As late as that is not late for who keeps messages for so many seconds, and pages stay few.
+        # As late as that is not late for a queue that keeps messages for so many seconds, and pages stay few.
         grain = min(max(1.0, seconds / 1000), 60.0)
         self.listener = listener
         self._seconds = seconds
-        self._agenda = TimingWheel(grain, memory.known)
+        self._wheel = TimingWheel(grain, memory.known)
         # Partitions that were pushed to stand here too, while they hold something and wherever the agenda has them.
-        self._news = TimingWheel(grain, memory.awake)
+        self._recent = TimingWheel(grain, memory.awake)
         self._awake: set[int] = set()
         self.forget(now)
 
     def forget(self, now: float) -> None:
-        """Begin anew: every partition is looked at."""
-        self._agenda.clear()
-        self._news.clear()
+        """Start over: every partition is read."""
+        self._wheel.clear()
+        self._recent.clear()
         self._awake.clear()
         self.listener.take()
-        self._heard_since = self._began = self._next_round = now
+        self._listened_since = self._began = self._next_round = now
         self._woken: set[int] = set()
         self._only_woken: set[int] = set()
         self._fresh: set[int] = set()
@@ -176,8 +176,8 @@ class Schedule:
         self._awake -= self._woken
         self._listed = False
         self._wake_up(now)
-        ids = self._agenda.take(now)
-        self._woken = {*self._news.take(now)}
+        ids = self._wheel.take(now)
+        self._woken = {*self._recent.take(now)}
         self._only_woken = self._woken.difference(ids)
         return [*ids, *self._only_woken]
 
@@ -206,26 +206,26 @@ class Schedule:
 
     def look_again(self, partition_id: int, pause: float, now: float, *, empty: bool) -> None:
         """When to look at a partition next; with no pause, in the next run. `empty`: nothing in it can become due."""
-        moment = now + pause if pause > 0 else AT_ONCE
+        at = now + pause if pause > 0 else AT_ONCE
         if partition_id not in self._only_woken and not self._overfull:
-            self._put(partition_id, moment)
+            self._put(partition_id, at)
         if partition_id in self._woken:
             self._woken.discard(partition_id)
-            if empty or not self._news.put(partition_id, moment):
+            if empty or not self._recent.put(partition_id, at):
                 self._awake.discard(partition_id)
 
     def _wake_up(self, now: float) -> None:
         for id_ in self.listener.take() - self._awake:
-            if not self._news.put(id_, self._heard_since + self._seconds):
+            if not self._recent.put(id_, self._listened_since + self._seconds):
                 break
             self._awake.add(id_)
-        self._heard_since = now
+        self._listened_since = now
 
-    def _put(self, partition_id: int, moment: float) -> None:
-        if self._agenda.put(partition_id, moment):
+    def _put(self, partition_id: int, at: float) -> None:
+        if self._wheel.put(partition_id, at):
             return
-        # Better to remember nothing than some: then all are looked at in turn, a round a minute.
-        self._agenda.clear()
+        # Better to remember nothing than some: then all are read one after the other, a round a minute.
+        self._wheel.clear()
         self._fresh.clear()
         self._settled = 0
         self._overfull = True

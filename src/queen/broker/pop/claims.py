@@ -10,13 +10,13 @@ from datetime import datetime
 import msgspec
 
 from queen.broker.ack.leases import Lease, LeaseBook
-from queen.broker.catalog import Catalog, Partition, Queue
 from queen.broker.events import held, taken
 from queen.broker.notifications import Notifications
 from queen.broker.pop.lanes import Lane
 from queen.broker.pop.requests import Pop
-from queen.broker.segments import SegmentCache, read_segment
 from queen.errors import Conflict, QueenError
+from queen.log.catalog import Catalog, Partition, Queue
+from queen.log.segments import SegmentCache, read_segment
 from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Record
 from queen.wire.envelope import Envelope, EnvelopeError
@@ -43,7 +43,7 @@ class Claim:
     left: int = 0
     hold_for: float = 0.0
     undue: bool = False
-    """Nobody holds a lease: it is too early for the messages."""
+    """There is no lease in the way: it is too early for the messages."""
     segments: list[Segment] = field(default_factory=list)
     error: QueenError | None = None
     gone: bool = False
@@ -137,7 +137,7 @@ class Claimer:
         return rest
 
     def _columns(self, claims: list[Claim], queues: dict[str, Queue | None]) -> tuple[list[object], ...]:
-        """What both ways of claiming are told of each claim."""
+        """The columns that both claim statements take of each claim."""
         options = [queues[claim.lane.queue_name] for claim in claims]
         return (
             [claim.partition_id for claim in claims],
@@ -231,7 +231,7 @@ class Claimer:
         return float(queue.lease_seconds if queue else 60)
 
     async def _give_back(self, claims: list[Claim]) -> None:
-        """Undo claims that cannot be delivered, so that nothing is passed over, and tell who asked why."""
+        """Undo claims that cannot be delivered, so that nothing is skipped, and fail their pops."""
         if not claims:
             return
         await self._link.fetch(
@@ -294,7 +294,7 @@ class Claimer:
         leased: list[Claim] = []
         for pop, own in shares.items():
             if pop.done:
-                # The client went away meanwhile: somebody else shall have the messages, and at once.
+                # The client has disconnected: another consumer is to have the messages, and at once.
                 refused += [claim for claim, _, _ in own if len(claim.pops) == 1]
                 continue
             body = self._render(pop, own, partitions)
@@ -320,7 +320,7 @@ class Claimer:
         self._notifications.hint(events)
 
     async def _leave_out_deleted(self, claims: list[Claim]) -> list[Claim]:
-        """End leases before the deleted messages at their end, which nobody will ack; returns those left with any."""
+        """End leases before the deleted messages at their end, which are never acked; returns those left with any."""
         shorter: list[Claim] = []
         empty: list[Claim] = []
         for claim in claims:

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 
-from queen.broker.catalog import Queue
 from queen.broker.pop.requests import Pop
+from queen.log.catalog import Queue
 
 UNKNOWN = 1 << 30
 _MOST_CURSORS = 200_000
@@ -33,7 +33,7 @@ class Lane:
         "group_id",
         "group_name",
         "held",
-        "impatient",
+        "nonblocking",
         "plain",
         "queue",
         "queue_id",
@@ -62,22 +62,22 @@ class Lane:
         self.group_id = group_id
         self.group_name = group_name
         self.ready: dict[int, int] = {}
-        # Ready as far as this worker was told, but another one has since taken all that it saw there.
+        # Ready as far as this worker knows, but another one has since consumed all that it found there.
         self.stale: dict[int, int] = {}
         self.held: dict[int, float] = {}
-        # Of the held ones, those that nobody leases: it is only too early for them.
+        # Of the held ones, those without a lease: it is only too early for them.
         self.undue: set[int] = set()
         self.fed: set[int] = set()
         self.claiming: set[int] = set()
         self.freed: set[int] = set()
-        # Those whose lease ended without the other workers being told, as somebody who waits here will take them.
+        # Those whose lease ended without a notification to the other workers, as a pop that waits here will take them.
         self.unannounced: set[int] = set()
         self.cursors: set[int] = set()
-        # Nobody feeds it any more; a pop that comes back to it enters anew.
+        # It is fed no more; a pop that comes back to it enters again.
         self.dropped = False
         self.waiting: deque[Pop] = deque()
-        # Those that want an answer now, of which there are few, among all that wait.
-        self.impatient: set[Pop] = set()
+        # Those that do not wait, of which there are few, among all that are here.
+        self.nonblocking: set[Pop] = set()
         self.targeted: dict[int, deque[Pop]] = {}
         self.unresolved: dict[str, list[Pop]] = {}
         self.since: datetime | None = None
@@ -93,7 +93,7 @@ class Lane:
 
     @property
     def has_work(self) -> bool:
-        """Whether a claim could serve somebody now."""
+        """Whether a claim could serve a pop now."""
         if self.waiting and self.ready:
             return True
         return any(id in self.ready and pops for id, pops in self.targeted.items())
@@ -111,17 +111,17 @@ class Lane:
         """A pop comes to be served here (and perhaps in other lanes too)."""
         pop.lanes.add(self)
         if not pop.options.wait:
-            self.impatient.add(pop)
+            self.nonblocking.add(pop)
 
     def forget(self, pop: Pop) -> None:
         """A pop has been answered; where it stands among the waiting it is passed over."""
-        self.impatient.discard(pop)
+        self.nonblocking.discard(pop)
 
-    def impatient_pops(self) -> list[Pop]:
-        """The pops that want an answer now."""
-        if self.impatient:
-            self.impatient = {pop for pop in self.impatient if not pop.done and self in pop.lanes}
-        return list(self.impatient)
+    def nonblocking_pops(self) -> list[Pop]:
+        """The pops that do not wait."""
+        if self.nonblocking:
+            self.nonblocking = {pop for pop in self.nonblocking if not pop.done and self in pop.lanes}
+        return list(self.nonblocking)
 
     def feed(self, partition_id: int, count: int) -> None:
         """Messages were added to a partition."""
@@ -138,7 +138,7 @@ class Lane:
             self.stale[partition_id] = available
 
     def reconsider(self) -> bool:
-        """Nothing else is ready: to try a few doubted partitions costs no more than to ask for them. Else False."""
+        """Nothing else is ready: to try a few stale partitions costs no more than to check them. Else False."""
         if self.ready or not 0 < len(self.stale) <= _FEW_STALE:
             return False
         self.ready, self.stale = self.stale, {}
@@ -201,19 +201,6 @@ class Lane:
             self.cursors.clear()
         self.cursors.add(partition_id)
 
-    def forget_positions(self) -> None:
-        """The group's cursors were moved or removed: believe nothing until the next scan."""
-        self.ready.clear()
-        self.stale.clear()
-        self.held.clear()
-        self.undue.clear()
-        self.fed.clear()
-        self.unannounced.clear()
-        self.cursors.clear()
-        self.since = None
-        self.scanned_at = None
-        self.scan_after = 0
-
     def all_parked(self) -> Iterator[Pop]:
         yield from self.waiting
         for pops in self.targeted.values():
@@ -222,7 +209,7 @@ class Lane:
             yield from several
 
     def abandon(self) -> list[Pop]:
-        """Nobody waits here any more; returns those who did."""
+        """Give up all pops that wait here; returns them."""
         parked = [pop for pop in self.all_parked() if not pop.done]
         self.waiting.clear()
         self.targeted.clear()
@@ -331,7 +318,7 @@ class LaneRegister:
             del self._by_queue[lane.queue_id]
 
     def drop(self, doomed: Callable[[Lane], bool]) -> list[Lane]:
-        """Remove lanes for good: whoever still has one finds that it was dropped."""
+        """Remove lanes for good; one that is still referenced is marked as dropped."""
         dropped = [lane for lane in self._lanes.values() if doomed(lane)]
         for lane in dropped:
             self.remove(lane)

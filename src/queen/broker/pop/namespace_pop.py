@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from queen.broker.catalog import Catalog
 from queen.broker.pop.popper import Popper
 from queen.broker.pop.requests import PopOptions
+from queen.log.catalog import Catalog
 
 _REFRESH_SECONDS = 2.0
 
 
 class NamespacePops:
-    """Which queues a namespace and task mean, read anew every little while."""
+    """Which queues a namespace and task mean, read again every little while."""
 
     def __init__(self, catalog: Catalog, popper: Popper) -> None:
         self._catalog = catalog

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from queen.broker.catalog import QUEUE_MODE, Catalog, Queue
 from queen.broker.events import Event, EventKind, freed, named
 from queen.broker.notifications import Handlers, Notifications
 from queen.broker.pop.claims import Claim, Claimer
@@ -22,12 +21,13 @@ from queen.broker.pop.matcher import MOST_CLAIMS, Matcher
 from queen.broker.pop.requests import MissingQueuePops, Pop, PopOptions
 from queen.broker.pop.scanner import HoldTimer, LaneScanner, Share
 from queen.errors import DatabaseUnavailable, QueenError
+from queen.log.catalog import QUEUE_MODE, Catalog, Queue
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Fetcher
 
 
 class Subscriptions:
-    """Records subscriptions; `on_subscribed` is told the group of each new one, and the number of the change."""
+    """Records subscriptions; `on_subscribed` gets the group of each new one, and the number of the change."""
 
     def __init__(self, database: Fetcher, on_subscribed: Callable[[str, int], None], default_mode: str) -> None:
         self._database = database
@@ -106,7 +106,7 @@ class Popper:
         self.paused = False
 
     def start(self) -> None:
-        self._spawn(self._keep_safe())
+        self._spawn(self._safety_polls())
 
     def pause(self, paused: bool) -> None:
         """While paused, pops are answered empty at once."""
@@ -165,15 +165,15 @@ class Popper:
         options: PopOptions,
         render: Callable[[bytes | None], Any],
     ) -> Pop:
-        """The same for those who want to be able to expire the pop themselves."""
+        """The same, as a pop that the caller can expire."""
         loop = asyncio.get_running_loop()
         pop = Pop(queue_names, partition_name, group, options, render, loop.create_future(), self._meter)
         self._meter.pop_requested(queue_names)
         if self.paused:
             pop.resolve(None)
             return pop
-        if self._database.presence.away:
-            pop.fail(self._database.presence.absence())
+        if self._database.availability.down:
+            pop.fail(self._database.availability.error())
             return pop
         if options.wait:
             pop.park(loop)
@@ -334,12 +334,12 @@ class Popper:
         for name in pop.queue_names:
             self._missing.add(name, pop)
         for name in pop.queue_names:
-            # It may have been made, and everybody told, just before the pop began to wait for it.
+            # It may have been created, and notified of, just before the pop began to wait for it.
             if await self._catalog.queue(name) is not None:
                 self._queue_exists(name)
 
     def _queue_exists(self, name: str) -> None:
-        """A queue exists now: those who wait for it enter again."""
+        """A queue exists now: pops that wait for it enter again."""
         for pop in self._missing.leave(name):
             self._spawn(self._enter(pop))
 
@@ -363,14 +363,14 @@ class Popper:
         """Wait for one partition; its first look is always at PostgreSQL."""
         queue = await self._catalog.queue(lane.queue_name)
         partition = await self._catalog.partition(queue, partition_name) if queue else None
-        # Before anything is decided: what another worker told may be that this lane is no more.
+        # Before anything is decided: a notification that waits may be that this lane is no more.
         self._notifications.drain()
         if lane.dropped:
             self._spawn(self._enter(pop))
             return
         if partition is None and pop.options.wait:
             lane.unresolved.setdefault(partition_name, []).append(pop)
-            # It may have been made, and everybody told, just before the pop began to wait for it.
+            # It may have been created, and notified of, just before the pop began to wait for it.
             partition = await self._catalog.partition(queue, partition_name) if queue else None
             waiting = lane.unresolved.get(partition_name, [])
             if partition is None or pop not in waiting:
@@ -385,7 +385,7 @@ class Popper:
         lane.ready.setdefault(partition.id, UNKNOWN)
 
     async def _resolve_partitions(self, lane: Lane) -> None:
-        """A partition that somebody waits for by name may exist now."""
+        """A partition that pops wait for by name may exist now."""
         waiting, lane.unresolved = lane.unresolved, {}
         for name, pops in waiting.items():
             for pop in pops:
@@ -406,7 +406,7 @@ class Popper:
             self._loop_task = asyncio.get_running_loop().create_task(self._serve())
 
     async def _serve(self) -> None:
-        """Claim as long as somebody waits where something is ready; one statement at a time."""
+        """Claim as long as pops wait where partitions are ready; one statement at a time."""
         try:
             while self._active:
                 claims = self._match()
@@ -440,7 +440,7 @@ class Popper:
         return claims
 
     def _announce_freed(self, lane: Lane, partitions: Sequence[int]) -> None:
-        """Nobody here has leased these, which the other workers believe to be leased."""
+        """No pop here has leased these, which the other workers believe to be leased."""
         lane.unannounced.difference_update(partitions)
         self._notifications.send([freed(lane.queue_id, id, lane.group_id, lane.ready.get(id, 0)) for id in partitions])
 
@@ -452,9 +452,9 @@ class Popper:
         try:
             await self._claimer.run(claims)
         except Exception as error:
-            # Whatever it was, those who wait are told, and the others are served as before.
+            # Whatever it was, its pops are answered with it, and the others are served as before.
             if not isinstance(error, QueenError | asyncpg.PostgresError):
-                log.exception("a batch of %d claims failed", len(claims))
+                log.exception("batch of %d claims failed", len(claims))
             for claim in claims:
                 claim.lane.claimed(claim.partition_id)
                 claim.lane.ready.setdefault(claim.partition_id, UNKNOWN)
@@ -510,8 +510,8 @@ class Popper:
         if lane.parked:
             self._kick(lane)
 
-    async def _keep_safe(self) -> None:
-        """The slow poll: what no wake-up told is found here, and lanes nobody uses are let go."""
+    async def _safety_polls(self) -> None:
+        """The safety poll: finds what no notification told of, and removes lanes that are no longer used."""
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -536,7 +536,7 @@ class Popper:
             await asyncio.sleep(_POLL_REST * (loop.time() - now))
 
     async def _look(self, lane: Lane) -> None:
-        """Find out what a lane has that nobody told of."""
+        """Find out what a lane has that no notification told of."""
         await self._scanner.scan(lane)
         if lane.unresolved:
             await self._resolve_partitions(lane)
@@ -563,4 +563,4 @@ class Popper:
     def _spawned(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.error("a background step of popping failed", exc_info=task.exception())
+            log.error("background step of a pop failed", exc_info=task.exception())

@@ -151,14 +151,14 @@ class MissingQueuePops:
         waiting.append(pop)
 
     def leave(self, name: str) -> list[Pop]:
-        """The queue exists now: those who waited for it, and still do."""
+        """The queue exists now: the pops that waited for it, and still do."""
         return [pop for pop in self._pops.pop(name, ()) if not pop.done]
 
     def waiting(self) -> dict[str, int]:
-        """How many wait for each queue that somebody still waits for."""
+        """How many pops wait for each queue."""
         counts = {name: sum(1 for pop in pops if not pop.done) for name, pops in self._pops.items()}
         return {name: count for name, count in counts.items() if count}
 
     def sweep(self) -> None:
-        """Forget the queues that nobody waits for any more."""
+        """Forget the queues that no pop waits for any more."""
         self._pops = {name: pops for name, pops in self._pops.items() if not all(pop.done for pop in pops)}

@@ -1,4 +1,4 @@
-"""One timer for all holds: it rings when the next of them ends."""
+"""The lane scanner: reads from PostgreSQL which partitions of a lane are ready, and ends holds in time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SLACK_SECONDS = 0.001
 
 
 class HoldTimer:
-    """Ends holds in time, and tells of each lane that got a ready partition by it."""
+    """Ends holds in time; `on_ready` gets each lane that has a ready partition by it."""
 
     def __init__(self, holds: Holds, on_ready: Callable[[Lane], None]) -> None:
         self._holds = holds
@@ -46,7 +46,7 @@ _ENOUGH_READY = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which partitions a worker turns to first, so that those of a host do not all try for the same ones."""
+    """Which partitions a worker tries first, so that the workers of a host do not all try for the same ones."""
 
     worker: int = 0
     workers: int = 1
@@ -105,7 +105,7 @@ def _note(lane: Lane, holds: Holds, partition_id: int, available: int, held_for:
         lane.ready[partition_id] = available
         lane.stale.pop(partition_id, None)
     elif lane.held[partition_id] - now > 0.05 and partition_id not in lane.undue:
-        # Freed by somebody who could not tell us.
+        # Freed by a host that could not notify us.
         lane.free(partition_id, available)
 
 
@@ -113,7 +113,7 @@ Look: TypeAlias = Callable[[Lane, Iterable[Pop]], Coroutine[None, None, None]]
 
 
 class LaneScanner:
-    """Looks into PostgreSQL for lanes."""
+    """Reads from PostgreSQL what lanes have."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class LaneScanner:
         *,
         safety_poll: float,
     ) -> None:
-        """`kick` has a lane served that may have got something; `spawn` runs what nobody waits for."""
+        """`kick` has a lane served that may have something; `spawn` runs a background task."""
         self._database = database
         self._holds = holds
         self._hold_timer = hold_timer
@@ -136,47 +136,47 @@ class LaneScanner:
         self._safety_poll = safety_poll
 
     def settle_empty(self, lane: Lane) -> None:
-        """Nothing is known to be ready: find out whether that is so, then answer those who do not wait."""
+        """Nothing is known to be ready: find out whether that is so, then answer the pops that do not wait."""
         if not lane.parked:
             return
-        impatient = lane.impatient_pops()
+        nonblocking = lane.nonblocking_pops()
         now = asyncio.get_running_loop().time()
         if lane.stale and lane.waiting:
-            self._look_once(lane, self._check_stale, impatient)
+            self._look_once(lane, self._check_stale, nonblocking)
         elif (
             lane.scanned_at is None
-            or (impatient and lane.total_partitions <= SCAN_PAGE)
+            or (nonblocking and lane.total_partitions <= SCAN_PAGE)
             or (lane.waiting and now - lane.scanned_at > self._safety_poll)
         ):
-            self._look_once(lane, self.scan, impatient)
-        elif impatient:
-            self._answer_empty(lane, impatient)
+            self._look_once(lane, self.scan, nonblocking)
+        elif nonblocking:
+            self._answer_empty(lane, nonblocking)
 
-    def _look_once(self, lane: Lane, look: Look, impatient: list[Pop]) -> None:
+    def _look_once(self, lane: Lane, look: Look, nonblocking: list[Pop]) -> None:
         if not lane.scanning:
             lane.scanning = True
-            self._spawn(look(lane, impatient))
+            self._spawn(look(lane, nonblocking))
 
-    async def _check_stale(self, lane: Lane, impatient: Iterable[Pop]) -> None:
+    async def _check_stale(self, lane: Lane, nonblocking: Iterable[Pop]) -> None:
         """Find out whether what other workers took from has something left, then go on as if they had not."""
-        if await self._is_read(lane, check_stale(self._database, lane, self._holds), impatient):
+        if await self._is_read(lane, check_stale(self._database, lane, self._holds), nonblocking):
             self._kick(lane)
 
-    async def scan(self, lane: Lane, impatient: Iterable[Pop] = ()) -> None:
-        """Find out what a lane has, and answer those who do not wait if that is nothing."""
-        impatient = list(impatient)
+    async def scan(self, lane: Lane, nonblocking: Iterable[Pop] = ()) -> None:
+        """Find out what a lane has, and answer the pops that do not wait if that is nothing."""
+        nonblocking = list(nonblocking)
         scanning = scan_lane(self._database, lane, self._holds, self._share, on_page=lambda: self._kick(lane))
-        if await self._is_read(lane, scanning, impatient):
+        if await self._is_read(lane, scanning, nonblocking):
             if not lane.has_work and not lane.claiming:
-                self._answer_empty(lane, impatient)
+                self._answer_empty(lane, nonblocking)
             self._kick(lane)
 
-    async def _is_read(self, lane: Lane, reading: Awaitable[None], impatient: Iterable[Pop]) -> bool:
-        """Whether a lane could be read; those who do not wait are told if it could not."""
+    async def _is_read(self, lane: Lane, reading: Awaitable[None], nonblocking: Iterable[Pop]) -> bool:
+        """Whether a lane could be read; if not, the pops that do not wait fail."""
         try:
             await reading
         except (QueenError, asyncpg.PostgresError) as error:
-            for pop in impatient:
+            for pop in nonblocking:
                 pop.fail(error)
             return False
         finally:
@@ -187,10 +187,10 @@ class LaneScanner:
     def _answer_empty(self, lane: Lane, pops: Iterable[Pop]) -> None:
         for pop in pops:
             if lane not in pop.lanes:
-                # It has left, to enter anew elsewhere, while this lane was scanned for it.
+                # It has left, to enter another lane, while this one was scanned for it.
                 continue
             pop.lanes.discard(lane)
-            lane.impatient.discard(pop)
+            lane.nonblocking.discard(pop)
             if not pop.lanes and not pop.busy:
                 pop.resolve(None)
         lane.waiting = deque(pop for pop in lane.waiting if lane in pop.lanes)

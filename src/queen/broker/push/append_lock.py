@@ -1,8 +1,8 @@
-"""Workers of one host take turns at appending.
+"""The append lock: the workers of one host append one after the other.
 
 Two workers that push to the same partitions would each find that the other has moved them, and would have to learn
-what was added under the partitions' locks. Taking turns costs nothing (PostgreSQL would make them wait anyway) and lets
-each hear from the other what it added before it appends itself. It is a courtesy: nothing depends on it but speed.
+what was added under the partitions' locks. The lock costs nothing (PostgreSQL would make them wait anyway) and lets
+each receive what the other added before it appends itself. Nothing depends on it but speed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from types import TracebackType
 
 _LONGEST_WAIT = 0.25
 _POLL = 0.005
-"""How long a word from the other worker is waited for; it does not come only when that worker has died."""
+"""How long a notification of the other worker is waited for; it is missing only when that worker has died."""
 
 
 class AppendLock:
     """An `async with` lock over the processes that share a directory. The kernel frees it when its holder dies."""
 
-    def __init__(self, directory: Path, *, wanted: Callable[[], None], passed_on: Callable[[], None]) -> None:
-        """`wanted` and `passed_on` tell the other workers; what they tell comes in by `peer_wants` and `peer_done`."""
+    def __init__(self, directory: Path, *, wanted: Callable[[], None], released: Callable[[], None]) -> None:
+        """`wanted` and `released` notify the other workers, which call `peer_wants` and `peer_released` in turn."""
         self._path = directory / "turn.lock"
-        self._tell_wanted = wanted
-        self._tell_passed_on = passed_on
+        self._notify_wanted = wanted
+        self._notify_released = released
         self._file: int | None = None
         self._freed: asyncio.Future[bool] | None = None
         self._peer_waits = False
@@ -37,11 +37,11 @@ class AppendLock:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         loop = asyncio.get_running_loop()
         give_up = loop.time() + _LONGEST_WAIT
-        # A peer that asked before us has its turn first.
+        # A peer that asked before us is first.
         while self._peer_waits or not self._try():
-            self._tell_wanted()
+            self._notify_wanted()
             self._asked = True
-            # Word that a turn is over makes this one ours, also when the peer has asked for the next meanwhile.
+            # A release makes the lock ours, also when the peer has asked for it again meanwhile.
             if (await self._is_freed() and self._try()) or loop.time() > give_up:
                 return
 
@@ -50,10 +50,10 @@ class AppendLock:
     ) -> None:
         assert self._file is not None
         fcntl.flock(self._file, fcntl.LOCK_UN)
-        # Who asked for this turn was let go first by the others, and they wait for word that it is over.
+        # The others let a worker that asked go first, and wait for its release.
         if self._peer_waits or self._asked:
             self._asked = False
-            self._tell_passed_on()
+            self._notify_released()
 
     def peer_wants(self) -> None:
         self._peer_waits = True
@@ -76,7 +76,7 @@ class AppendLock:
         return True
 
     async def _is_freed(self) -> bool:
-        """Wait for word from a peer; False when none came, and it counts as gone."""
+        """Wait for the release by a peer; False when none came, and it counts as dead."""
         loop = asyncio.get_running_loop()
         self._freed = loop.create_future()
         timer = loop.call_later(_POLL, self._wake, False)

@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 import asyncpg
 
 from queen.broker.batcher import Batcher, fail_request
-from queen.broker.catalog import Catalog, Partition, Queue
-from queen.broker.push.append_batch import AppendBatch, ItemOutcome
 from queen.broker.push.append_lock import AppendLock
-from queen.broker.push.appender import Appender
-from queen.broker.push.results import join_results, refusal, render_results, stored_ids
-from queen.broker.push.slices import Push, PushSlice, SlicePreparer, split_by_target
+from queen.broker.push.results import join_results, render_results, stored_ids
 from queen.broker.push.spool_router import SpoolRouter
 from queen.concurrency import EagerFuture
 from queen.errors import DatabaseUnavailable, QueenError
+from queen.log.append_batch import AppendBatch, ItemOutcome
+from queen.log.appender import Appender
+from queen.log.catalog import Catalog, Partition, Queue
+from queen.log.slices import Push, PushSlice, SlicePreparer, split_by_target
 from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Fetcher, Link, TransactionConflict
 from queen.wire.ids import IdSource
@@ -39,19 +39,19 @@ T = TypeVar("T")
 class StoredPush:
     """What a transaction pushed."""
 
-    parts: list[PushSlice]
-    lots: list[AppendBatch]
+    slices: list[PushSlice]
+    batches: list[AppendBatch]
     times: list[datetime]
 
     @property
     def messages(self) -> list[tuple[str, Partition]]:
         """Id and partition of each message in the order of the items, all of which were stored."""
         placed: dict[int, tuple[str, Partition]] = {}
-        for lot in self.lots:
-            ids = iter(stored_ids(lot))
-            for part in lot.parts:
-                for position in part.positions if part.positions is not None else range(part.count):
-                    placed[position] = (next(ids).decode(), lot.partition)
+        for batch in self.batches:
+            ids = iter(stored_ids(batch))
+            for slice_ in batch.slices:
+                for position in slice_.positions if slice_.positions is not None else range(slice_.count):
+                    placed[position] = (next(ids).decode(), batch.partition)
         return [placed[position] for position in range(len(placed))]
 
 
@@ -62,16 +62,16 @@ class _TransactionSender:
 
 
 class _Answers:
-    """What the requests of a batch are told once it is stored."""
+    """The responses to the pushes of a batch."""
 
-    def __init__(self, batch: Sequence[Push], lots: Sequence[AppendBatch]) -> None:
-        self._batch = batch
-        self._lots = lots
+    def __init__(self, pushes: Sequence[Push], batches: Sequence[AppendBatch]) -> None:
+        self._pushes = pushes
+        self._batches = batches
         self._rendered: list[Any] | None = None
 
     def prepare(self) -> None:
-        """While PostgreSQL works: few are rendered before it is done; many would keep the next turn waiting."""
-        few = sum([lot.size for lot in self._lots]) <= _FEW_ANSWERS
+        """While PostgreSQL works: a few are rendered before it is done; many would delay the append lock's release."""
+        few = sum([batch.size for batch in self._batches]) <= _FEW_ANSWERS
         self._rendered = self._render() if few else None
 
     @property
@@ -81,17 +81,17 @@ class _Answers:
     def give(self, meter: Meter) -> None:
         rendered_for_all = self._rendered if self._rendered is not None else self._render()
         now = clock()
-        for push, rendered in zip(self._batch, rendered_for_all, strict=True):
+        for push, rendered in zip(self._pushes, rendered_for_all, strict=True):
             meter.push_latency.observe(now - push.began)
             if not push.answer.done():
                 push.answer.set_result(rendered)
-            # A push and its parts know each other: let go of what they hold without waiting for the collector.
-            push.parts.clear()
+            # A push and its slices refer to each other: free what they hold without waiting for the garbage collector.
+            push.slices.clear()
 
     def _render(self) -> list[Any]:
-        """To each request the results of its items, in the order it sent them, for the lots as they are now."""
-        results = render_results(self._lots)
-        return [push.render(join_results(push.parts, results, push.count)) for push in self._batch]
+        """To each request the results of its items, in the order it sent them, for the batches as they are now."""
+        results = render_results(self._batches)
+        return [push.render(join_results(push.slices, results, push.count)) for push in self._pushes]
 
 
 class NotStored(QueenError):
@@ -118,7 +118,7 @@ class Pusher:
         meter: Meter,
     ) -> None:
         self._link: Link = database.link()
-        self._presence = database.presence
+        self._availability = database.availability
         self._spool_router = spool_router
         self._catalog = catalog
         self._preparer = preparer
@@ -141,13 +141,13 @@ class Pusher:
 
         With a `hold` they go to the spool, and from there to PostgreSQL when that says.
         """
-        self._name_nameless(items)
+        self._assign_ids(items)
         push = Push(len(items), nbytes, subject, render, EagerFuture(), clock())
-        push.parts = split_by_target(push, items)
-        self._meter.push_requested([part.target[0] for part in push.parts])
+        push.slices = split_by_target(push, items)
+        self._meter.push_requested([slice_.target[0] for slice_ in push.slices])
         # While the batch before is being stored, this one is made ready.
-        for part in push.parts:
-            self._prepare(part)
+        for slice_ in push.slices:
+            self._prepare(slice_)
         push.hold = hold
         (self.batcher if hold is None else self.buffering).submit(push)
         return push.answer
@@ -166,86 +166,86 @@ class Pusher:
     async def store_in(self, transaction: Fetcher, items: list[PushItem], subject: str | None) -> StoredPush:
         """Store the items inside a transaction; `settle` when it has committed. A duplicate refuses them all."""
         stored = await self._append_in(transaction, items, subject)
-        for lot in stored.lots:
-            _check_all_stored(lot)
+        for batch in stored.batches:
+            _check_all_stored(batch)
         return stored
 
     async def store_new_in(
         self, transaction: Fetcher, items: list[PushItem], subject: str | None
     ) -> tuple[StoredPush, bytes]:
-        """The same, but duplicates are passed over; with the JSON array that says what became of each item."""
+        """The same, but duplicates are skipped; with the JSON array that says what became of each item."""
         stored = await self._append_in(transaction, items, subject)
-        for lot in stored.lots:
-            _check_none_refused(lot)
-        return stored, join_results(stored.parts, render_results(stored.lots), len(items))
+        for batch in stored.batches:
+            _check_none_refused(batch)
+        return stored, join_results(stored.slices, render_results(stored.batches), len(items))
 
     async def _append_in(self, transaction: Fetcher, items: list[PushItem], subject: str | None) -> StoredPush:
         if not items:
             return StoredPush([], [], [])
-        self._name_nameless(items)
-        parts = split_by_target(_TransactionSender(subject), items)
-        lots = self.lots_of(parts)
-        return StoredPush(parts, lots, await self.append_in(transaction, lots))
+        self._assign_ids(items)
+        slices = split_by_target(_TransactionSender(subject), items)
+        batches = self.batches_of(slices)
+        return StoredPush(slices, batches, await self.append_in(transaction, batches))
 
-    def lots_of(self, parts: Sequence[PushSlice]) -> list[AppendBatch]:
+    def batches_of(self, slices: Sequence[PushSlice]) -> list[AppendBatch]:
         """What a transaction has for each partition. Raises `QueueChanged` if one of them was just forgotten."""
-        lots = self._lots(parts)
-        if lots is None:
+        batches = self._batches(slices)
+        if batches is None:
             raise QueueChanged("a queue of the transaction is being changed again and again; try later")
-        return lots
+        return batches
 
-    async def append_in(self, transaction: Fetcher, lots: list[AppendBatch]) -> list[datetime]:
-        """Append lots inside a transaction. Raises `QueueChanged` when a partition is gone."""
-        await self._appender.meet(transaction, lots)
-        times = await self._appender.append_locked(transaction, lots)
+    async def append_in(self, transaction: Fetcher, batches: list[AppendBatch]) -> list[datetime]:
+        """Append batches inside a transaction. Raises `QueueChanged` when a partition is gone."""
+        await self._appender.load_windows(transaction, batches)
+        times = await self._appender.append_locked(transaction, batches)
         if times is None:
-            for lot in lots:
-                self._catalog.forget_queue(lot.queue.name)
+            for batch in batches:
+                self._catalog.forget_queue(batch.queue.name)
             raise QueueChanged("a queue of the transaction is being deleted again and again; try later")
         return times
 
     def settle(self, stored: StoredPush) -> None:
         """The transaction that stored them has committed."""
-        self.settle_lots(stored.lots, stored.times)
+        self.settle_batches(stored.batches, stored.times)
 
-    def settle_lots(self, lots: list[AppendBatch], times: list[datetime]) -> None:
-        self._appender.settle(lots, times)
+    def settle_batches(self, batches: list[AppendBatch], times: list[datetime]) -> None:
+        self._appender.settle(batches, times)
 
-    def _name_nameless(self, items: list[PushItem]) -> None:
+    def _assign_ids(self, items: list[PushItem]) -> None:
         """Give an id to items that came without, before any attempt, so that a retry recognises them."""
         for item in items:
             if not item.transaction_id:
                 item.transaction_id = self._ids.uuid()
 
-    def _prepare(self, part: PushSlice) -> Queue | None:
-        """Make a part ready if its partition is known; the queue it belongs to."""
-        queue = self._catalog.cached_queue(part.target[0])
-        partition = self._catalog.cached_partition_in(queue, part.target[1]) if queue is not None else None
+    def _prepare(self, slice_: PushSlice) -> Queue | None:
+        """Prepare a slice if its partition is known; returns the queue it belongs to."""
+        queue = self._catalog.cached_queue(slice_.target[0])
+        partition = self._catalog.cached_partition_in(queue, slice_.target[1]) if queue is not None else None
         if queue is None or partition is None:
             return None
-        if part.partition is not partition:
-            self._preparer.prepare(part, partition, queue)
-            self._appender.foresee(part)
+        if slice_.partition is not partition:
+            self._preparer.prepare(slice_, partition, queue)
+            self._appender.check_ahead(slice_)
         return queue
 
     def _pack_ahead(self, waiting: Sequence[Push]) -> None:
-        """Another worker has its turn. What comes until ours begins has only its own partitions packed anew."""
-        # Whatever is wrong with one of them is told to whoever sent it, when it is stored.
+        """Another worker has the append lock: pack what waits, so that later arrivals alone are packed inside of it."""
+        # Whatever is wrong with one of them fails it when it is stored.
         with contextlib.suppress(QueenError):
-            lots = self._lots([part for push in waiting for part in push.parts])
-            if lots is not None:
-                self._appender.pack_ahead(lots)
+            batches = self._batches([slice_ for push in waiting for slice_ in push.slices])
+            if batches is not None:
+                self._appender.pack_ahead(batches)
 
-    async def _run(self, batch: list[Push]) -> Callable[[], None] | None:
+    async def _run(self, pushes: list[Push]) -> Callable[[], None] | None:
         """Store a batch; returns what answers the requests, to be called when the append lock has been released."""
         if self._spool_router.engaged and await self._spool_router.takes(
-            {part.target for push in batch for part in push.parts}
+            {slice_.target for push in pushes for slice_ in push.slices}
         ):
-            return await self._spool_router.take(batch)
+            return await self._spool_router.take(pushes)
         try:
-            answers, settle = await self._store_persistently(batch)
+            answers, settle = await self._store_persistently(pushes)
         except DatabaseUnavailable:
-            return await self._spool_router.take(batch, trouble=True)
+            return await self._spool_router.take(pushes, trouble=True)
 
         def finish() -> None:
             # Nothing else runs before both are done. Answers that have to be rendered first keep no other waiting.
@@ -260,63 +260,63 @@ class Pusher:
 
         return finish
 
-    async def _buffer(self, batch: list[Push]) -> Callable[[], None] | None:
+    async def _buffer(self, pushes: list[Push]) -> Callable[[], None] | None:
         """Spool pushes that asked for it."""
-        return await self._spool_router.take(batch)
+        return await self._spool_router.take(pushes)
 
-    async def _store_persistently(self, batch: list[Push]) -> tuple[_Answers, Callable[[], None]]:
-        """Try again for a while when PostgreSQL goes away: segments of a lost attempt are recognised by their ids."""
+    async def _store_persistently(self, pushes: list[Push]) -> tuple[_Answers, Callable[[], None]]:
+        """Retry for a while when the connection is lost: segments of a lost attempt are recognised by their ids."""
         deadline = time.monotonic() + _RETRY_SECONDS
         while True:
             try:
-                return await self._store(batch)
+                return await self._store(pushes)
             except (DatabaseUnavailable, asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
-                for push in batch:
-                    for part in push.parts:
-                        if part.partition is not None:
-                            part.partition.known_to = None
-                if self._presence.away or time.monotonic() > deadline:
+                for push in pushes:
+                    for slice_ in push.slices:
+                        if slice_.partition is not None:
+                            slice_.partition.known_to = None
+                if self._availability.down or time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(0.05)
 
-    async def _store(self, batch: list[Push]) -> tuple[_Answers, Callable[[], None]]:
+    async def _store(self, pushes: list[Push]) -> tuple[_Answers, Callable[[], None]]:
         self._drain_bus()
-        parts = [part for push in batch for part in push.parts]
+        slices = [slice_ for push in pushes for slice_ in push.slices]
         for _ in range(6):
-            lots = self._lots(parts)
-            if lots is None:
-                await self._catalog.ensure_partitions({part.target for part in parts})
+            batches = self._batches(slices)
+            if batches is None:
+                await self._catalog.ensure_partitions({slice_.target for slice_ in slices})
                 continue
-            answers = _Answers(batch, lots)
+            answers = _Answers(pushes, batches)
             try:
-                settle = await self._appender.append(self._link, lots, answers.prepare)
+                settle = await self._appender.append(self._link, batches, answers.prepare)
             except DatabaseUnavailable:
-                _note_tried(lots)
+                _note_tried(batches)
                 raise
             if settle is not None:
                 return answers, settle
-            # A partition is gone: its queue was deleted. Pushing makes it anew.
-            for lot in lots:
-                self._catalog.forget_queue(lot.queue.name)
+            # A partition is gone: its queue was deleted. Pushing creates it again.
+            for batch in batches:
+                self._catalog.forget_queue(batch.queue.name)
         raise QueenError("a queue is deleted again and again while it is pushed to; try later")
 
-    def _lots(self, parts: Sequence[PushSlice]) -> list[AppendBatch] | None:
+    def _batches(self, slices: Sequence[PushSlice]) -> list[AppendBatch] | None:
         """What goes to each partition, in ascending order of their ids: the order in which they are locked.
 
         None: one of them is not known, or has just been forgotten because its queue was deleted or changed.
         """
-        lots: dict[int, AppendBatch] = {}
-        for part in parts:
-            queue = self._prepare(part)
+        batches: dict[int, AppendBatch] = {}
+        for slice_ in slices:
+            queue = self._prepare(slice_)
             if queue is None:
                 return None
-            partition = part.partition
+            partition = slice_.partition
             assert partition is not None
-            lot = lots.get(partition.id)
-            if lot is None:
-                lot = lots[partition.id] = AppendBatch(partition, queue)
-            lot.add(part)
-        return [lots[id] for id in sorted(lots)]
+            batch = batches.get(partition.id)
+            if batch is None:
+                batch = batches[partition.id] = AppendBatch(partition, queue)
+            batch.add(slice_)
+        return [batches[id] for id in sorted(batches)]
 
 
 def _batcher(
@@ -337,33 +337,34 @@ def _batcher(
     )
 
 
-def _note_tried(lots: Sequence[AppendBatch]) -> None:
-    """Whether these were stored is not known: the next attempt recognises their segments, should it meet them."""
-    for lot in lots:
-        tried = frozenset([chunk.ids[:16] for chunk in lot.chunks])
-        for part in lot.parts:
-            part.sender.blocks |= tried
+def _note_tried(batches: Sequence[AppendBatch]) -> None:
+    """Whether these were stored is not known: the next attempt recognises their segments."""
+    for batch in batches:
+        tried = frozenset([chunk.ids[:16] for chunk in batch.chunks])
+        for slice_ in batch.slices:
+            slice_.sender.blocks |= tried
 
 
-def _check_none_refused(lot: AppendBatch) -> None:
-    """In a transaction, anything that does not fit refuses the whole."""
-    if lot.fates is not None and ItemOutcome.REFUSED in lot.fates:
-        raise NotStored(refusal(lot))
+def _check_none_refused(batch: AppendBatch) -> None:
+    """Raises `NotStored` when something does not fit: it refuses the whole transaction."""
+    if batch.outcomes is not None and ItemOutcome.REFUSED in batch.outcomes:
+        raise NotStored(batch.refusal)
 
 
-def _check_all_stored(lot: AppendBatch) -> None:
-    """Where duplicates are not to be either, they do so too."""
-    _check_none_refused(lot)
-    if lot.fates is None:
+def _check_all_stored(batch: AppendBatch) -> None:
+    """The same where duplicates are not allowed either."""
+    _check_none_refused(batch)
+    if batch.outcomes is None:
         return
-    for item, fate in zip(lot.items(), lot.fates, strict=True):
-        if fate is ItemOutcome.DUPLICATE:
+    for item, outcome in zip(batch.items(), batch.outcomes, strict=True):
+        if outcome is ItemOutcome.DUPLICATE:
             raise NotStored(
                 "duplicate key value violates unique constraint: partition"
-                f" {lot.partition.name!r} of queue {lot.queue.name!r} has transactionId {item.transaction_id!r} already"
+                f" {batch.partition.name!r} of queue {batch.queue.name!r}"
+                f" has transactionId {item.transaction_id!r} already"
             )
 
 
 def _fail(push: Push, error: Exception) -> None:
-    push.parts.clear()
+    push.slices.clear()
     fail_request(push, error)

@@ -17,13 +17,12 @@ from datetime import UTC, datetime
 import asyncpg
 import msgspec
 
-from queen.broker.catalog import Catalog
 from queen.broker.heartbeat import MaintenanceModes
-from queen.broker.push.append_batch import AppendBatch, ItemOutcome
 from queen.broker.push.pusher import Pusher, QueueChanged
-from queen.broker.push.results import refusal
-from queen.broker.push.slices import PushSlice, Target, items_of
 from queen.errors import DatabaseUnavailable, Overloaded, QueenError
+from queen.log.append_batch import AppendBatch, ItemOutcome
+from queen.log.catalog import Catalog
+from queen.log.slices import PushSlice, Target, items_of
 from queen.spool.quarantine import Failed
 from queen.spool.reader import Taken
 from queen.spool.record import Record
@@ -174,7 +173,7 @@ class SpoolDrainer:
 
     async def _round(self) -> None:
         """Replay all that is due, unless it must wait."""
-        if self._database.presence.away or not self._modes.known or self._modes.push_maintenance:
+        if self._database.availability.down or not self._modes.known or self._modes.push_maintenance:
             return
         if not self._spool.may_replay():
             return
@@ -294,7 +293,7 @@ class SpoolDrainer:
                 return
 
     async def _store_once(self, batch: _Batch, again: Failed | None) -> Callable[[], None]:
-        lots = self._pusher.lots_of(batch.parts)
+        lots = self._pusher.batches_of(batch.parts)
         waited = max(0.001, time.time() - min(record.at for record in batch.records))
         for lot in lots:
             lot.waited = waited
@@ -303,21 +302,21 @@ class SpoolDrainer:
             # Before the commit: a crash now leaves them twice, and they are recognised by their ids when tried again.
             await asyncio.to_thread(self._keep_refused, batch, lots, again)
             await transaction.fetch("spool_advance", list(batch.positions), list(batch.positions.values()))
-        return lambda: self._pusher.settle_lots(lots, times)
+        return lambda: self._pusher.settle_batches(lots, times)
 
     def _keep_refused(self, batch: _Batch, lots: Sequence[AppendBatch], again: Failed | None) -> None:
         """Set aside what does not fit its queue."""
         records = dict(zip(batch.parts, batch.records, strict=True))
         for lot in lots:
-            fates = iter(lot.fates or ())
-            for part in lot.parts:
+            fates = iter(lot.outcomes or ())
+            for part in lot.slices:
                 refused = [
                     index for index, fate in zip(range(part.count), fates, strict=False) if fate is ItemOutcome.REFUSED
                 ]
                 if refused and again is not None and len(refused) == part.count:
-                    raise QueenError(refusal(lot))
+                    raise QueenError(lot.refusal)
                 for run in _runs(refused):
-                    self._spool.failed.add(self._excerpt(records[part], part, run), refusal(lot))
+                    self._spool.failed.add(self._excerpt(records[part], part, run), lot.refusal)
 
     def _part(self, record: Record) -> PushSlice:
         """The messages of a record, with their ids."""

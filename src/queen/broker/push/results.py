@@ -7,63 +7,63 @@ from itertools import islice
 
 import msgspec
 
-from queen.broker.push.append_batch import AppendBatch, ItemOutcome
-from queen.broker.push.slices import PushSlice
+from queen.log.append_batch import AppendBatch, ItemOutcome
+from queen.log.slices import PushSlice
 
 _encode = msgspec.json.encode
 
 
-def render_results(lots: Sequence[AppendBatch]) -> dict[PushSlice, list[bytes]]:
-    """For each part the answer to each of its items: JSON objects without their opening `{"index":n`."""
+def render_results(batches: Sequence[AppendBatch]) -> dict[PushSlice, list[bytes]]:
+    """For each slice the answer to each of its items: JSON objects without their opening `{"index":n`."""
     results: dict[PushSlice, list[bytes]] = {}
-    for lot in lots:
-        ids = stored_ids(lot)
-        lines = _all_stored(lot, ids) if lot.fates is None else _each(lot, lot.fates, ids)
-        if len(lot.parts) == 1:
-            results[lot.parts[0]] = lines
+    for batch in batches:
+        ids = stored_ids(batch)
+        lines = _all_stored(batch, ids) if batch.outcomes is None else _each(batch, batch.outcomes, ids)
+        if len(batch.slices) == 1:
+            results[batch.slices[0]] = lines
             continue
         rest = iter(lines)
-        for part in lot.parts:
-            results[part] = list(islice(rest, part.count))
+        for slice_ in batch.slices:
+            results[slice_] = list(islice(rest, slice_.count))
     return results
 
 
-def stored_ids(lot: AppendBatch) -> list[bytes]:
+def stored_ids(batch: AppendBatch) -> list[bytes]:
     """The message ids of what was stored, in order."""
     ids: list[bytes] = []
-    for chunk in lot.chunks:
+    for chunk in batch.chunks:
         prefix, low = chunk.block.prefix, chunk.block.low
         ids += [b"%b%012x" % (prefix, low + i) for i in range(chunk.count)]
     return ids
 
 
-def join_results(parts: Sequence[PushSlice], results: dict[PushSlice, list[bytes]], count: int) -> bytes:
+def join_results(slices: Sequence[PushSlice], results: dict[PushSlice, list[bytes]], count: int) -> bytes:
     """The whole answer of a request."""
-    if len(parts) == 1:
-        lines = results[parts[0]]
+    if len(slices) == 1:
+        lines = results[slices[0]]
         if count == 1:
             return b'[{"index":0%b]' % lines[0]
     else:
         lines = [b""] * count
-        for part in parts:
-            for position, line in zip(part.positions or (), results[part], strict=True):
+        for slice_ in slices:
+            for position, line in zip(slice_.positions or (), results[slice_], strict=True):
                 lines[position] = line
     return b"[" + b",".join([b'{"index":%d%b' % numbered for numbered in enumerate(lines)]) + b"]"
 
 
-def _all_stored(lot: AppendBatch, ids: list[bytes]) -> list[bytes]:
-    tail = b'","partition_id":"%b","trace_id":' % lot.partition.uuid.encode()
-    end = b',"queueName":%b}' % _encode(lot.queue.name)
+def _all_stored(batch: AppendBatch, ids: list[bytes]) -> list[bytes]:
+    tail = b'","partition_id":"%b","trace_id":' % batch.partition.uuid.encode()
+    end = b',"queueName":%b}' % _encode(batch.queue.name)
     plain = tail + b"null" + end
     lines: list[bytes] = []
     at = 0
-    for part in lot.parts:
-        own = ids[at : at + part.count]
-        at += part.count
-        if not part.traced:
+    for slice_ in batch.slices:
+        own = ids[at : at + slice_.count]
+        at += slice_.count
+        if not slice_.traced:
             lines += [
                 b',"transaction_id":%b,"status":"queued","message_id":"%b%b' % (transaction, id, plain)
-                for transaction, id in zip(part.transactions, own, strict=True)
+                for transaction, id in zip(slice_.transactions, own, strict=True)
             ]
             continue
         lines += [
@@ -71,48 +71,39 @@ def _all_stored(lot: AppendBatch, ids: list[bytes]) -> list[bytes]:
             if not item.trace_id
             else b',"transaction_id":%b,"status":"queued","message_id":"%b%b%b%b'
             % (transaction, id, tail, _encode(item.trace_id), end)
-            for item, transaction, id in zip(part.items, part.transactions, own, strict=True)
+            for item, transaction, id in zip(slice_.items, slice_.transactions, own, strict=True)
         ]
     return lines
 
 
-def _each(lot: AppendBatch, fates: Sequence[ItemOutcome], ids: list[bytes]) -> list[bytes]:
-    name = _encode(lot.queue.name)
+def _each(batch: AppendBatch, outcomes: Sequence[ItemOutcome], ids: list[bytes]) -> list[bytes]:
+    name = _encode(batch.queue.name)
     fresh = iter(ids)
-    winners = {transaction_id: id.encode() for transaction_id, id in lot.winners.items()}
+    originals = {transaction_id: id.encode() for transaction_id, id in batch.originals.items()}
     lines = []
-    for item, fate in zip(lot.items(), fates, strict=True):
+    for item, outcome in zip(batch.items(), outcomes, strict=True):
         transaction = _encode(item.transaction_id)
-        if fate is ItemOutcome.STORED:
-            winners[item.transaction_id] = next(fresh)
-        if fate in (ItemOutcome.STORED, ItemOutcome.STORED_BEFORE):
+        if outcome is ItemOutcome.STORED:
+            originals[item.transaction_id] = next(fresh)
+        if outcome in (ItemOutcome.STORED, ItemOutcome.STORED_BEFORE):
             lines.append(
                 b',"transaction_id":%b,"status":"queued","message_id":"%b","partition_id":"%b","trace_id":%b,"queueName":%b}'
                 % (
                     transaction,
-                    winners[item.transaction_id],
-                    lot.partition.uuid.encode(),
+                    originals[item.transaction_id],
+                    batch.partition.uuid.encode(),
                     _encode(item.trace_id or None),
                     name,
                 )
             )
-        elif fate is ItemOutcome.DUPLICATE:
+        elif outcome is ItemOutcome.DUPLICATE:
             lines.append(
                 b',"transaction_id":%b,"status":"duplicate","message_id":"%b","queueName":%b}'
-                % (transaction, winners[item.transaction_id], name)
+                % (transaction, originals[item.transaction_id], name)
             )
         else:
             lines.append(
                 b',"transaction_id":%b,"status":"failed","error":%b,"queueName":%b}'
-                % (transaction, _encode(refusal(lot)), name)
+                % (transaction, _encode(batch.refusal), name)
             )
     return lines
-
-
-def refusal(lot: AppendBatch) -> str:
-    """Why items of a lot did not fit."""
-    limit = lot.queue.max_size
-    return (
-        f"Queue '{lot.queue.name}' would exceed max capacity ({limit})."
-        f" Current: {limit - (lot.room or 0)}, Batch: {lot.size}"
-    )

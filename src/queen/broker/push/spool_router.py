@@ -11,11 +11,11 @@ import msgspec
 
 from queen.broker.heartbeat import MaintenanceModes
 from queen.broker.push.results import join_results
-from queen.broker.push.slices import Chunk, Push, PushSlice, SlicePreparer, Target
 from queen.errors import Overloaded
+from queen.log.slices import Chunk, Push, PushSlice, SlicePreparer, Target
 from queen.spool.record import UNNUMBERED, Record, bucket_of
 from queen.spool.spool import Spool
-from queen.storage.database import Presence
+from queen.storage.database import Availability
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdBlock
 
@@ -30,19 +30,24 @@ class SpoolRouter:
     """Decides which pushes go to the spool, and takes them there."""
 
     def __init__(
-        self, spool: Spool, modes: MaintenanceModes, presence: Presence, preparer: SlicePreparer, envelope: Envelope
+        self,
+        spool: Spool,
+        modes: MaintenanceModes,
+        availability: Availability,
+        preparer: SlicePreparer,
+        envelope: Envelope,
     ) -> None:
         self._spool = spool
         self._board = spool.board
         self._modes = modes
-        self._presence = presence
+        self._availability = availability
         self._preparer = preparer
         self._envelope = envelope
 
     @property
     def engaged(self) -> bool:
         """Whether any push might have to go this way. All that a push in normal times looks at."""
-        return self._board.engaged or self._modes.push_maintenance or self._presence.away
+        return self._board.engaged or self._modes.push_maintenance or self._availability.down
 
     async def takes(self, targets: Collection[Target]) -> bool:
         """Whether pushes to these partitions are to be spooled.
@@ -99,13 +104,13 @@ class SpoolRouter:
 
     @property
     def _closed(self) -> bool:
-        return self._modes.push_maintenance or self._presence.away or self._board.trouble
+        return self._modes.push_maintenance or self._availability.down or self._board.trouble
 
     def _segments(self, batch: Sequence[Push], now: float) -> Iterator[tuple[list[Record], list[PushSlice]]]:
         """What the batch has for each partition: as records, and as the parts that those are made of."""
         by_target: dict[Target, list[PushSlice]] = {}
         for push in batch:
-            for part in push.parts:
+            for part in push.slices:
                 by_target.setdefault(part.target, []).append(part)
         for target, parts in by_target.items():
             tried = list({block for part in parts for block in part.sender.blocks})
@@ -169,5 +174,5 @@ def _render(records: Sequence[Record], parts: Sequence[PushSlice], spooled: set[
 def _answer(batch: Sequence[Push], lines: dict[PushSlice, list[bytes]]) -> None:
     for push in batch:
         if not push.answer.done():
-            push.answer.set_result(push.render(join_results(push.parts, lines, push.count)))
-        push.parts.clear()
+            push.answer.set_result(push.render(join_results(push.slices, lines, push.count)))
+        push.slices.clear()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import asyncpg
 
 from queen.errors import DatabaseUnavailable, NotFound, QueenError
-from queen.storage.database import AWAY_ERRORS, Connection, Record
+from queen.storage.database import UNAVAILABLE_ERRORS, Connection, Record
 from queen.storage.shard_setup import check_number
 from queen.storage.statements import sql
 from queen.wire.shards import Kind, Name
@@ -96,7 +96,7 @@ async def connect_fleet(dsns: Sequence[str]) -> AsyncIterator[Fleet]:
 async def _connect(dsn: str) -> Connection | None:
     try:
         return await asyncpg.connect(dsn, timeout=5, server_settings={"application_name": "queen shards"})
-    except AWAY_ERRORS:
+    except UNAVAILABLE_ERRORS:
         return None
 
 

@@ -15,13 +15,13 @@ from typing import Final
 import asyncpg
 
 from queen.broker.topics.batching import Links, RequestBatcher
-from queen.broker.topics.catalog import LOCKS, Topic, TopicCatalog, TopicKey, lock_keys
 from queen.broker.topics.prefetch import NotReady, PrefetchBuffer, Prefetcher, PrefetchRequest
 from queen.broker.topics.throttle import TenantThrottle
 from queen.concurrency import BackgroundTasks, DeadlineTimer
 from queen.errors import DatabaseUnavailable, QueenError
+from queen.log.topics import LOCKS, Topic, TopicCatalog, TopicKey, lock_keys
 from queen.metrics.meter import Meter
-from queen.storage.database import Database, Fetcher, Presence, Record
+from queen.storage.database import Availability, Database, Fetcher, Record
 from queen.wire.ids import IdSource
 from queen.wire.topic_items import Row
 
@@ -73,8 +73,8 @@ _LOOK_SECONDS: Final = 0.1
 class OutageGrace:
     """Tells who is spared an error, and calls `on_return` when PostgreSQL may be back."""
 
-    def __init__(self, presence: Presence, on_return: Callable[[], None]) -> None:
-        self._presence = presence
+    def __init__(self, availability: Availability, on_return: Callable[[], None]) -> None:
+        self._availability = availability
         self._on_return = on_return
         self._timer: asyncio.TimerHandle | None = None
 
@@ -93,7 +93,7 @@ class OutageGrace:
             self._timer = None
 
     def _look(self) -> None:
-        if self._presence.away:
+        if self._availability.down:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
             return
         self._timer = None
@@ -176,7 +176,7 @@ class Dequeuer:
         self._claiming: Counter[TopicKey] = Counter()
         self._missed: set[TopicKey] = set()
         self._errands = BackgroundTasks()
-        self._patience = OutageGrace(database.presence, self.wake_all)
+        self._patience = OutageGrace(database.availability, self.wake_all)
         self.lane = self._make_lane(self._serve)
         self._ready_lanes: dict[TopicKey, RequestBatcher[Dequeue]] = {}
 

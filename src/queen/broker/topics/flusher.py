@@ -17,17 +17,17 @@ from typing import Final
 import asyncpg
 
 from queen.broker.push.replay import SpoolPositions
-from queen.broker.topics.catalog import TopicCatalog
 from queen.broker.topics.enqueue import OnFed
 from queen.broker.topics.wal_store import Moved, SendOn, Stretch, WalStore, is_readable
 from queen.concurrency import BackgroundTask
 from queen.errors import QueenError, RedisUnavailable
+from queen.log.topics import TopicCatalog
 from queen.redis.interfaces import Copied, Copies
 from queen.spool.files import HEADER_BYTES
 from queen.spool.reader import Taken
 from queen.spool.record import Record, decode_record
 from queen.spool.spool import Spool
-from queen.storage.database import Database, Presence
+from queen.storage.database import Availability, Database
 
 _FAILURES: Final = 3
 _OPEN_SECONDS: Final = 10.0
@@ -88,12 +88,14 @@ _AT_ONCE: Final = 50
 class Rescuer:
     """In the worker that flushes the log of this host: looks for what other hosts do not get done."""
 
-    def __init__(self, wal: Spool, copies: Copies, ledger: SpoolPositions, store: WalStore, presence: Presence) -> None:
+    def __init__(
+        self, wal: Spool, copies: Copies, ledger: SpoolPositions, store: WalStore, availability: Availability
+    ) -> None:
         self._wal = wal
         self._copies = copies
         self._ledger = ledger
         self._store = store
-        self._presence = presence
+        self._availability = availability
         self._stuck: dict[str, tuple[int, float]] = {}
         """Files of others: how far they are stored, and since when no further."""
         self._background = BackgroundTask()
@@ -107,7 +109,7 @@ class Rescuer:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            if not self._wal.replays or self._presence.away:
+            if not self._wal.replays or self._availability.down:
                 continue
             try:
                 await self._look()
@@ -203,7 +205,7 @@ class Flusher:
         self._task: asyncio.Task[None] | None = None
         self.breaker = Breaker(self._breaker_changed)
         self._rescuer = (
-            Rescuer(wal, copies, self._ledger, WalStore(database, catalog, wal.failed, on_fed), database.presence)
+            Rescuer(wal, copies, self._ledger, WalStore(database, catalog, wal.failed, on_fed), database.availability)
             if copies is not None
             else None
         )
@@ -252,7 +254,7 @@ class Flusher:
 
     async def _try_round(self) -> bool:
         """Whether there is no need to wait before the next round."""
-        away = self._database.presence.away
+        away = self._database.availability.down
         if self._was_away and not away:
             self.breaker.invite()
         self._was_away = away

@@ -17,13 +17,13 @@ from typing import Final
 import asyncpg
 
 from queen.broker.topics.batching import Links, RequestBatcher
-from queen.broker.topics.catalog import Topic, TopicCatalog, TopicKey
 from queen.broker.topics.dequeue import Dequeue, Heads, OutageGrace, remove_leased, service_order
 from queen.broker.topics.prefetch import PrefetchBuffer
 from queen.broker.topics.settle import Settler
 from queen.broker.topics.throttle import TenantThrottle
 from queen.concurrency import BackgroundTasks, DeadlineTimer
 from queen.errors import QueenError
+from queen.log.topics import Topic, TopicCatalog, TopicKey
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Record
 from queen.wire.ids import IdSource
@@ -128,7 +128,7 @@ class MultiTopicDequeuer:
         self._timers: dict[TopicSet, DeadlineTimer] = {}
         self._errands = BackgroundTasks()
         self._closing = False
-        self._patience = OutageGrace(database.presence, self.wake_all)
+        self._patience = OutageGrace(database.availability, self.wake_all)
         self.lane: RequestBatcher[MultiTopicDequeue] = RequestBatcher(
             self._run,
             weigh=lambda request: min(request.limit, _MOST_AT_ONCE),

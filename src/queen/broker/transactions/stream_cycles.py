@@ -19,9 +19,9 @@ from queen.broker.ack.rules import (
     decide_cycle,
     parse_status,
 )
-from queen.broker.catalog import QUEUE_MODE, Catalog, Partition, Queue
 from queen.broker.push.pusher import NotStored, Pusher, StoredPush
 from queen.broker.transactions.stream_queries import StreamQueries
+from queen.log.catalog import QUEUE_MODE, Catalog, Partition, Queue
 from queen.storage.database import Database, Transaction, TransactionRefused, retry_transaction
 from queen.wire.envelope import Envelope
 from queen.wire.ids import is_uuid, parse_partition_uuid
@@ -207,7 +207,7 @@ class StreamCycles:
     def _settle(
         self, ack: CycleAck | None, acked: _Acked | None, available: int, scene: _Scene, stored: StoredPush
     ) -> None:
-        """Committed: let those who wait know."""
+        """Committed: notify the waiting pops."""
         self._pusher.settle(stored)
         if ack is None or acked is None or not acked.decision.released:
             return
@@ -241,7 +241,7 @@ async def _check_unchanged(transaction: Transaction, cycle: Cycle, scene: _Scene
 
 
 def _check_deleted(cycle: Cycle, absent: set[str]) -> None:
-    """A cycle that pushes what a window came to deletes the window: when somebody has, they have pushed it too."""
+    """A cycle that pushes what a window came to deletes the window: another cycle that deleted it has pushed it too."""
     if absent and cycle.items:
         raise StateConflict(min(absent))
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from queen.broker.catalog import Catalog
 from queen.errors import BadRequest, Conflict
+from queen.log.catalog import Catalog
 from queen.storage.database import Database, Record, can_be_stored
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import is_uuid, parse_partition_uuid, partition_uuid

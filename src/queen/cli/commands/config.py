@@ -220,8 +220,17 @@ def docs(
         bool, typer.Option("--open", help="Open the API documentation of the server in a browser.")
     ] = False,
     topic: Annotated[str | None, typer.Option("--topic", help=", ".join(_TOPICS))] = None,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Print the reference of all commands instead, as Markdown.")
+    ] = False,
 ) -> None:
     """Print where the documentation is."""
+    if reference:
+        from queen.cli.app import tree
+        from queen.cli.common.tree import reference as reference_of
+
+        print(reference_of(tree()), end="")
+        return
     if topic is not None and topic not in _TOPICS:
         raise UserError(f"there are pages about {', '.join(_TOPICS)}, not about {topic!r}")
     server = os.environ.get("QUEEN_SERVER") or DEFAULT_SERVER

@@ -142,16 +142,19 @@ class _Tail:
         """One request; how many messages came."""
         millis = min(self._wait_millis, idle_millis or self._wait_millis)
         asked = {**self._parameters, "wait": str(wait).lower(), "timeout": millis}
+        if self._limit is not None:
+            asked["batch"] = min(asked["batch"], max(1, self._limit - self._printed))
         messages = popped(self._queen, self._queue, self._partition, asked)
         leased = [message for message in messages if message.get("leaseId")]
         with self._lock:
             done = self._print(messages)
             self.taken += len(messages)
         if leased:
-            # What was not printed because of the limit is delivered again to the next tail.
-            acked = [self._ack(message) for message in messages[:done]]
-            if acked:
-                self._queen.request("POST", "/api/v1/ack/batch", {"acknowledgments": acked, "consumerGroup": self._cg})
+            # What was not printed because of the limit is given back, and delivered to the next tail.
+            acked = [
+                self._ack(message, "completed" if number < done else "retry") for number, message in enumerate(messages)
+            ]
+            self._queen.request("POST", "/api/v1/ack/batch", {"acknowledgments": acked, "consumerGroup": self._cg})
         return len(messages)
 
     def _print(self, messages: list[dict[str, Any]]) -> int:
@@ -167,8 +170,8 @@ class _Tail:
         return len(messages)
 
     @staticmethod
-    def _ack(message: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: message[name] for name in ("transactionId", "partitionId", "leaseId")} | {"status": "completed"}
+    def _ack(message: Mapping[str, Any], status: str) -> dict[str, Any]:
+        return {name: message[name] for name in ("transactionId", "partitionId", "leaseId")} | {"status": status}
 
 
 def show(out: Output, message: Mapping[str, Any]) -> None:

@@ -60,6 +60,7 @@ def command(
     )
 
     def register(function: Function) -> Function:
+        vars(function)["example"] = example.strip()
         settings = {"help_option_names": ["-h", "--help"]}
         app.command(name, epilog=shown, context_settings=settings)(function)
         for alias in aliases:
@@ -72,7 +73,8 @@ def command(
 class Commands(MutableMapping[str, Any]):
     """Commands by name, made when first asked for."""
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[Entry], shared: Sequence[Any]) -> None:
+        self._shared = shared
         self._entries = {name: entry for entry in entries for name in (entry.name, *entry.aliases)}
         self._loaded: dict[str, Any] = {}
 
@@ -92,7 +94,7 @@ class Commands(MutableMapping[str, Any]):
                 ) from error
             found.name = entry.name
             if entry.remote:
-                _give_options(found)
+                _give_options(found, self._shared)
             self._loaded[entry.name] = found
         return found
 
@@ -116,11 +118,17 @@ class Root(typer.core.TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = Commands(self.entries)
-        self.params.extend(_shared_options())
+        shared = _shared_options()
+        self.commands = Commands(self.entries, shared)
+        self.params.extend(shared)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [entry.name for entry in self.entries]
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        item = vars(typer.core)["CompletionItem"]
+        found = [item(entry.name, help=entry.summary) for entry in self.entries if entry.name.startswith(incomplete)]
+        return found if found or not incomplete.startswith("-") else super().shell_complete(ctx, incomplete)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         bold = "\033[1m%s\033[0m" if sys.stdout.isatty() else "%s"
@@ -131,7 +139,8 @@ class Root(typer.core.TyperGroup):
             lines += [f"  {entry.name:<{width}}  {entry.summary}" for entry in self.entries if entry.section == section]
             lines.append("")
         lines.append(bold % "Options")
-        options: list[Any] = list(self.get_params(ctx))
+        # `queen completion` does what typer's own two options do.
+        options: list[Any] = [option for option in self.get_params(ctx) if "completion" not in str(option.name)]
         shown = [(", ".join(option.opts), option.help or "") for option in options if not option.hidden]
         width = max(len(names) for names, _ in shown)
         lines += [f"  {names:<{width}}  {text}" for names, text in shown]
@@ -149,6 +158,21 @@ def walk(root: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...
         below = root.commands[name]
         if not below.hidden:
             yield from walk(below, (*path, name))
+
+
+def example_of(command: Any) -> str:
+    """The example of a command; empty when it has none."""
+    return str(vars(command.callback).get("example", ""))
+
+
+def reference(root: Any) -> str:
+    """Every command with what it does and an example, as Markdown."""
+    parts = []
+    for path, found in walk(root):
+        parts.append(f"### queen {' '.join(path)}\n\n{found.get_short_help_str(1000)}\n")
+        if example := example_of(found):
+            parts.append(f"```\n{example}\n```\n")
+    return "\n".join(parts)
 
 
 def _shared(
@@ -187,12 +211,12 @@ def _remember(ctx: Any, option: Any, value: Any) -> Any:
     return value
 
 
-def _give_options(command: Any) -> None:
+def _give_options(command: Any, shared: Sequence[Any]) -> None:
     taken = {name for option in command.params for name in option.opts}
-    command.params.extend(option for option in _shared_options() if not taken.intersection(option.opts))
+    command.params.extend(option for option in shared if not taken.intersection(option.opts))
     if isinstance(command, typer.core.TyperGroup):
         for below in command.commands.values():
-            _give_options(below)
+            _give_options(below, shared)
 
 
 def run_tree(root: Any, arguments: Sequence[str] | None) -> int:
@@ -224,8 +248,3 @@ def _usage_text(error: Any) -> str:
     text = " ".join(str(error.format_message()).split()).rstrip(".")
     path = context.command_path if context is not None else "queen"
     return f"{text}; see {path} --help"
-
-
-def short_help(command: Any) -> str:
-    """The first sentence of a command's help."""
-    return str(command.get_short_help_str(200))

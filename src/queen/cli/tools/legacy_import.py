@@ -1,8 +1,8 @@
 """`queen import --from <PostgreSQL of a Queen 0.15>`: its queues, messages, groups, dead letters and traces.
 
-Messages keep their order, ids, transaction ids and times. Each transaction notes in the target how far it is, so
-an interrupted import goes on there, and a repeated one takes over what has come since: the old server may
-run meanwhile. What was stored by a transaction that is still open there is left for the next run.
+Messages keep their order, ids, transaction ids and times. Each transaction notes in the target how far it has come, so
+an import that was interrupted goes on there, and one that is repeated takes over what has come since: the old server
+may run meanwhile. What was stored by a transaction that is still open there is left for the next run.
 """
 
 from __future__ import annotations

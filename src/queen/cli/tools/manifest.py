@@ -30,7 +30,7 @@ from queen.cli.common.session import Session, check_answer
 from queen.cli.common.times import BEGINNING_WORDS, END_WORDS, iso, parse_time
 from queen.cli.common.tree import command, group
 
-apply_app = group("Bring queues, groups, topics and quotas into the state a file describes.")
+apply_app = group("Bring queues, groups, topics, quotas and write modes into the state a file describes.")
 export_app = group("Write the file that `queen apply` reads.")
 
 _FIELDS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
@@ -120,7 +120,7 @@ def export(
         list[str] | None, typer.Option("--topic-namespace", help="A namespace of topics besides those in use.")
     ] = None,
 ) -> None:
-    """Write the file that [bold]queen apply[/bold] reads: everything but messages and positions."""
+    """Write the file that `queen apply` reads: everything but messages and positions."""
     import yaml
 
     for one in kind or []:

@@ -57,5 +57,7 @@ class Api:
     """Why good tokens may be refused; empty when they are not."""
     keep_bodies: bool = False
     """Whether something reads the body of a push after it has been answered."""
+    open_connections: Callable[[], list[tuple[str, str]]] = list
+    """Who is connected, each with the route that serves their request, or nothing."""
     routes: Sequence[Route] = field(default_factory=list)
     stopping: bool = False

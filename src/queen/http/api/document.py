@@ -132,7 +132,7 @@ def _open(schema: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in schema.items() if key != "additionalProperties" or value is not False}
 
 
-def _subclasses(kind: type) -> Iterator[type]:
+def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
     for one in kind.__subclasses__():
         yield one
         yield from _subclasses(one)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from queen.broker.catalog import QUEUE_MODE, namespace_and_task
 from queen.errors import BadRequest, Forbidden
 from queen.http.auth.principal import Principal
 from queen.http.server.message import Access, Request, Route
+from queen.log.catalog import QUEUE_MODE, namespace_and_task
 from queen.wire.ack import decode_ack, decode_ack_batch, decode_object, optional_str
 from queen.wire.push import PushItem, decode_push
 from queen.wire.stages import decode_batch_ref, decode_publish, decode_stage

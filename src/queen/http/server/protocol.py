@@ -149,6 +149,10 @@ class Shell:
         """How many requests are being served just now."""
         return sum(1 for connection in self.connections if connection.busy)
 
+    def open_connections(self) -> list[tuple[str, str]]:
+        """Who is connected, each with the route that serves their request, or nothing."""
+        return [connection.serving() for connection in self.connections]
+
     def remember(self, connection: HttpProtocol) -> None:
         """Called by a connection that begins."""
         self.connections.add(connection)
@@ -213,6 +217,14 @@ class HttpProtocol(asyncio.Protocol):
         self._pending = False
         self._peer = ""
         self._address: Address | None = None
+
+    def serving(self) -> tuple[str, str]:
+        """Who is connected, and by which route their request is being served; empty when none is."""
+        request, peername = self._request, self._transport.get_extra_info("peername")
+        peer = str(peername[0]) if isinstance(peername, tuple) else "local"
+        if request is None:
+            return peer, ""
+        return peer, f"{request.method} {request.route.pattern if request.route else request.path}"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         shell = self._shell

@@ -181,3 +181,8 @@ WHERE n.name = $1;
 -- name: namespace_save_key_claim
 -- Keep a claim, unless the key is claimed already.
 INSERT INTO queen.topic_key_claims (namespace, key, shard, claimed_at) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING;
+
+-- name: shard_inventory
+-- What lives on this shard, and how much room its database takes.
+SELECT (SELECT count(*) FROM queen.queues) AS queues, (SELECT count(*) FROM queen.partitions) AS partitions,
+    (SELECT count(*) FROM queen.topics) AS topics, pg_database_size(current_database()) AS bytes;

@@ -77,3 +77,12 @@ WITH doomed AS MATERIALIZED (
 )
 DELETE FROM queen.stream_state s USING doomed d
 WHERE s.partition_id = d.partition_id AND s.query_id = d.query_id AND s.key = d.key RETURNING 1;
+
+-- name: stream_query_list
+-- All queries, with how much state they keep and when it last changed.
+SELECT q.public_id::text AS query_id, q.name, q.source_queue, q.sink_queue, q.config_hash, q.created_at,
+    coalesce(s.partitions, 0) AS partitions, coalesce(s.state_rows, 0) AS state_rows, s.changed_at
+FROM queen.stream_queries q LEFT JOIN (
+    SELECT query_id, count(DISTINCT partition_id) AS partitions, count(*) AS state_rows, max(updated_at) AS changed_at
+    FROM queen.stream_state GROUP BY query_id
+) s ON s.query_id = q.id;

@@ -493,3 +493,8 @@ WITH heads AS (
     DELETE FROM queen.topic_dead_letters WHERE topic_id = $1
 )
 DELETE FROM queen.dropped_topics WHERE topic_id = $1;
+
+-- name: topic_namespace_list
+-- Namespaces with their quotas and the number of their topics here.
+SELECT n.name, n.quota_per_minute, (SELECT count(*) FROM queen.topics t WHERE t.namespace_id = n.id) AS topics
+FROM queen.topic_namespaces n;

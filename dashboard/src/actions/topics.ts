@@ -1,0 +1,192 @@
+/** What can be done to topics, their items and namespaces. */
+import { call, type Schema } from '@/api/client'
+import { pythonValue } from '@/api/shown'
+import { act } from '@/lib/actions'
+import { plural } from '@/lib/format'
+
+type Counts = Schema['TopicCounts']
+type Letter = Schema['TopicDeadLetter']
+
+const key = ({ namespace, topic }: { namespace: string; topic: string }) => `${namespace} / ${topic}`
+
+export function enqueueItem(namespace = '', topic = ''): void {
+  act({
+    title: 'Enqueue a test item',
+    object: topic ? key({ namespace, topic }) : 'any topic',
+    verb: 'Enqueue item',
+    fields: [
+      { name: 'namespace', label: 'Namespace', kind: 'text', initial: namespace, required: true, placeholder: 'acme' },
+      { name: 'topic', label: 'Topic', kind: 'text', initial: topic, required: true, placeholder: 'thumbnails' },
+      { name: 'priority', label: 'Priority', kind: 'number', initial: 0, hint: 'Lower comes first.' },
+      { name: 'delay', label: 'Delay', unit: 'seconds', kind: 'number', initial: 0 },
+      { name: 'data', label: 'Data', kind: 'json', initial: '{\n  "hello": "world"\n}', required: true },
+    ],
+    effect: (form) => [{ text: form.delay ? `It is ready in ${form.delay} s.` : 'It is ready at once, for any worker of the topic.' }],
+    calls: (form) => {
+      const item = {
+        namespace: String(form.namespace),
+        topic: String(form.topic),
+        data: JSON.parse(String(form.data)) as never,
+        priority: Number(form.priority || 0),
+        ...(form.delay ? { delay: Number(form.delay) } : {}),
+      }
+      return [call('post', '/api/v1/topics/enqueue', { query: { ids: 'string' }, body: [item] as never })]
+    },
+    done: () => 'Item enqueued',
+  })
+}
+
+export function configureTopic(counts: Counts): void {
+  const { namespace, topic, options } = counts
+  const send = (form: Record<string, unknown>) => call('post', '/api/v1/topics/configure', { body: { namespace, topic, options: form as never } })
+  const read = (form: Record<string, unknown>) => ({
+    max_retries: Number(form.max_retries),
+    backoff_base_ms: Number(form.backoff_base_ms),
+    backoff_cap_ms: Number(form.backoff_cap_ms),
+    lease_seconds: Number(form.lease_seconds),
+    at_most_once: form.at_most_once === true,
+    ttl_seconds: form.ttl_seconds === '' ? null : Number(form.ttl_seconds),
+  })
+  act({
+    title: 'Change options',
+    object: key(counts),
+    verb: 'Save changes',
+    fields: [
+      { name: 'lease_seconds', label: 'Lease', unit: 'seconds', kind: 'number', initial: options.lease_seconds },
+      { name: 'max_retries', label: 'Retries', kind: 'number', initial: options.max_retries },
+      { name: 'backoff_base_ms', label: 'Backoff', unit: 'ms', kind: 'number', initial: options.backoff_base_ms, hint: 'Doubled with every retry.' },
+      { name: 'backoff_cap_ms', label: 'Longest backoff', unit: 'ms', kind: 'number', initial: options.backoff_cap_ms },
+      { name: 'ttl_seconds', label: 'Time to live', unit: 'seconds', kind: 'number', initial: options.ttl_seconds ?? '', hint: 'Empty: for ever.' },
+      { name: 'at_most_once', label: 'Deliver at most once', kind: 'check', initial: options.at_most_once },
+    ],
+    changes: (form) =>
+      Object.entries(read(form))
+        .filter(([name, value]) => value !== options[name as keyof typeof options])
+        .map(([name, value]) => ({ name, before: String(options[name as keyof typeof options] ?? '–'), after: String(value ?? '–') })),
+    calls: (form) => [send(read(form))],
+    done: () => `Options of ${topic} are changed`,
+    undo: () => [send(options)],
+  })
+}
+
+export function purgeTopic(counts: Counts): void {
+  const { namespace, topic } = counts
+  act({
+    title: 'Purge the topic',
+    object: key(counts),
+    verb: 'Remove all items',
+    danger: true,
+    typed: topic,
+    effect: () => [
+      { kind: 'bad', text: `${plural(counts.ready + counts.delayed + counts.leased, 'item')} ${counts.ready + counts.delayed + counts.leased === 1 ? 'is' : 'are'} removed: ${counts.ready} ready, ${counts.delayed} delayed, ${counts.leased} leased.` },
+    ],
+    calls: () => [call('post', '/api/v1/topics/purge', { body: { namespace, topic } })],
+    done: ([answer]) => `${plural((answer as Schema['PurgedTopic']).removed, 'item')} removed`,
+  })
+}
+
+export function deleteTopic(counts: Counts, after?: () => void): void {
+  const { namespace, topic } = counts
+  act({
+    title: 'Delete the topic',
+    object: key(counts),
+    verb: 'Delete topic',
+    danger: true,
+    typed: topic,
+    effect: () => [{ kind: 'bad', text: `It goes with ${plural(counts.ready + counts.delayed + counts.leased, 'item')} and ${plural(counts.dead, 'dead letter')}, and with its options.` }],
+    calls: () => [call('delete', '/api/v1/topics', { query: { namespace, topic } })],
+    done: () => `Topic ${topic} is deleted`,
+    after,
+  })
+}
+
+export function setQuota(namespace: string, current: number | null): void {
+  const put = (value: number | null) => call('put', '/api/v1/topics/quotas', { body: { namespace, per_minute: value } })
+  act({
+    title: 'Set the quota',
+    object: namespace || 'a namespace',
+    verb: 'Set quota',
+    fields: [
+      ...(namespace ? [] : [{ name: 'namespace', label: 'Namespace', kind: 'text' as const, required: true }]),
+      { name: 'quota', label: 'Items per minute', kind: 'number', initial: current ?? '', hint: 'Empty: as NAMESPACE_QUOTAS says. 0: nothing may be enqueued.' },
+    ],
+    changes: (form) => {
+      const next = form.quota === '' ? null : Number(form.quota)
+      return next === current ? [] : [{ name: 'per minute', before: current === null ? 'as set' : String(current), after: next === null ? 'as set' : String(next) }]
+    },
+    calls: (form) => {
+      const value = form.quota === '' ? null : Number(form.quota)
+      return [namespace ? put(value) : call('put', '/api/v1/topics/quotas', { body: { namespace: String(form.namespace), per_minute: value } })]
+    },
+    done: (_, form) => `Quota of ${namespace || String(form.namespace)} is set`,
+    undo: () => (namespace ? [put(current)] : undefined),
+  })
+}
+
+export function setMode(namespace: string, current: 'sync' | 'buffered' | null): void {
+  const put = (mode: 'sync' | 'buffered' | null) => call('put', '/api/v1/topics/modes', { body: { namespace, mode } })
+  act({
+    title: 'Set the write mode',
+    object: namespace,
+    verb: 'Set mode',
+    fields: [
+      {
+        name: 'mode',
+        label: 'Mode',
+        kind: 'select',
+        initial: current ?? '',
+        options: [
+          { value: '', label: 'as the server is set' },
+          { value: 'sync', label: 'sync: stored in PostgreSQL before it is answered' },
+          { value: 'buffered', label: 'buffered: kept on disk, stored soon after' },
+        ],
+      },
+    ],
+    changes: (form) => (form.mode === (current ?? '') ? [] : [{ name: 'mode', before: current ?? 'as set', after: String(form.mode) || 'as set' }]),
+    calls: (form) => [put((form.mode || null) as 'sync' | 'buffered' | null)],
+    done: () => `Write mode of ${namespace} is set`,
+    undo: () => [put(current)],
+  })
+}
+
+const refs = (letters: Letter[]) => letters.map(({ id, namespace, topic }) => ({ id, namespace, topic }))
+
+export function retryTopicLetters(letters: Letter[]): void {
+  act({
+    title: 'Retry dead letters',
+    object: `${plural(letters.length, 'dead letter')} of ${letters[0]!.topic}`,
+    verb: `Retry ${plural(letters.length, 'dead letter')}`,
+    effect: () => [{ text: 'They are ready again, with all their retries.' }],
+    calls: () => [call('post', '/api/v1/topics/dlq/retry', { query: { ids: 'string' }, body: refs(letters) as never }, topicPython(letters[0]!, 'dlq().retry()'))],
+    done: () => `${plural(letters.length, 'item')} ready again`,
+  })
+}
+
+export function deleteTopicLetters(letters: Letter[]): void {
+  act({
+    title: 'Throw dead letters away',
+    object: `${plural(letters.length, 'dead letter')} of ${letters[0]!.topic}`,
+    verb: `Delete ${plural(letters.length, 'dead letter')}`,
+    danger: true,
+    effect: () => [{ kind: 'bad', text: 'They are removed with their data.' }],
+    calls: () => [call('post', '/api/v1/topics/dlq/delete', { query: { ids: 'string' }, body: refs(letters) as never })],
+    done: () => `${plural(letters.length, 'dead letter')} deleted`,
+  })
+}
+
+export function releaseItem(item: Schema['TopicItem']): void {
+  const { id, namespace, topic, lease_owner } = item
+  act({
+    title: 'Release a lease',
+    object: `item ${id}`,
+    verb: 'Release lease',
+    effect: () => [
+      { text: 'It is ready as before, for any worker, and does not count as failed.' },
+      { kind: 'warn', text: 'The worker that has it now may finish it, too: it can be done twice.' },
+    ],
+    calls: () => [call('post', '/api/v1/topics/release', { query: { ids: 'string' }, body: [{ id, namespace, topic, lease_owner }] as never })],
+    done: () => `Item ${id} is ready again`,
+  })
+}
+
+const topicPython = (one: { namespace: string; topic: string }, rest: string) => `queen.topic(${pythonValue(one.namespace)}, ${pythonValue(one.topic)}).${rest}`

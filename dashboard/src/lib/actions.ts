@@ -1,0 +1,58 @@
+/** What changes something: each is described once, and shown, confirmed and run by one dialog. */
+import { shallowRef } from 'vue'
+import type { Call } from '@/api/client'
+
+export interface Field {
+  name: string
+  label: string
+  kind: 'text' | 'number' | 'json' | 'check' | 'select' | 'time'
+  initial?: string | number | boolean
+  options?: { value: string; label: string }[]
+  hint?: string
+  unit?: string
+  placeholder?: string
+  required?: boolean
+  group?: string
+  /** Whether it matters, given the others. */
+  when?: (form: Form) => boolean
+}
+
+export type Form = Record<string, string | number | boolean>
+
+export interface Effect {
+  kind?: 'info' | 'warn' | 'bad'
+  text: string
+}
+
+export interface Change {
+  name: string
+  before: string
+  after: string
+}
+
+export interface Action {
+  title: string
+  /** What it is done to; the confirmation names it. */
+  object: string
+  verb: string
+  danger?: boolean
+  /** The name has to be typed: for what cannot be undone. */
+  typed?: string
+  intro?: string
+  fields?: Field[]
+  /** What would happen, asked of the server before it does. */
+  effect?: (form: Form) => Promise<Effect[]> | Effect[]
+  changes?: (form: Form) => Change[]
+  calls: (form: Form) => Call<any>[]
+  /** One after the other, and no further once one has failed. */
+  inOrder?: boolean
+  done: (answers: any[], form: Form) => string
+  undo?: (answers: any[], form: Form) => Call<any>[] | undefined
+  after?: (answers: any[], form: Form) => void
+}
+
+export const current = shallowRef<Action | null>(null)
+
+export function act(action: Action): void {
+  current.value = action
+}

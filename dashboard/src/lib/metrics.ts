@@ -1,0 +1,58 @@
+/** The text exposition of Prometheus, read. */
+export interface Sample {
+  name: string
+  labels: Record<string, string>
+  value: number
+}
+
+export class Metrics {
+  private readonly byName = new Map<string, Sample[]>()
+
+  constructor(samples: Sample[]) {
+    for (const one of samples) {
+      const found = this.byName.get(one.name)
+      if (found) found.push(one)
+      else this.byName.set(one.name, [one])
+    }
+  }
+
+  all(name: string): Sample[] {
+    return this.byName.get(name) ?? []
+  }
+
+  starting(prefix: string): Sample[] {
+    return [...this.byName].filter(([name]) => name.startsWith(prefix)).flatMap(([, samples]) => samples)
+  }
+
+  value(name: string, labels: Record<string, string> = {}): number | undefined {
+    return this.all(name).find((one) => Object.entries(labels).every(([key, value]) => one.labels[key] === value))?.value
+  }
+
+  /** An upper bound for this share of what a histogram has counted. */
+  quantile(name: string, share: number): number | undefined {
+    const buckets = this.all(`${name}_bucket`)
+      .map((one) => ({ upto: one.labels.le === '+Inf' ? Infinity : Number(one.labels.le), value: one.value }))
+      .sort((a, b) => a.upto - b.upto)
+    const total = buckets.at(-1)?.value ?? 0
+    if (!total) return undefined
+    return buckets.find((one) => one.value >= total * share)?.upto
+  }
+}
+
+const LINE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)/
+const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g
+const ESCAPES: Record<string, string> = { '\\n': '\n', '\\"': '"', '\\\\': '\\' }
+
+export function parseMetrics(text: string): Metrics {
+  const samples: Sample[] = []
+  for (const line of text.split('\n')) {
+    if (!line || line.startsWith('#')) continue
+    const found = LINE.exec(line)
+    if (!found) continue
+    const labels: Record<string, string> = {}
+    for (const [, name, value] of (found[2] ?? '').matchAll(LABEL))
+      labels[name!] = value!.replace(/\\[n"\\]/g, (one) => ESCAPES[one] ?? one)
+    samples.push({ name: found[1]!, labels, value: Number(found[3]) })
+  }
+  return new Metrics(samples)
+}

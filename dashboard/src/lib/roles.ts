@@ -1,0 +1,37 @@
+/** What the signed-in person may do. Without authentication, everything. */
+import { ref } from 'vue'
+import { token } from '@/api/client'
+
+export type Role = 'read-only' | 'read-write' | 'admin'
+const LEVELS: Record<Role, number> = { 'read-only': 1, 'read-write': 2, admin: 3 }
+
+export const user = ref<{ username: string; role: Role } | null>(null)
+
+/** The role of a token, as its claims say; the server decides in the end. */
+export function roleOf(jwt: string): Role | null {
+  try {
+    const claims = JSON.parse(atob(jwt.split('.')[1]!.replaceAll('-', '+').replaceAll('_', '/'))) as {
+      role?: string
+      roles?: string[]
+    }
+    const roles = [claims.role, ...(claims.roles ?? [])]
+    return (['admin', 'read-write', 'read-only'] as const).find((one) => roles.includes(one)) ?? null
+  } catch {
+    return null
+  }
+}
+
+export function can(role: Role): boolean {
+  const mine = user.value?.role ?? (token.get() ? roleOf(token.get()) : null)
+  return mine === null || LEVELS[mine] >= LEVELS[role]
+}
+
+/** Whom a proxy in front of the server has signed in; nobody when there is none. */
+export async function whoAmI(): Promise<void> {
+  try {
+    const response = await fetch('/api/me', { headers: { Accept: 'application/json' } })
+    if (response.ok) user.value = (await response.json()) as { username: string; role: Role }
+  } catch {
+    user.value = null
+  }
+}

@@ -1,0 +1,5 @@
+"""`python -m queen.cli`, as the `queen` command."""
+
+from queen.cli import main
+
+main()

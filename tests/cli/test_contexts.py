@@ -1,0 +1,156 @@
+"""Contexts: which server a command talks to, and with which token."""
+
+from __future__ import annotations
+
+import http.server
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from queen.cli.common.session import Session
+from tests.cli.conftest import Cli
+
+
+def test_a_context_is_made_used_changed_and_deleted(no_server: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    assert no_server("config", "current-context").code == 1
+    assert no_server("config", "set-context", "local", "--server", "http://127.0.0.1:1").code == 0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert no_server("config", "use-context", "local").out == 'switched to context "local"\n'
+    assert no_server("config", "current-context").out == "local\n"
+    no_server(
+        "config",
+        "set-context",
+        "prod",
+        "--server",
+        "https://q.example",
+        "--token",
+        "tok",
+        "--no-keychain",
+        "--insecure",
+    )
+    no_server("config", "set-context", "prod", "--secure")
+    assert yaml.safe_load(file.read_text()) == {
+        "current-context": "local",
+        "contexts": [
+            {"name": "local", "server": "http://127.0.0.1:1"},
+            {"name": "prod", "server": "https://q.example", "token-ref": "literal:tok", "insecure": False},
+        ],
+    }
+    listed = no_server("config", "get-contexts", "-o", "wide").out.splitlines()
+    assert listed[1].split() == ["*", "local", "http://127.0.0.1:1", "-", "no"]
+    assert listed[2].split() == ["-", "prod", "https://q.example", "literal", "no"]
+    assert "tok" not in no_server("config", "view").out.replace("token", "")
+    assert no_server("config", "delete-context", "local").code == 0
+    assert no_server("config", "current-context").code == 1
+    missing = no_server("config", "use-context", "nowhere")
+    assert missing.code == 1
+    assert "there is: prod" in missing.err
+
+
+def test_bad_contexts_are_refused(no_server: Cli, tmp_path: Path) -> None:
+    assert no_server("config", "set-context", "x", "--server", "localhost").code == 1
+    assert no_server("config", "set-context", "x", "--token", "a", "--token-ref", "env").code == 1
+    (tmp_path / "config.yaml").write_text("contexts: [1, 2]")
+    assert "must be a list of entries with a name" in no_server("ping").err
+    (tmp_path / "config.yaml").write_text("{")
+    assert "cannot be read" in no_server("ping").err
+
+
+def test_options_win_over_variables_and_these_over_contexts(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    secret = tmp_path / "token"
+    secret.write_text("from-file\n")
+    contexts = [
+        {"name": "a", "server": "http://a:1", "token-ref": "literal:tok-a"},
+        {"name": "b", "server": "http://b:1/", "token-ref": f"file://{secret}", "insecure": True},
+        {"name": "c", "server": "http://c:1", "token-ref": "env"},
+    ]
+    file.write_text(yaml.safe_dump({"current-context": "a", "contexts": contexts}))
+
+    def resolved(given: dict[str, object], **environ: str) -> tuple[str, str | None, bool]:
+        server = Session({"config": file, **given}, environ).server
+        return server.url, server.token, server.insecure
+
+    assert resolved({}) == ("http://a:1", "tok-a", False)
+    assert resolved({}, QUEEN_CONTEXT="b") == ("http://b:1", "from-file", True)
+    assert resolved({"context": "c"}, QUEEN_CONTEXT="b", QUEEN_TOKEN="t") == ("http://c:1", "t", False)
+    assert resolved({"context": "c"}, QUEEN_SERVER="http://e:1") == ("http://e:1", None, False)
+    assert resolved({"server": "http://s:1", "token": "x"}, QUEEN_SERVER="http://e:1") == ("http://s:1", "x", False)
+
+
+def test_without_a_server_ping_ends_with_1_and_a_server_that_does_not_answer_with_2(
+    no_server: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("queen.cli.common.session.DEFAULT_SERVER", "http://127.0.0.1:1")
+    ran = no_server("ping")
+    assert ran.code == 1
+    assert "no server is configured" in ran.err
+    ran = no_server("--server", "http://127.0.0.1:1", "queue", "list")
+    assert ran.code == 2
+    assert ran.err.startswith("queen: cannot reach http://127.0.0.1:1")
+    assert ran.err.count("\n") == 1
+
+
+class _Proxy(http.server.BaseHTTPRequestHandler):
+    """Answers as the proxy does: a login gives a token as a cookie, and everything else wants one."""
+
+    def do_GET(self) -> None:
+        self._answer(
+            200 if self.headers["Authorization"] else 401, b'{"queues":[]}', b'{"error":"Authentication required"}'
+        )
+
+    def do_DELETE(self) -> None:
+        self._answer(403, b"", b'{"error":"Insufficient permissions"}')
+
+    def _answer(self, status: int, good: bytes, bad: bytes) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(good if status == 200 else bad)
+
+    def do_POST(self) -> None:
+        sent = msgspec.json.decode(self.rfile.read(int(self.headers["Content-Length"])))
+        good = self.path == "/api/login" and sent == {"username": "ada", "password": "lovelace"}
+        self.send_response(200 if good else 401)
+        if good:
+            self.send_header("Set-Cookie", "token=the-token; HttpOnly; Path=/")
+        self.end_headers()
+        self.wfile.write(b'{"user":{"username":"ada"}}' if good else b'{"error":"Invalid credentials"}')
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def proxy() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Proxy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_password_becomes_a_token(no_server: Cli, proxy: str, tmp_path: Path) -> None:
+    login = ("login", "--method", "password", "-u", "ada", "--server", proxy, "--no-keychain")
+    assert no_server(*login, "--password", "wrong").code == 3
+    assert no_server(*login, stdin="lovelace\n").code == 0
+    entry = yaml.safe_load((tmp_path / "config.yaml").read_text())["contexts"][0]
+    assert entry == {"name": "default", "server": proxy, "token-ref": "literal:the-token"}
+
+
+def test_a_login_is_kept_and_refusals_end_with_3(no_server: Cli, proxy: str) -> None:
+    refused = no_server("--server", proxy, "queue", "list")
+    assert refused.code == 3
+    assert refused.err == "queen: Authentication required; log in (queen login) or pass --token\n"
+    assert no_server("login", "--server", proxy, "--token", "good", "--no-keychain").code == 0
+    assert no_server("queue", "list").json == []
+    ran = no_server("queue", "delete", "x", "--yes")
+    assert ran.code == 3
+    assert "higher role" in ran.err
+    assert no_server("logout").code == 0
+    assert no_server("queue", "list").code == 3
+    assert no_server("login", "--server", proxy, "--method", "magic").code == 1

@@ -1,0 +1,150 @@
+"""`queen apply` and `queen export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.conftest import Cli
+
+MANIFEST = """
+kind: ConsumerGroup
+name: {name}
+queue: {name}
+seek-to: beginning
+---
+kind: Queue
+name: {name}
+namespace: billing
+config: {{leaseTime: 60, retryLimit: 0, retentionEnabled: true}}
+---
+kind: Topic
+namespace: {name}
+name: refunds
+config: {{max_retries: 0}}
+---
+kind: Quota
+namespace: {name}
+perMinute: 500
+---
+kind: WriteMode
+namespace: {name}
+mode: buffered
+"""
+
+
+@pytest.fixture
+def manifest(name: str, tmp_path: Path) -> Path:
+    path = tmp_path / "queen.yaml"
+    path.write_text(MANIFEST.format(name=name))
+    return path
+
+
+def test_applied_twice_the_second_time_changes_nothing(cli: Cli, name: str, manifest: Path) -> None:
+    dry = cli("apply", "-f", manifest, "--dry-run", "--diff")
+    assert dry.out.splitlines()[:5] == [
+        f"+ Queue {name}",
+        "    namespace: billing",
+        "    leaseTime: 60",
+        "    retryLimit: 0",
+        "    retentionEnabled: true",
+    ]
+    assert cli("queue", "describe", name).code == 2
+    first = cli("apply", "-f", manifest)
+    assert first.out.splitlines() == [
+        f'applied Queue "{name}"',
+        f'applied ConsumerGroup "{name} on {name}"',
+        f'applied Topic "{name}/refunds"',
+        f'applied Quota "{name}"',
+        f'applied WriteMode "{name}"',
+    ]
+    second = cli("apply", "-f", manifest, "-o", "json").json
+    assert {change["action"] for change in second} == {"keep"}
+    assert cli("queue", "describe", name).json["options"]["retryLimit"] == 0
+    assert cli("topic", "describe", name, "refunds").json["options"]["max_retries"] == 0
+
+
+def test_the_diff_is_what_happens_and_what_is_not_named_stays(cli: Cli, name: str) -> None:
+    cli("queue", "configure", name, "--priority", 3, "--lease-time", 60, "--task", "kept")
+    file = f"kind: Queue\nname: {name}\nconfig: {{leaseTime: 90, ttl: 10}}"
+    ran = cli("apply", "-f", "-", "--diff", stdin=file)
+    assert ran.out == f"~ Queue {name}\n    leaseTime: 60 -> 90\n    ttl: default -> 10\n"
+    found = cli("queue", "describe", name).json
+    assert (found["options"]["priority"], found["options"]["leaseTime"], found["task"]) == (3, 90, "kept")
+    assert (
+        cli("apply", "-f", "-", "--diff", stdin=file.replace("10", "null")).out.splitlines()[1]
+        == "    ttl: 10 -> default"
+    )
+    assert cli("queue", "describe", name).json["options"]["ttl"] is None
+
+
+def test_groups_that_exist_are_moved_only_when_asked(cli: Cli, name: str, manifest: Path) -> None:
+    cli("push", name, stdin="1\n2\n3")
+    cli("apply", "-f", manifest)
+    assert len(cli("pop", name, "--cg", name, "-n", 9, "--auto-ack").lines) == 3
+    assert "unchanged ConsumerGroup" in cli("apply", "-f", manifest).out
+    assert cli("pop", name, "--cg", name, "--no-wait").code == 4
+    moved = cli("apply", "-f", manifest, "--seek", "--diff").out
+    assert f"~ ConsumerGroup {name} on {name}\n    Default: 3 -> 0\n" in moved
+    assert f"= ConsumerGroup {name} on {name}\n" in cli("apply", "-f", manifest, "--seek", "--diff").out
+    assert len(cli("pop", name, "--cg", name, "-n", 9, "--auto-ack").lines) == 3
+    end = f"kind: ConsumerGroup\nname: late\nqueue: {name}\nseek-to: end"
+    assert cli("apply", "-f", "-", stdin=end).code == 0
+    assert cli("pop", name, "--cg", "late", "--no-wait").code == 4
+
+
+def test_prune_deletes_what_the_file_does_not_name(cli: Cli, name: str) -> None:
+    for topic in ("a", "b"):
+        cli("topic", "configure", name, topic)
+    file = f"kind: Topic\nnamespace: {name}\nname: a"
+    dry = cli("apply", "-f", "-", "--prune", "--dry-run", "--diff", stdin=file)
+    assert dry.out == f"= Topic {name}/a\n- Topic {name}/b\n"
+    assert cli("apply", "-f", "-", "--prune", stdin=file).code == 1
+    assert [row["topic"] for row in cli("topic", "list", name).json] == ["a", "b"]
+    assert f'deleted Topic "{name}/b"' in cli("apply", "-f", "-", "--prune", "--yes", stdin=file).out
+    assert [row["topic"] for row in cli("topic", "list", name).json] == ["a"]
+
+
+def test_what_is_exported_changes_nothing_when_it_is_applied(
+    cli: Cli, name: str, manifest: Path, tmp_path: Path
+) -> None:
+    cli("apply", "-f", manifest)
+    file = tmp_path / "all.yaml"
+    assert cli("export", "-f", file, "--topic-namespace", name).code == 0
+    documents = list(yaml.safe_load_all(file.read_text()))
+    assert {document["kind"] for document in documents} == {"Queue", "ConsumerGroup", "Topic", "Quota", "WriteMode"}
+    changes = cli("apply", "-f", file, "-o", "json").json
+    assert {change["action"] for change in changes} == {"keep"}
+    only = list(yaml.safe_load_all(cli("export", "--kind", "Quota").out))
+    assert {document["kind"] for document in only} == {"Quota"}
+    assert cli("export", "--kind", "Quote").code == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("kind: Queu", "unknown kind 'Queu'; did you mean 'Queue'?"),
+        ("name: x", "has no kind"),
+        ("kind: Queue", "a Queue needs name"),
+        ("kind: Queue\nname: x\nconfg: {}", "a Queue has no 'confg'; did you mean 'config'?"),
+        ("kind: Queue\nname: x\nconfig: {leasTime: 1}", "no option 'leasTime'; did you mean 'leaseTime'?"),
+        ("kind: Queue\nname: x\nconfig: {leaseTime: soon}", "option leaseTime must be a whole number"),
+        ("kind: Queue\nname: x\n---\nkind: Queue\nname: x", "names Queue 'x' a second time"),
+        ("kind: WriteMode\nnamespace: x\nmode: fast", "mode is sync or buffered"),
+        ("kind: Quota\nnamespace: x\nperMinute: many", "perMinute is a whole number"),
+        ("kind: ConsumerGroup\nname: g\nqueue: q\nseek-to: soon", "is no time"),
+        ("kind: ConsumerGroup\nname: g\nqueue: no-such-queue", "neither exists nor is in the file"),
+        ("{", "is not YAML"),
+    ],
+)
+def test_bad_documents_are_refused_before_anything_is_done(cli: Cli, text: str, problem: str) -> None:
+    ran = cli("apply", "-f", "-", stdin=text)
+    assert ran.code == 1
+    assert problem in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_an_empty_file_ends_with_4(cli: Cli) -> None:
+    assert cli("apply", "-f", "-", stdin="---\n").code == 4

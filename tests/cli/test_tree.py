@@ -1,0 +1,130 @@
+"""The command tree: help, examples, the page of documentation, and what loading it costs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from queen.cli.app import ENTRIES, tree
+from queen.cli.common.tree import example_of, reference, walk
+from tests.cli.conftest import Cli
+
+OURS = [entry.name for entry in ENTRIES if entry.home.startswith(("queen.cli.commands", "queen.cli.tools"))]
+COMMANDS = [(path, command) for path, command in walk(tree()) if path[0] in OURS]
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[" ".join(path) for path, _ in COMMANDS])
+def test_every_command_has_help_with_an_example_that_calls_it(path: tuple[str, ...], command: Any) -> None:
+    assert command.help, "it says what it does"
+    assert any(f"queen {' '.join(path)}" in line for line in example_of(command).splitlines())
+    for option in command.params:
+        assert option.help, f"{option.name} says what it is"
+
+
+def test_the_names_of_the_contract_are_there() -> None:
+    """Those that users of queenctl know, aliases included."""
+    root = tree()
+    known = {" ".join(path) for path, _ in walk(root)}
+    for name in ("ping", "version", "status", "lag", "push", "pop", "tail", "ack", "tx", "replay", "bench", "apply"):
+        assert name in known
+    for alias, below in (
+        ("q", ("ls", "get", "show", "describe", "configure", "delete", "rm", "stats")),
+        ("p", ("list", "describe", "seek")),
+        ("msg", ("list", "get", "delete", "traces")),
+        ("cg", ("list", "describe", "lag", "seek", "delete", "rm", "refresh-stats")),
+        ("dlq", ("list", "describe", "drain")),
+        ("ns", ("list",)),
+        ("task", ("list",)),
+        ("maint", ("get", "on", "off")),
+        ("an", ("overview", "queue-lag", "queue-ops", "queue-parked", "retention", "system", "worker", "postgres")),
+        ("traces", ("names", "by-name", "by-message")),
+        ("config", ("view", "current-context", "get-contexts", "set-context", "use-context", "delete-context")),
+        ("lease", ("extend",)),
+    ):
+        assert set(below) <= set(root.commands[alias].commands), alias
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=[entry.name for entry in ENTRIES])
+def test_the_overview_says_what_the_command_says(entry: Any) -> None:
+    if entry.name in OURS:
+        assert tree().commands[entry.name].help.startswith(entry.summary.removesuffix("."))
+
+
+def test_the_page_has_every_command_as_its_help_has_it() -> None:
+    text = PAGE.read_text("utf-8")
+    for path, command in walk(tree()):
+        assert f"### queen {' '.join(path)}\n" in text, "make docs"
+        assert example_of(command) in text, "make docs"
+    assert reference(tree()) in text, "the page is not that of the commands: make docs"
+
+
+def test_help_loads_neither_the_client_nor_the_server() -> None:
+    """The time that `queen --help` takes is that of its imports."""
+    code = (
+        "import sys; from queen.cli.app import execute; execute(['--help']);"
+        "heavy = {'aiohttp', 'asyncpg', 'rich', 'yaml', 'uvloop', 'queen.settings', 'queen.server', 'queen.client'};"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Usage: queen" in ended.stdout
+    assert ended.stderr.strip() == "[]"
+
+
+def test_help_goes_to_stdout(no_server: Cli) -> None:
+    for arguments in ([], ["--help"], ["queue"], ["queue", "--help"], ["queue", "list", "-h"]):
+        ran = no_server(*arguments)
+        assert (ran.code, ran.err) == (0, ""), arguments
+        assert "Usage: queen" in ran.out
+    assert "queen queue list" in no_server("queue", "list", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["qeue"], "queen: No such command 'qeue'. Did you mean 'queue'"),
+        (["queue", "lst"], "queen: No such command 'lst'"),
+        (["queue", "list", "--limt", "3"], "queen: No such option: --limt"),
+        (["queue", "describe"], "queen: Missing argument 'QUEUE'"),
+        (["queue", "list", "--limit", "none"], "queen: Invalid value for '-n' / '--limit'"),
+        (["queue", "configure", "q", "--lease-time", "-1"], "queen: Invalid value for '--lease-time'"),
+        (["pop"], "queen: name a queue, or --namespace or --task"),
+        (["completion", "tcsh"], "queen: there is completion for bash"),
+        (["replay", "q", "--cg", "g", "--to", "soon"], "queen: Invalid value: 'soon' is no time"),
+        (["queue", "list", "-o", "xml"], "queen: no output format 'xml'"),
+        (["docs", "--topic", "cooking"], "queen: there are pages about cli"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_1_and_one_line(no_server: Cli, arguments: list[str], text: str) -> None:
+    ran = no_server(*arguments)
+    assert ran.code == 1
+    assert ran.out == ""
+    assert ran.err.startswith(text)
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_call_the_command(no_server: Cli, shell: str) -> None:
+    ran = no_server("completion", shell)
+    assert ran.code == 0
+    assert "_QUEEN_COMPLETE" in ran.out
+
+
+def test_completion_offers_commands_and_options() -> None:
+    def offered(words: str) -> str:
+        number = len(words.split()) - (not words.endswith(" "))
+        environment = dict(os.environ) | {"_QUEEN_COMPLETE": "complete_bash", "COMP_WORDS": words}
+        environment["COMP_CWORD"] = str(number)
+        ended = subprocess.run(
+            [sys.executable, "-m", "queen.cli"], capture_output=True, text=True, check=True, env=environment
+        )
+        return ended.stdout
+
+    assert "describe" in offered("queen queue ")
+    assert "--lease-time" in offered("queen queue configure q --")
+    assert offered("queen que").split() == ["queue"]

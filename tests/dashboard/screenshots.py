@@ -1,0 +1,130 @@
+"""`make screenshots`: pictures of every page, light and dark, for the documentation.
+
+Starts a server of its own with realistic data and a day of figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Literal
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, ViewportSize
+
+from queen.embedded import EmbeddedPostgres
+from tests.acceptance.served import served
+from tests.dashboard.browser import launched
+from tests.dashboard.seed import add_history, add_pipelines, keep_busy, seed
+
+TARGET = Path(__file__).parents[2] / "docs" / "images" / "dashboard"
+PAGES = {
+    "overview": "/",
+    "operations": "/operations",
+    "analytics": "/analytics",
+    "queues": "/queues",
+    "queue": "/queues/orders",
+    "partitions": "/queues/orders?tab=partitions",
+    "consumer-groups": "/consumers",
+    "group": "/consumers/billing",
+    "messages": "/messages?range=24h",
+    "dead-letters": "/dead-letters?queue=orders",
+    "traces": "/traces?name=order-4711",
+    "topics": "/namespaces?namespace=acme",
+    "topic": "/namespaces/acme/topics/thumbnails",
+    "streams": "/streams",
+    "pipelines": "/pipelines",
+    "system": "/system",
+    "postgres": "/system?tab=postgres",
+    "shards": "/shards",
+    "maintenance": "/maintenance",
+    "settings": "/settings",
+}
+SIZE: ViewportSize = {"width": 1440, "height": 900}
+PHONE: ViewportSize = {"width": 390, "height": 844}
+
+
+def main() -> None:
+    wanted = set(sys.argv[1:])
+    TARGET.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place)
+        with EmbeddedPostgres(directory / "pg", settings={"fsync": "off"}) as postgres:
+            dsn = postgres.dsn()
+            with served(directory, DATABASE_URLS=dsn) as server:
+                asyncio.run(seed(server.url))
+                asyncio.run(add_history(dsn, int(server.url.rpartition(":")[2])))
+                add_pipelines(directory / "data")
+                stop = threading.Event()
+                busy = threading.Thread(target=lambda: asyncio.run(keep_busy(server.url, stop.is_set)))
+                busy.start()
+                try:
+                    with launched() as browser:
+                        take(browser, server.url, wanted)
+                finally:
+                    stop.set()
+                    busy.join()
+
+
+def take(browser: Browser, url: str, wanted: set[str]) -> None:
+    themes: tuple[Literal["dark", "light"], ...] = ("dark", "light")
+    for theme in themes:
+        context = browser.new_context(viewport=SIZE, color_scheme=theme, device_scale_factor=1, reduced_motion="reduce")
+        page = context.new_page()
+        for name, path in PAGES.items():
+            if wanted and name not in wanted:
+                continue
+            page.goto(url + path)
+            settle(page, 9000 if name == "overview" else 900)
+            picture(page, f"{name}-{theme}")
+        if not wanted or "actions" in wanted:
+            actions(page, url, theme)
+        context.close()
+    if not wanted or "phone" in wanted:
+        context = browser.new_context(
+            viewport=PHONE, color_scheme="dark", device_scale_factor=2, reduced_motion="reduce"
+        )
+        page = context.new_page()
+        page.goto(url + "/queues/orders")
+        settle(page, 1200)
+        picture(page, "phone-dark")
+        context.close()
+
+
+def actions(page: Page, url: str, theme: str) -> None:
+    page.goto(url + "/consumers")
+    settle(page, 500)
+    page.get_by_role("button", name="Seek").first.click()
+    page.get_by_text("would be delivered again").wait_for()
+    picture(page, f"seek-{theme}")
+    page.keyboard.press("Escape")
+    page.goto(url + "/messages?range=24h&queue=orders")
+    settle(page, 500)
+    page.locator("tbody a.main").first.click()
+    settle(page, 700)
+    picture(page, f"message-{theme}")
+    page.keyboard.press("Escape")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("or")
+    settle(page, 700)
+    picture(page, f"search-{theme}")
+    page.keyboard.press("Escape")
+
+
+def picture(page: Page, name: str) -> None:
+    """Few colours are enough, and a quarter of the size."""
+    taken = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    taken.quantize(256, dither=Image.Dither.NONE).save(TARGET / f"{name}.png", optimize=True)
+
+
+def settle(page: Page, milliseconds: int) -> None:
+    """Until figures are there; a picture has no event to wait for."""
+    page.wait_for_timeout(milliseconds)
+
+
+if __name__ == "__main__":
+    main()

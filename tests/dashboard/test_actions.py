@@ -1,0 +1,382 @@
+"""What the dashboard does, checked over the API."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import asyncpg
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+from tests.dashboard.conftest import Site, Watch, run_aside
+
+OpenPage = Callable[..., Page]
+
+
+def confirm(page: Page, *, effect: str = "", typed: str = "") -> None:
+    """Read what will happen, confirm it, and wait until it has."""
+    dialog = page.locator("dialog[open]")
+    if effect:
+        expect(dialog.get_by_text(effect)).to_be_visible()
+    if typed:
+        expect(dialog.locator(".confirm")).to_be_disabled()
+        dialog.locator("[name=typed]").fill(typed)
+    dialog.locator(".confirm").click()
+    expect(dialog).to_be_hidden()
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    """Workers hear from each other what was switched."""
+    for _ in range(200):
+        if true():
+            return
+        time.sleep(0.05)
+    pytest.fail("it did not become true within 10 s")
+
+
+def toast(page: Page, text: str) -> None:
+    expect(page.locator(".toast", has_text=text).first).to_be_visible()
+
+
+def undo(page: Page) -> None:
+    page.locator(".toast").get_by_role("button", name="Undo").first.click()
+    toast(page, "Undone")
+
+
+def test_pushing_a_message_and_undoing_it(open_page: OpenPage, site: Site) -> None:
+    page = open_page("/queues")
+    page.get_by_role("button", name="Push a message").click()
+    dialog = page.locator("dialog[open]")
+    dialog.locator("[name=queue]").fill("pushed")
+    dialog.locator("[name=payload]").fill("{ not json")
+    expect(dialog.get_by_text("Payload is not JSON")).to_be_visible()
+    expect(dialog.locator(".confirm")).to_be_disabled()
+    dialog.locator("[name=payload]").fill('{"it\'s": "here"}')
+    dialog.get_by_text("As curl and Python").click()
+    expect(dialog.get_by_label("curl", exact=True)).to_contain_text("curl -sS -X POST")
+    dialog.get_by_role("button", name="Python").click()
+    python = 'await queen.queue("pushed").push([{"data": {"it\'s": "here"}}])'
+    expect(dialog.get_by_label("python", exact=True)).to_contain_text(python)
+    confirm(page, effect="No group reads this queue yet")
+    toast(page, "is queued")
+    assert len(site.messages("pushed")) == 1
+    undo(page)
+    assert site.messages("pushed") == []
+
+
+def test_creating_configuring_clearing_and_deleting_a_queue(open_page: OpenPage, site: Site) -> None:
+    page = open_page("/queues")
+    page.get_by_role("button", name="New queue").click()
+    dialog = page.locator("dialog[open]")
+    dialog.locator("[name=queue]").fill("made")
+    dialog.locator("[name=namespace]").fill("tests")
+    dialog.locator("[name=retryLimit]").fill("7")
+    confirm(page, effect="The queue made is made")
+    expect(page).to_have_url(f"{site.url}/queues/made")
+    options = site.call("GET", "/api/v1/status/queues/made")["queue"]["options"]
+    assert (options["retryLimit"], options["leaseTime"], options["ttl"]) == (7, 300, None)
+
+    page.get_by_role("button", name="Options", exact=True).first.click()
+    expect(dialog.locator(".confirm")).to_be_disabled()
+    dialog.locator("[name=leaseTime]").fill("45")
+    dialog.locator("[name=deadLetterQueue]").check()
+    expect(dialog.locator(".diff")).to_contain_text("leaseTime")
+    expect(dialog.locator(".diff del").first).to_have_text("300")
+    expect(dialog.locator(".diff ins").first).to_have_text("45")
+    confirm(page)
+    toast(page, "Options of made are changed")
+    changed = site.call("GET", "/api/v1/status/queues/made")["queue"]
+    assert changed["options"] == options | {"leaseTime": 45, "deadLetterQueue": True}
+    assert changed["namespace"] == "tests"
+    undo(page)
+    assert site.call("GET", "/api/v1/status/queues/made")["queue"]["options"] == options
+
+    site.push("made", 1, 2, 3)
+    page.get_by_role("button", name="Clear", exact=True).click()
+    confirm(page, effect="3 messages are removed", typed="made")
+    toast(page, "3 messages removed")
+    assert site.messages("made") == []
+    page.get_by_role("button", name="Delete", exact=True).click()
+    confirm(page, typed="made")
+    expect(page).to_have_url(f"{site.url}/queues")
+    assert not site.exists("/api/v1/resources/queues/made")
+
+
+def test_clearing_one_partition_leaves_the_others(open_page: OpenPage, site: Site) -> None:
+    site.push("parts", 1, 2, partition="left")
+    site.push("parts", 3, partition="right")
+    page = open_page("/queues/parts?tab=partitions")
+    page.get_by_role("button", name="Clear left").click()
+    confirm(page, typed="left")
+    toast(page, "2 messages removed from left")
+    assert [one["partition"] for one in site.messages("parts")] == ["right"]
+
+
+def test_seeking_says_what_comes_again_and_what_is_skipped(open_page: OpenPage, site: Site) -> None:
+    site.push("sought", *range(5))
+    popped = site.pop("sought", "seekers", 3)
+    acks = [{key: one[key] for key in ("transactionId", "partitionId", "leaseId")} for one in popped]
+    site.call("POST", "/api/v1/ack/batch", {"consumerGroup": "seekers", "acknowledgments": acks})
+    page = open_page("/consumers?search=seekers")
+    page.get_by_role("button", name="Seek").first.click()
+    dialog = page.locator("dialog[open]")
+    dialog.locator("[name=to]").select_option("end")
+    confirm(page, effect="2 messages would be skipped.")
+    toast(page, "seekers moved on 1 partition")
+    assert site.pop("sought", "seekers") == []
+    page.get_by_role("button", name="Seek").first.click()
+    dialog.locator("[name=to]").select_option("beginning")
+    confirm(page, effect="5 messages would be delivered again.")
+    assert len(site.pop("sought", "seekers")) == 5
+    page.get_by_role("button", name="Seek").first.click()
+    dialog.locator("[name=time]").fill((datetime.now(UTC) - timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%S"))
+    expect(dialog.get_by_text("1 lease of the group ends")).to_be_visible()
+    confirm(page, effect="0 messages would be delivered again.")
+    assert len(site.pop("sought", "seekers")) == 5
+
+
+def test_skipping_a_partition_and_deleting_a_group(open_page: OpenPage, site: Site) -> None:
+    site.push("skipped", 1, 2)
+    site.pop("skipped", "skippers", 1)
+    page = open_page("/consumers/skippers")
+    page.get_by_role("button", name="Skip to end").click()
+    confirm(page, effect="2 messages would never be delivered to skippers.")
+    toast(page, "skippers is at the end of Default")
+    assert site.call("GET", "/api/v1/consumer-groups/skippers")["skipped"]["partitions"][0]["offsetLag"] == 0
+    page.get_by_role("button", name="Delete group").click()
+    confirm(page, effect="Its position on 1 partition of 1 queue is forgotten.", typed="skippers")
+    expect(page).to_have_url(f"{site.url}/consumers")
+    assert site.call("GET", "/api/v1/consumer-groups/skippers") == {}
+
+
+def test_message_is_retried_edited_given_up_and_deleted(open_page: OpenPage, site: Site) -> None:
+    (pushed,) = site.push("single", {"n": 1})
+    page = open_page(f"/messages?queue=single&message={pushed['partition_id']}/{pushed['transaction_id']}")
+    drawer = page.locator(".drawer")
+    drawer.get_by_role("button", name="Retry").click()
+    confirm(page, effect="stored at the tail of its partition")
+    assert len(site.messages("single")) == 2
+    undo(page)
+    assert len(site.messages("single")) == 1
+
+    drawer.get_by_role("button", name="Move to dead letters").click()
+    page.locator("dialog [name=error]").fill("not wanted")
+    page.locator("dialog .confirm").click()
+    toast(page, "1 dead letter made")
+    assert [one["errorMessage"] for one in site.dead_letters("single")] == ["not wanted"]
+    undo(page)
+    assert site.dead_letters("single") == []
+
+    drawer.get_by_role("button", name="Edit and send again").click()
+    page.locator("dialog [name=payload]").fill('{"n": 2}')
+    expect(page.locator("dialog .diff ins")).to_have_text('{"n":2}')
+    page.locator("dialog .confirm").click()
+    toast(page, "The edited message is queued in single")
+    expect(drawer).to_be_hidden()
+    (left,) = site.messages("single")
+    path = f"/api/v1/messages/{left['partitionId']}/{left['transactionId']}"
+    assert site.call("GET", path)["payload"] == {"n": 2}
+
+    page.locator("tbody a.main").first.click()
+    drawer.get_by_role("button", name="Delete").click()
+    page.locator("dialog .confirm").click()
+    toast(page, "1 message deleted")
+    assert site.messages("single") == []
+
+
+def test_many_messages_are_deleted_at_once(open_page: OpenPage, site: Site) -> None:
+    site.push("many", *range(60))
+    page = open_page("/messages?queue=many")
+    expect(page.locator("tbody tr")).to_have_count(60)
+    page.get_by_label("Select all on this page").check()
+    page.get_by_label("Select", exact=False).nth(1).uncheck()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    confirm(page, effect="In many.")
+    toast(page, "59 messages deleted")
+    assert len(site.messages("many")) == 1
+
+
+def test_dead_letters_are_retried_and_thrown_away(open_page: OpenPage, site: Site) -> None:
+    site.make_dead("dying", *({"n": number} for number in range(6)), error="<b>boom</b>")
+    page = open_page("/dead-letters?queue=dying")
+    expect(page.locator("tbody tr")).to_have_count(6)
+    expect(page.locator("tbody").get_by_text("<b>boom</b>").first).to_be_visible()
+    page.locator("tbody").get_by_role("button", name="Retry").first.click()
+    confirm(page, effect="1 message is stored")
+    toast(page, "1 message queued again")
+    expect(page.locator("tbody tr")).to_have_count(5)
+    for number in (1, 2):
+        page.locator("tbody [type=checkbox]").nth(number).check()
+    page.locator(".bulk").get_by_role("button", name="Delete").click()
+    confirm(page, effect="2 dead letters with their errors are removed.")
+    expect(page.locator("tbody tr")).to_have_count(3)
+
+    page.locator("tbody a.main").first.click()
+    page.locator(".drawer").get_by_role("button", name="Edit and send again").click()
+    page.locator("dialog [name=payload]").fill('{"mended": true}')
+    page.locator("dialog .confirm").click()
+    toast(page, "The edited message is queued")
+    expect(page.locator("tbody tr")).to_have_count(2)
+    assert {"mended": True} in [one["data"] for one in site.pop("dying", "others", 20)]
+
+    page.get_by_role("button", name="Retry all 2").click()
+    confirm(page)
+    expect(page.get_by_text("No dead letters")).to_be_visible()
+    assert site.dead_letters("dying") == []
+
+
+def test_deleting_all_dead_letters_wants_the_name_of_the_queue(open_page: OpenPage, site: Site) -> None:
+    site.make_dead("doomed", 1, 2, 3)
+    page = open_page("/dead-letters?queue=doomed")
+    page.get_by_role("button", name="Delete all 3").click()
+    confirm(page, typed="doomed")
+    toast(page, "3 dead letters deleted")
+    assert site.dead_letters("doomed") == []
+    assert len(site.messages("doomed")) == 3
+
+
+def test_topic_is_filled_configured_purged_and_deleted(open_page: OpenPage, site: Site) -> None:
+    page = open_page("/namespaces")
+    page.get_by_role("button", name="Enqueue an item").click()
+    dialog = page.locator("dialog[open]")
+    dialog.locator("[name=namespace]").fill("tenant")
+    dialog.locator("[name=topic]").fill("jobs")
+    dialog.locator("[name=priority]").fill("3")
+    confirm(page, effect="It is ready at once")
+    (counts,) = site.call("GET", "/api/v1/topics/counts?namespace=tenant")
+    assert (counts["ready"], counts["options"]["max_retries"]) == (1, 3)
+
+    page.goto(f"{site.url}/namespaces/tenant/topics/jobs")
+    page.get_by_role("button", name="Options").click()
+    dialog.locator("[name=max_retries]").fill("0")
+    expect(dialog.locator(".diff")).to_contain_text("max_retries")
+    confirm(page)
+    (counts,) = site.call("GET", "/api/v1/topics/counts?namespace=tenant")
+    assert counts["options"]["max_retries"] == 0
+
+    (item,) = site.call("GET", "/api/v1/topics/dequeue?namespace=tenant&topic=jobs")
+    ref = {key: item[key] for key in ("id", "namespace", "topic")}
+    site.call("POST", "/api/v1/topics/nack", ref | {"error": "no"})
+    page.get_by_role("button", name="Dead letters").click()
+    page.get_by_label("Select all on this page").check()
+    page.locator(".bulk").get_by_role("button", name="Retry").click()
+    confirm(page, effect="They are ready again")
+    expect(page.get_by_text("No dead letters")).to_be_visible()
+    page.get_by_role("button", name="Purge").click()
+    confirm(page, effect="1 item is removed", typed="jobs")
+    toast(page, "1 item removed")
+    page.get_by_role("button", name="Delete", exact=True).click()
+    confirm(page, typed="jobs")
+    expect(page).to_have_url(f"{site.url}/namespaces?namespace=tenant")
+    assert site.call("GET", "/api/v1/topics/counts?namespace=tenant") == []
+
+
+def test_quota_and_write_mode_of_a_namespace(open_page: OpenPage, site: Site) -> None:
+    page = open_page("/namespaces?namespace=globex")
+    page.get_by_role("button", name="Quota", exact=True).click()
+    page.locator("dialog [name=quota]").fill("90")
+    confirm(page)
+    assert site.call("GET", "/api/v1/topics/quotas")["globex"] == 90
+    undo(page)
+    assert "globex" not in site.call("GET", "/api/v1/topics/quotas")
+    page.get_by_role("button", name="Write mode").click()
+    page.locator("dialog [name=mode]").select_option("sync")
+    confirm(page)
+    assert site.call("GET", "/api/v1/topics/modes")["globex"] == "sync"
+    undo(page)
+    assert site.call("GET", "/api/v1/topics/modes")["globex"] == "buffered"
+
+
+@pytest.mark.parametrize(("kind", "field"), [("push", "maintenanceMode"), ("pop", "popMaintenanceMode")])
+def test_maintenance_is_switched_on_shown_everywhere_and_undone(
+    open_page: OpenPage, site: Site, kind: str, field: str
+) -> None:
+    page = open_page("/maintenance")
+    page.get_by_role("button", name=f"Switch {kind} maintenance on").click()
+    confirm(page, effect="It holds across restarts.")
+    eventually(lambda: site.call("GET", "/api/v1/system/maintenance")[field])
+    expect(page.get_by_text(f"{kind.capitalize()} maintenance is on.")).to_be_visible()
+    undo(page)
+    eventually(lambda: not site.call("GET", "/api/v1/system/maintenance")[field])
+    expect(page.locator(".banner")).to_have_count(0)
+
+
+def test_two_browsers_act_on_the_same_message(open_page: OpenPage, site: Site) -> None:
+    (pushed,) = site.push("shared", {"n": 1})
+    address = f"/messages?queue=shared&message={pushed['partition_id']}/{pushed['transaction_id']}"
+    first, second = open_page(address), open_page(address)
+    second.locator(".drawer").get_by_role("button", name="Delete").click()
+    expect(second.locator("dialog .confirm")).to_be_enabled()
+    first.locator(".drawer").get_by_role("button", name="Delete").click()
+    first.locator("dialog .confirm").click()
+    toast(first, "1 message deleted")
+    second.locator("dialog .confirm").click()
+    expect(second.locator("dialog [role=alert]")).to_contain_text("not found", ignore_case=True)
+    second.keyboard.press("Escape")
+    expect(second.get_by_text("It may have been deleted meanwhile.")).to_be_visible()
+
+
+def test_ten_thousand_queues_are_searched_and_paged(open_page: OpenPage, site: Site, watch: Watch) -> None:
+    async def execute(statement: str) -> None:
+        connection = await asyncpg.connect(site.dsn)
+        await connection.execute(statement)
+        await connection.close()
+
+    run_aside(
+        execute(
+            "INSERT INTO queen.queues (name, namespace) SELECT 'bulk-' || lpad(n::text, 5, '0'), 'bulk'"
+            " FROM generate_series(1, 10000) n"
+        )
+    )
+    try:
+        page = open_page("/queues?namespace=bulk&sort=name", watch=watch)
+        expect(page.get_by_text("of 10,000", exact=False)).to_be_visible()
+        expect(page.locator("tbody tr")).to_have_count(50)
+        page.get_by_role("button", name="Next page").click()
+        expect(page.locator("tbody a.main").first).to_have_text("bulk-00051")
+        page.get_by_label("Search by name").fill("09999")
+        expect(page.locator("tbody a.main")).to_have_text(["bulk-09999"])
+        assert not watch.problems()
+    finally:
+        run_aside(execute("DELETE FROM queen.queues WHERE namespace = 'bulk'"))
+
+
+def test_database_that_goes_away_is_said_and_its_return_is_noticed(open_page: OpenPage, site: Site) -> None:
+    site.push("outlasts", {"n": 1})
+    page = open_page("/queues/outlasts")
+    expect(page.locator(".metric", has_text="Pending").locator(".value")).to_have_text("1")
+    site.postgres.stop()
+    try:
+        banner = page.get_by_role("alert").filter(has_text="PostgreSQL is unavailable.")
+        expect(banner).to_be_visible(timeout=30_000)
+        expect(page.get_by_role("heading", level=1)).to_have_text("outlasts")
+    finally:
+        site.postgres.start()
+    expect(banner).to_be_hidden(timeout=30_000)
+    site.push("outlasts", {"n": 2})
+    expect(page.locator(".metric", has_text="Pending").locator(".value")).to_have_text("2")
+
+
+def test_token_is_asked_for_where_the_server_wants_one(open_page: OpenPage, site: Site) -> None:
+    page = open_page("/maintenance")
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    seen: list[str | None] = []
+
+    def refuse(route: Route) -> None:
+        seen.append(route.request.headers.get("authorization"))
+        if seen[-1] == "Bearer secret":
+            route.continue_()
+        else:
+            body = json.dumps({"error": "a token is needed"})
+            route.fulfill(status=401, body=body, content_type="application/json")
+
+    page.route("**/api/v1/**", refuse)
+    page.reload()
+    page.get_by_label("Token").fill("secret")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("heading", name="Spool & maintenance")).to_be_visible()
+    expect(page.get_by_text("off").first).to_be_visible()
+    assert "Bearer secret" in seen

@@ -1,0 +1,226 @@
+"""Answers found once for all who ask."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from queen.errors import BadRequest
+from queen.http.api.view_cache import FileClaim, HostViewCache, cached
+from queen.http.server.message import Request, Response
+from queen.single_flight import Cached, SingleFlightCache, cache_seconds
+
+
+class View:
+    """Takes as long as it is told to, and counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.seconds = 0.0
+        self.now = 1000.0
+        self.fails = False
+
+    def clock(self) -> float:
+        return self.now
+
+    async def find(self, request: Request) -> Response:
+        self.asked += 1
+        self.begun.set()
+        await self.go_on.wait()
+        self.now += self.seconds
+        if self.fails or "bad" in request.query:
+            raise BadRequest("no")
+        return Response(200, str(self.asked).encode())
+
+
+def request(path: str = "/status", **query: str) -> Request:
+    return Request("GET", path, {}, query, {}, b"")
+
+
+async def test_those_who_ask_meanwhile_get_the_same_answer() -> None:
+    view = View()
+    handler = cached(view.find, SingleFlightCache(0))
+    asking = [asyncio.ensure_future(handler(request())) for _ in range(5)]
+    other = asyncio.ensure_future(handler(request(queue="other")))
+    await asyncio.sleep(0)
+    view.go_on.set()
+    assert len({answer.body for answer in await asyncio.gather(*asking)}) == 1
+    await other
+    assert view.asked == 2
+
+
+async def test_whoever_goes_away_does_not_take_the_answer_from_the_others() -> None:
+    view = View()
+    handler = cached(view.find, SingleFlightCache(0))
+    first, second = (asyncio.ensure_future(handler(request())) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    view.go_on.set()
+    assert (await second).body == b"1"
+
+
+async def test_an_answer_that_took_long_is_given_again_and_one_found_quickly_is_not() -> None:
+    view = View()
+    view.go_on.set()
+    handler = cached(view.find, SingleFlightCache(1.0, clock=view.clock))
+    assert [(await handler(request())).body for _ in range(3)] == [b"1", b"2", b"3"]
+    view.seconds = 0.03
+    assert [(await handler(request())).body for _ in range(3)] == [b"4", b"4", b"4"]
+    view.now += 1.0
+    assert (await handler(request())).body == b"5"
+
+
+@pytest.mark.parametrize(("took", "again"), [(0.004, 0.0), (0.006, 0.6), (0.03, 1.0), (0.5, 5.0)])
+async def test_the_longer_it_took_the_longer_it_is_given_again(took: float, again: float) -> None:
+    assert cache_seconds(took, 1.0) == pytest.approx(again)
+    assert cache_seconds(took, 0) == 0
+
+
+async def test_nothing_is_given_again_when_that_is_not_wanted() -> None:
+    view = View()
+    view.go_on.set()
+    view.seconds = 0.03
+    handler = cached(view.find, SingleFlightCache(0, clock=view.clock))
+    assert [(await handler(request())).body for _ in range(2)] == [b"1", b"2"]
+
+
+async def test_one_worker_finds_for_all_of_its_host(tmp_path: Path) -> None:
+    view = View()
+    view.go_on.set()
+    view.seconds = 0.03
+    first, second = (cached(view.find, SingleFlightCache(1.0, HostViewCache(tmp_path), view.clock)) for _ in range(2))
+    # Each has to find it once to know that it takes long.
+    assert [(await handler(request())).body for handler in (first, second)] == [b"1", b"2"]
+    view.now += 1.0
+    assert [(await handler(request())).body for handler in (first, second)] == [b"3", b"3"]
+    view.now += 1.0
+    view.go_on.clear()
+    view.begun.clear()
+    asking = [asyncio.ensure_future(handler(request())) for handler in (second, first)]
+    await asyncio.wait_for(view.begun.wait(), 30)
+    view.go_on.set()
+    assert [answer.body for answer in await asyncio.gather(*asking)] == [b"4", b"4"]
+
+
+async def test_a_worker_finds_itself_what_another_failed_to_find(tmp_path: Path) -> None:
+    view = View()
+    view.go_on.set()
+    view.seconds = 0.03
+    first, second = (cached(view.find, SingleFlightCache(1.0, HostViewCache(tmp_path), view.clock)) for _ in range(2))
+    for handler in (first, second):
+        await handler(request())
+    view.now += 1.0
+    view.fails = True
+    with pytest.raises(BadRequest):
+        await first(request())
+    view.fails = False
+    answer = await second(request())
+    assert (answer.status, answer.body, answer.headers) == (200, b"4", ())
+
+
+def test_what_nobody_can_read_is_found_anew(tmp_path: Path) -> None:
+    answers = HostViewCache(tmp_path)
+    claim = answers.look("/status", 1.0)
+    assert isinstance(claim, FileClaim)
+    answers.put("/status", 5.0, Response(200, b"found", headers=((b"A", b"b"),)))
+    assert answers.look("/other", 1.0) is not None
+    claim.end()
+    found = answers.look("/status", 1.0)
+    assert isinstance(found, Cached) and found.value.headers == ((b"A", b"b"),)
+    for path in tmp_path.glob("answer-*"):
+        if not path.suffix:
+            path.write_bytes(b"torn")
+    assert isinstance(answers.look("/status", 1.0), FileClaim)
+
+
+async def test_those_who_ask_for_one_thing_get_it_from_one_look() -> None:
+    view = View()
+
+    async def look() -> bytes:
+        return (await view.find(request())).body
+
+    view.seconds = 0.03
+    standings: SingleFlightCache[bytes] = SingleFlightCache(1.0, clock=view.clock)
+    asking = [asyncio.ensure_future(standings.get("standings", look)) for _ in range(3)]
+    await asyncio.sleep(0)
+    asking[0].cancel()
+    view.go_on.set()
+    assert [await one for one in asking[1:]] == [b"1", b"1"]
+    assert await standings.get("standings", look) == b"1"
+    view.now += 1.0
+    assert await standings.get("standings", look) == b"2"
+    view.now += 1.0
+    view.fails = True
+    with pytest.raises(BadRequest):
+        await standings.get("standings", look)
+    view.fails = False
+    assert await standings.get("standings", look) == b"4"
+
+
+async def test_a_failure_is_told_to_all_and_not_remembered() -> None:
+    view = View()
+    handler = cached(view.find, SingleFlightCache(1.0))
+    asking = [asyncio.ensure_future(handler(request(bad="1"))) for _ in range(2)]
+    await asyncio.sleep(0)
+    view.go_on.set()
+    for one in asking:
+        with pytest.raises(BadRequest):
+            await one
+    with pytest.raises(BadRequest):
+        await handler(request(bad="1"))
+    assert view.asked == 2
+
+
+async def test_answers_nobody_asks_for_any_more_are_let_go() -> None:
+    view = View()
+    view.go_on.set()
+    shared: SingleFlightCache[Response] = SingleFlightCache(1.0)
+    handler = cached(view.find, shared)
+    for number in range(300):
+        await handler(request(queue=str(number)))
+    assert len(shared) <= 101
+
+
+async def test_what_many_ask_for_is_given_again_for_a_moment_however_quickly_it_is_found() -> None:
+    view = View()
+    view.go_on.set()
+    handler = cached(view.find, SingleFlightCache(2, clock=view.clock))
+    for expected in (1, 2, 3, 4):
+        assert (await handler(request())).body == str(expected).encode(), "few ask: found anew"
+        view.now += 0.2
+    for _ in range(5):
+        assert (await handler(request())).body == b"5"
+        view.now += 0.1
+    view.now += 0.5
+    assert (await handler(request())).body == b"6"
+    view.now += 3.0
+    bodies = []
+    for _ in range(3):
+        bodies.append((await handler(request())).body)
+        view.now += 0.3
+    assert bodies == [b"7", b"8", b"9"], "nobody asks often any more"
+
+
+async def test_one_worker_finds_for_all_of_its_host_what_many_ask_for(tmp_path: Path) -> None:
+    view = View()
+    view.go_on.set()
+    first, second = (cached(view.find, SingleFlightCache(2.0, HostViewCache(tmp_path), view.clock)) for _ in range(2))
+    for _ in range(5):
+        for handler in (first, second):
+            await handler(request())
+    asked = view.asked
+    for _ in range(3):
+        view.now += 1.0
+        assert len({(await handler(request())).body for handler in (first, second) for _ in range(5)}) == 1
+    assert view.asked == asked + 3
+
+
+async def test_without_a_time_nothing_is_given_again_however_often_it_is_asked_for() -> None:
+    view = View()
+    view.go_on.set()
+    handler = cached(view.find, SingleFlightCache(0, clock=view.clock))
+    assert [(await handler(request())).body for _ in range(8)] == [str(n).encode() for n in range(1, 9)]
