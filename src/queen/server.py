@@ -56,6 +56,7 @@ from queen.dashboard import Dashboard
 from queen.http.api.context import Api, MetricSource, Shard
 from queen.http.api.table import add_routes
 from queen.http.api.view_cache import HostViewCache
+from queen.http.auth.audit import Audit, is_audited
 from queen.http.auth.browser import BrowserRules
 from queen.http.auth.guard import Guard, server_tls
 from queen.http.auth.ip_limit import IpLimit
@@ -123,7 +124,7 @@ class Worker:
         browsers = BrowserRules(settings)
         self.guard = Guard.from_settings(settings, BrokerLookup(self.brokers), browsers)
         self.consumers = Consumers(front, self.guard.consumer_limits)
-        router = Router(around=_around(settings, tracing, self.broker.topics.counters))
+        router = Router(around=_around(settings, tracing, self.broker.topics.counters, Audit(self.brokers)))
         self.shell = Shell(
             router,
             gate=self._gate(settings),
@@ -622,15 +623,15 @@ def _limits(settings: Settings) -> Limits:
     )
 
 
-def _around(settings: Settings, tracing: Tracing | None, counters: Counters) -> Around | None:
-    """Who watches requests, or limits them; None when nobody does."""
-    if not settings.log_slow_ms and tracing is None and not settings.ip_limit_per_minute:
-        return None
+def _around(settings: Settings, tracing: Tracing | None, counters: Counters, audit: Audit) -> Around:
+    """What stands around the handlers of routes: the audit log, the limit of addresses, and what watches requests."""
     limit = IpLimit(counters, settings.ip_limit_per_minute) if settings.ip_limit_per_minute else None
     slow = SlowLog(settings.log_slow_ms) if settings.log_slow_ms else None
 
     def around(route: Route) -> Handler:
         handler = route.handler
+        if is_audited(route):
+            handler = audit.around(route, handler)
         if limit is not None and route.access is not Access.PUBLIC:
             handler = limit.around(handler)
         begin = tracing.watching(route) if tracing is not None else None

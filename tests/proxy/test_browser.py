@@ -41,16 +41,15 @@ async def with_provider(start_proxy: StartProxy, provider: Provider, **options: 
 
 async def test_a_person_logs_in_and_out(site: Site, browser: Browser) -> None:
     page = await browser.new_page()
-    await page.goto(f"{site.url}/openapi.json")
-    await page.wait_for_url(f"{site.url}/login?redirect_uri=%2Fopenapi.json")
+    await page.goto(f"{site.url}/docs")
+    await page.wait_for_url(f"{site.url}/login?redirect_uri=%2Fdocs")
     await page.fill("input[name=username]", "alice")
     await page.fill("input[name=password]", "wrong")
     await page.click("button")
     await page.wait_for_function("document.getElementById('error').textContent == 'Invalid credentials'")
     await page.fill("input[name=password]", PASSWORD)
     await page.click("button")
-    await page.wait_for_url(f"{site.url}/openapi.json")
-    assert "openapi" in await page.content()
+    await page.wait_for_url(f"{site.url}/docs")
     push = """async () => (await fetch("/api/v1/push", {method: "POST", headers: {"Content-Type": "application/json"},
         body: JSON.stringify({items: [{queue: "q", payload: 1}]})})).status"""
     assert await page.evaluate(push) == 201
@@ -93,9 +92,9 @@ async def test_a_person_signs_in_with_an_openid_provider(
 ) -> None:
     site = await with_provider(start_proxy, provider, auto_provision=True, default_role="read-write")
     page = await browser.new_page()
-    await page.goto(f"{site.url}/login?redirect_uri=%2Fopenapi.json")
+    await page.goto(f"{site.url}/login?redirect_uri=%2Fdocs")
     await page.click("text=Sign in with Example")
-    await page.wait_for_url(f"{site.url}/openapi.json")
+    await page.wait_for_url(f"{site.url}/docs")
     me: Any = await page.evaluate("""async () => (await fetch("/api/me")).json()""")
     assert (me["username"], me["role"]) == ("eva@example.com", "read-write")
 

@@ -109,6 +109,7 @@ ENTRIES: Final = (
     Entry(
         "maintenance", f"{_C}.system:maintenance_app", "Maintenance modes of pushes and pops.", "Operations", ("maint",)
     ),
+    Entry("audit", "queen.cli.audit:app", "Show what administrators did.", "Operations"),
     Entry("config", f"{_C}.config:app", "Contexts: which servers there are.", "Configuration"),
     Entry("login", f"{_C}.config:login_app", "Log in to the server of a context.", "Configuration"),
     Entry("logout", f"{_C}.config:logout_app", "Forget the token of a context.", "Configuration"),

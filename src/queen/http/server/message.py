@@ -187,7 +187,7 @@ def error_response(status: int, text: str, headers: Headers = ()) -> Response:
 
 def encode_head(response: Response, connection: bytes = b"", common: bytes = b"") -> bytes:
     """Everything before the body; `connection` is whole header lines or nothing, and so are those `common` to all."""
-    start = head_start(response.status, response.content_type, common)
+    start = head_start(response.status, response.content_type, common, _needs_policy(response))
     if response.status not in BODILESS:
         if not response.headers:
             return b"%b%d\r\n%b\r\n" % (start, len(response.body), connection)
@@ -198,16 +198,23 @@ def encode_head(response: Response, connection: bytes = b"", common: bytes = b""
     return b"%b%b%b\r\n" % (start, connection, lines)
 
 
+def _needs_policy(response: Response) -> bool:
+    """Whether an answer does not say itself what a browser that shows it may do."""
+    if response.content_type[:9] == b"text/html":
+        return False
+    return not response.headers or all(name != b"Content-Security-Policy" for name, _ in response.headers)
+
+
 # Handlers use a handful of statuses and content types, so their opening lines are made once.
 @functools.lru_cache(maxsize=256)
-def head_start(status: int, content_type: bytes, common: bytes) -> bytes:
+def head_start(status: int, content_type: bytes, common: bytes, policy: bool = True) -> bytes:
     """The head up to the length of the body, or up to the last line where there never is a body."""
     try:
         reason = http.HTTPStatus(status).phrase.encode()
     except ValueError:
         reason = b"Unknown"
     start = b"HTTP/1.1 %d %b\r\n%b" % (status, reason, common)
-    if common and not content_type.startswith(b"text/html"):
+    if common and policy:
         start += _CSP
     if status in BODILESS:
         return start

@@ -11,5 +11,8 @@ FROM queen.audit
 WHERE ($1::text = '' OR actor = $1) AND ($2::text = '' OR action LIKE $2 || '%') AND ($3::bigint = 0 OR id < $3)
 ORDER BY id DESC LIMIT $4;
 
--- name: audit_forget
-DELETE FROM queen.audit WHERE at < now() - make_interval(days => $1);
+-- name: remove_old_audit
+-- Entries of an age in seconds, some at a time.
+DELETE FROM queen.audit WHERE id IN (
+    SELECT id FROM queen.audit WHERE at < clock_timestamp() - make_interval(secs => $1::float8) ORDER BY at LIMIT $2
+) RETURNING 1;
