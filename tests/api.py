@@ -26,6 +26,7 @@ class Api:
     def __init__(self, url: str, worker: Worker | None = None) -> None:
         self.url = url
         self.worker = worker
+        self.headers: dict[str, str] = {}
         self._session: aiohttp.ClientSession | None = None
 
     async def call(self, method: str, path: str, json: Any = None, data: bytes | None = None, **query: Any) -> Answer:
@@ -33,7 +34,9 @@ class Api:
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         params = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in query.items()}
-        async with self._session.request(method, self.url + path, json=json, data=data, params=params) as answer:
+        async with self._session.request(
+            method, self.url + path, json=json, data=data, params=params, headers=self.headers
+        ) as answer:
             body: Any = None
             if answer.content_length:
                 plain = answer.content_type == "text/plain"
@@ -43,6 +46,12 @@ class Api:
                     self.worker.shell.router, method, answer.url.raw_path_qs, answer.status, await answer.read()
                 )
             return Answer(answer.status, body, dict(answer.headers))
+
+    def bearing(self, token: str | None) -> Api:
+        """Calls to the same server with a token; to be closed like this one."""
+        other = Api(self.url, self.worker)
+        other.headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
+        return other
 
     async def push(self, queue: str, *payloads: Any, partition: str = "Default", ids: list[str] | None = None) -> Any:
         """Push payloads to one partition; returns the results."""

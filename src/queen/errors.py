@@ -42,6 +42,10 @@ class BadRequest(QueenError):
     """The request is wrong; nothing was stored."""
 
 
+class Forbidden(QueenError):
+    """Whoever asks is known, but may not do this."""
+
+
 class NotFound(QueenError):
     """What the request names does not exist."""
 

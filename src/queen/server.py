@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
+import inspect
 import os
 import signal as signals
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,11 +56,17 @@ from queen.dashboard import Dashboard
 from queen.http.api.context import Api, MetricSource, Shard
 from queen.http.api.table import add_routes
 from queen.http.api.view_cache import HostViewCache
+from queen.http.auth.audit import Audit, is_audited
+from queen.http.auth.browser import BrowserRules
+from queen.http.auth.guard import Guard, server_tls
 from queen.http.auth.ip_limit import IpLimit
+from queen.http.auth.lookup import BrokerLookup
+from queen.http.auth.metrics import access_families
 from queen.http.consume.consumers import Consumers
-from queen.http.server.message import Access, Handler, Route
+from queen.http.server.limits import Limits, raise_file_limit
+from queen.http.server.message import Access, Handler, Request, Response, Route
 from queen.http.server.observe import SlowLog, watched
-from queen.http.server.protocol import Shell
+from queen.http.server.protocol import Gate, Shell
 from queen.http.server.router import Around, Router
 from queen.log.append_batch import BatchAssembler
 from queen.log.appender import Appender
@@ -114,9 +121,19 @@ class Worker:
         self.broker = self.brokers[0]
         self._sharded = _sharded(settings, self.brokers)
         front = self._sharded if self._sharded is not None else self.broker
-        self.consumers = Consumers(front)
-        router = Router(around=_around(settings, tracing, self.broker.topics.counters))
-        self.shell = Shell(router, max_body_bytes=settings.max_body_bytes)
+        browsers = BrowserRules(settings)
+        self.guard = Guard.from_settings(settings, BrokerLookup(self.brokers), browsers)
+        self.consumers = Consumers(front, self.guard.consumer_limits)
+        router = Router(around=_around(settings, tracing, self.broker.topics.counters, Audit(self.brokers)))
+        self.shell = Shell(
+            router,
+            gate=self._gate(settings),
+            header_lines=browsers.header_lines,
+            lines_for=browsers.cors_lines,
+            admits_host=browsers.is_host_admitted,
+            limits=_limits(settings),
+            max_body_bytes=settings.max_body_bytes,
+        )
         self.recorder = Recorder(
             self.broker,
             SnapshotStore(runtime_dir, worker_id, settings.num_workers),
@@ -132,6 +149,7 @@ class Worker:
             self._scraper(standings),
             self._metric_sources(),
             self.consumers,
+            lambda: self.guard.trouble,
             keep_bodies=tracing is not None,
             open_connections=self.shell.open_connections,
         )
@@ -142,7 +160,25 @@ class Worker:
         add_routes(
             router, self.api, shards, SingleFlightCache(settings.stats_cache_ms / 1000, host_cache), shard_router
         )
+        self.tls = server_tls(settings)
         self.port = settings.port if port is None else port
+
+    def _gate(self, settings: Settings) -> Gate:
+        if not settings.ip_limit_per_minute:
+            return self.guard
+        # Handlers have the limit around them; a connection that is upgraded has no handler.
+        limit = IpLimit(self.broker.topics.counters, settings.ip_limit_per_minute)
+
+        async def limited(request: Request) -> Response | None:
+            refusal = await limit.refusal(request)
+            admitted = self.guard(request) if refusal is None else refusal
+            return await admitted if inspect.isawaitable(admitted) else admitted
+
+        def gate(request: Request) -> Response | Awaitable[Response | None] | None:
+            upgrading = request.route is not None and request.route.upgrade is not None
+            return limited(request) if upgrading else self.guard(request)
+
+        return gate
 
     async def start(self) -> None:
         if self._sharded is not None:
@@ -154,7 +190,12 @@ class Worker:
         if self._sharded is not None:
             await self._sharded.start()
         self.recorder.start()
-        server = await self.shell.serve(self.settings.host, self.port, reuse_port=True)
+        self.guard.start()
+        server = await self.shell.serve(
+            self.settings.listen_host, self.port, reuse_port=True, tls=self.tls.context if self.tls else None
+        )
+        if self.tls is not None:
+            self.tls.start()
         self.port = server.sockets[0].getsockname()[1]
         self.recorder.port = self.port
         for broker in self.brokers:
@@ -167,6 +208,9 @@ class Worker:
         # Load balancers see the failing readiness probe while requests are still answered.
         await asyncio.sleep(self.settings.shutdown_delay_ms / 1000)
         await asyncio.gather(self.consumers.shutdown(), self.shell.shutdown(_GRACE_SECONDS))
+        await self.guard.stop()
+        if self.tls is not None:
+            await self.tls.stop()
         await self.recorder.stop()
         if self._sharded is not None:
             await self._sharded.stop()
@@ -196,6 +240,7 @@ class Worker:
             families.topics,
             families.topic_buffer,
             pipelines.families,
+            access_families(self.guard.refused, lambda: self.shell.budget),
         )
 
     def _scraper(self, standings: Sequence[Standings]) -> Scraper:
@@ -567,15 +612,26 @@ def _sharded(settings: Settings, brokers: Sequence[Broker]) -> ShardedBroker | N
     return ShardedBroker(settings, brokers)
 
 
-def _around(settings: Settings, tracing: Tracing | None, counters: Counters) -> Around | None:
-    """Who watches requests, or limits them; None when nobody does."""
-    if not settings.log_slow_ms and tracing is None and not settings.ip_limit_per_minute:
-        return None
+def _limits(settings: Settings) -> Limits:
+    """A worker's share of the memory: a quarter for requests that arrive, a quarter for answers that nobody reads."""
+    share = (settings.queen_memory_mb << 20) // settings.num_workers
+    return Limits(
+        connections=raise_file_limit(settings.max_connections),
+        connections_per_address=settings.max_connections_per_ip,
+        incoming_bytes=share // 4,
+        outgoing_bytes=share // 4,
+    )
+
+
+def _around(settings: Settings, tracing: Tracing | None, counters: Counters, audit: Audit) -> Around:
+    """What stands around the handlers of routes: the audit log, the limit of addresses, and what watches requests."""
     limit = IpLimit(counters, settings.ip_limit_per_minute) if settings.ip_limit_per_minute else None
     slow = SlowLog(settings.log_slow_ms) if settings.log_slow_ms else None
 
     def around(route: Route) -> Handler:
         handler = route.handler
+        if is_audited(route):
+            handler = audit.around(route, handler)
         if limit is not None and route.access is not Access.PUBLIC:
             handler = limit.around(handler)
         begin = tracing.watching(route) if tracing is not None else None
@@ -605,6 +661,8 @@ async def _serve(settings: Settings, worker_id: int, runtime_dir: Path, on_ready
     spans = start_tracing(os.environ, worker_id)
     worker = Worker(settings, worker_id, runtime_dir, tracing=_tracing(spans) if spans is not None else None)
     await worker.start()
+    if worker.tls is not None:
+        asyncio.get_running_loop().add_signal_handler(signals.SIGHUP, worker.tls.reload)
     on_ready()
     await stopping.wait()
     await worker.stop()

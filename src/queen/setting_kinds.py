@@ -115,6 +115,30 @@ def _parse_urls(text: str) -> tuple[str, ...]:
     return urls
 
 
+def _parse_url(text: str) -> str:
+    parts = urlsplit(text.strip())
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.fragment:
+        raise ValueError
+    return text.strip()
+
+
+def _parse_words(text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(","))
+    if not all(words):
+        raise ValueError
+    return words
+
+
+def _parse_roles(text: str) -> tuple[tuple[str, str], ...]:
+    roles: dict[str, str] = {}
+    for pair in text.split(","):
+        name, colon, role = pair.strip().rpartition(":")
+        if not (colon and name) or role not in ("admin", "read-write", "read-only"):
+            raise ValueError
+        roles[name] = role
+    return tuple(roles.items())
+
+
 def _parse_quotas(text: str) -> tuple[tuple[str, int], ...]:
     quotas: dict[str, int] = {}
     for pair in text.split(","):
@@ -185,6 +209,14 @@ URLS = Kind(
     "URLs that begin with http:// or https://, separated by commas",
     _parse_urls,
     format=",".join,
+)
+URL = Kind("URL", "a URL that begins with http:// or https://", _parse_url)
+WORDS = Kind("words, by comma", "words separated by commas", _parse_words, format=",".join)
+ROLES = Kind(
+    "name:role, by comma",
+    "names, each with admin, read-write or read-only, such as billing:read-write",
+    _parse_roles,
+    format=lambda roles: ",".join(f"{name}:{role}" for name, role in roles),
 )
 QUOTAS = Kind(
     "namespace:number, by comma",

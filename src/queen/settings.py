@@ -26,9 +26,12 @@ from queen.setting_kinds import (
     PATH,
     PEERS,
     QUOTAS,
+    ROLES,
     SECONDS,
     TEXT,
+    URL,
     URLS,
+    WORDS,
     Kind,
     choice,
     whole,
@@ -38,6 +41,8 @@ SubscriptionMode = Literal["", "all", "new", "new-only"]
 ReadyQueues = Literal["on", "off"]
 LogLevel = Literal["trace", "debug", "info", "warn", "error"]
 LogEncoding = Literal["text", "json", "console"]
+JwtAlgorithm = Literal["auto", "HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "ES256", "EdDSA"]
+TlsClientAuth = Literal["off", "optional", "required"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,8 +82,13 @@ class Settings:
 
     port: Annotated[int, Declared(whole(1, 65535), "TCP port of the HTTP server.")] = 6632
     host: Annotated[
-        str, Declared(TEXT, "Address the HTTP server listens on; `127.0.0.1` admits this machine alone.")
-    ] = "0.0.0.0"
+        str,
+        Declared(
+            TEXT,
+            "Address the HTTP server listens on; `0.0.0.0` is every one of this machine.",
+            default_text="`0.0.0.0` with `JWT_ENABLED`, else `127.0.0.1`: this machine alone",
+        ),
+    ] = ""
     num_workers: Annotated[
         int,
         Declared(
@@ -205,6 +215,131 @@ class Settings:
         bool,
         Declared(FLAG, "Compress what goes over WebSockets whose client can; saves traffic, costs much CPU."),
     ] = False
+
+    jwt_enabled: Annotated[
+        bool, Declared(FLAG, "Requests need a token (`Authorization: Bearer`) whose role admits what they ask.")
+    ] = False
+    jwt_algorithm: Annotated[
+        JwtAlgorithm,
+        Declared(
+            choice("auto", "HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "ES256", "EdDSA"),
+            "How tokens are signed; `auto`: in any way that a key is set for. `RS256` admits RS384 and RS512 too.",
+        ),
+    ] = "auto"
+    jwt_secret: Annotated[str, Declared(TEXT, "Secret that HS256 tokens are signed with.", secret=True)] = ""
+    jwt_public_key: Annotated[
+        str, Declared(TEXT, "Public key (PEM) that verifies RS256, ES256 or EdDSA tokens.", default_text="")
+    ] = ""
+    jwt_jwks_url: Annotated[str, Declared(URL, "Where an identity provider publishes its keys (JWKS).")] = ""
+    jwt_jwks_refresh_seconds: Annotated[
+        int, Declared(whole(1, 86_400), "How often the keys at `JWT_JWKS_URL` are fetched again.", "s")
+    ] = 300
+    jwt_issuer: Annotated[
+        tuple[str, ...], Declared(WORDS, "Issuers (`iss`) whose tokens are admitted; unset: any.")
+    ] = ()
+    jwt_audience: Annotated[
+        tuple[str, ...], Declared(WORDS, "Audiences (`aud`), one of which a token has to name; unset: any or none.")
+    ] = ()
+    jwt_clock_skew: Annotated[
+        int, Declared(whole(0, 3600), "How far the clocks of those who issue tokens may be off.", "s")
+    ] = 30
+    jwt_roles_claim: Annotated[str, Declared(TEXT, "Claim that holds one role.")] = "role"
+    jwt_roles_array_claim: Annotated[str, Declared(TEXT, "Claim that holds a list of roles.")] = "roles"
+    jwt_role_admin: Annotated[str, Declared(TEXT, "What the role `admin` is called in tokens.")] = "admin"
+    jwt_role_read_write: Annotated[str, Declared(TEXT, "What the role `read-write` is called in tokens.")] = (
+        "read-write"
+    )
+    jwt_role_read_only: Annotated[str, Declared(TEXT, "What the role `read-only` is called in tokens.")] = "read-only"
+    jwt_queues_claim: Annotated[
+        str, Declared(TEXT, "Claim that limits a token to queues and topics, a list of patterns such as `orders.*`.")
+    ] = "queues"
+    jwt_namespaces_claim: Annotated[
+        str, Declared(TEXT, "Claim that limits a token to namespaces, a list of patterns.")
+    ] = "namespaces"
+    jwt_groups_claim: Annotated[
+        str,
+        Declared(
+            TEXT,
+            "Claim that limits a token to consumer groups, a list of patterns. Name another if your identity provider "
+            "puts groups of people into `groups`.",
+        ),
+    ] = "groups"
+    jwt_skip_paths: Annotated[
+        tuple[str, ...],
+        Declared(
+            WORDS,
+            "Paths that need no token; one that ends with `/` stands for all paths below it.",
+        ),
+    ] = ("/health", "/metrics/prometheus", "/metrics", "/")
+
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Declared(
+            ORIGINS,
+            "Web pages that may read answers, besides those of this server's own host; `*` is all of them.",
+            default_text="none with `JWT_ENABLED`, else `*`",
+        ),
+    ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Declared(
+            WORDS,
+            "Host names by which this server may be called, without ports; `*` is any.",
+            default_text="those of this machine when it listens on 127.0.0.1, else `*`",
+        ),
+    ] = ()
+
+    queen_memory_mb: Annotated[
+        int,
+        Declared(
+            whole(64, 2**20),
+            "What all workers together may hold of requests that arrive, wait or are being answered; beyond it they "
+            "are answered 503.",
+            "MB",
+        ),
+    ] = 1024
+    max_connections: Annotated[
+        int, Declared(whole(1, 10**6), "Connections that each worker may have; more are answered 503.")
+    ] = 10_000
+    max_connections_per_ip: Annotated[
+        int, Declared(whole(0, 10**6), "Connections that one address may have with each worker; 0: no such limit.")
+    ] = 0
+    max_wait_ms: Annotated[
+        int, Declared(INTERVAL_MS, "The longest that a request may wait for messages, whatever it asks for.", "ms")
+    ] = 3_600_000
+
+    tls_cert: Annotated[
+        str, Declared(TEXT, "File with the certificate (PEM, and those above it); with it the server speaks TLS.")
+    ] = ""
+    tls_key: Annotated[str, Declared(TEXT, "File with the private key of `TLS_CERT`.")] = ""
+    tls_client_ca: Annotated[
+        str, Declared(TEXT, "File with the certificates (PEM) that those of clients are signed with.")
+    ] = ""
+    tls_client_auth: Annotated[
+        TlsClientAuth,
+        Declared(choice("off", "optional", "required"), "Whether clients show a certificate of `TLS_CLIENT_CA`."),
+    ] = "off"
+    tls_client_roles: Annotated[
+        tuple[tuple[str, str], ...],
+        Declared(
+            ROLES,
+            "Roles of clients by the common name of their certificates, such as `billing:read-write,ops-*:admin`.",
+        ),
+    ] = ()
+
+    peer_ca: Annotated[
+        str,
+        Declared(
+            TEXT,
+            "File with the certificates (PEM) that verify `QUEEN_PEERS` at `https://`; unset: those of the system.",
+        ),
+    ] = ""
+    queen_login: Annotated[
+        bool, Declared(FLAG, "The server itself has a login page for people, as `queen proxy` has (see docs/proxy.md).")
+    ] = False
+    audit_retention_days: Annotated[
+        int, Declared(whole(1, 36500), "How long the audit log keeps what administrators did.", "days")
+    ] = 365
 
     dedup_window_seconds: Annotated[
         int,
@@ -463,7 +598,7 @@ class Settings:
         for name, item in items.items():
             source, given = name, overrides.get(name)
             if given is None:
-                source, given = item.variable, _look_up(environ, item.variable)
+                source, given = item.variable, look_up(environ, item.variable)
             if given is None:
                 continue
             text = given if isinstance(given, str) else item.kind.format(given)
@@ -475,6 +610,18 @@ class Settings:
     def to_env(self) -> dict[str, str]:
         """The settings as variables, secrets included; `Settings.from_env` makes equal settings of them."""
         return {item.variable: item.kind.format(getattr(self, item.field)) for item in describe_settings()}
+
+    @property
+    def listen_host(self) -> str:
+        """Where to listen: unless somebody said where, a server that anybody may use is for this machine alone."""
+        if self.host:
+            return self.host
+        return "0.0.0.0" if self.is_guarded else "127.0.0.1"
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether a request has to say who sends it."""
+        return self.jwt_enabled or self.queen_login or self.tls_client_auth == "required"
 
     @property
     def embedded(self) -> bool:
@@ -573,7 +720,7 @@ def describe_settings() -> Iterator[SettingItem]:
         )
 
 
-def _look_up(environ: Mapping[str, str], variable: str) -> str | None:
+def look_up(environ: Mapping[str, str], variable: str) -> str | None:
     text = environ.get(variable)
     file = environ.get(f"{variable}_FILE")
     if not file:

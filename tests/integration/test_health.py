@@ -31,7 +31,7 @@ async def test_a_healthy_server_says_what_clients_look_for(api: Api) -> None:
 async def test_a_server_that_can_do_everything_is_ready(api: Api) -> None:
     answer = await api.call("GET", "/readyz")
     assert answer.status == 200
-    assert answer.body == {"ready": True, "reasons": [], "pushes": "stored", "worker_id": 0}
+    assert answer.body == {"ready": True, "reasons": [], "pushes": "stored", "worker_id": 0, "warnings": []}
 
 
 async def test_probes_answer_soon_while_postgres_is_silent(start_server: StartServer, proxy: Proxy) -> None:

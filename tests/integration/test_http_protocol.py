@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from queen.concurrency import EagerFuture as PromptAnswer
 from queen.errors import QueenError
+from queen.http.auth.browser import CORS_FOR_ALL
 from queen.http.server.message import Access, Connection, HttpError, Request, Response, json_response
 from queen.http.server.protocol import Shell
 from queen.http.server.reader import RequestReader
@@ -93,7 +94,7 @@ class Site:
         """`prompt`: handlers return futures that are heard at once."""
         self.prompt = prompt
         self.router = Router()
-        self.shell = Shell(self.router, **options)
+        self.shell = Shell(self.router, **{"header_lines": CORS_FOR_ALL} | options)
         self.seen: list[Request] = []
         self.parked: asyncio.Queue[tuple[Request, asyncio.Future[Response]]] = asyncio.Queue()
         self.add("GET", "/hello", lambda request: json_response(200, {"hello": "world"}))
@@ -446,7 +447,7 @@ async def test_a_chunked_body_over_the_limit_is_refused_as_soon_as_it_passes_it(
         b"POST /echo HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n",
         b"POST /echo HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
         b"POST /echo HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /echo HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
@@ -931,7 +932,7 @@ async def test_an_upgrade_that_no_route_offers_is_ignored() -> None:
 @on_uvloop
 async def test_connect_is_no_way_through() -> None:
     async with connected() as (_, client):
-        answer = await client.ask(b"CONNECT example.org:443 HTTP/1.1\r\n\r\n\x16\x03\x01")
+        answer = await client.ask(b"CONNECT example.org:443 HTTP/1.1\r\nHost: test\r\n\r\n\x16\x03\x01")
         assert (answer.status, answer.headers["connection"]) == (404, "close")
         assert await client.is_closed()
 

@@ -95,7 +95,7 @@ async def test_the_protocol_that_is_spoken_is_named(api: Api) -> None:
 async def test_a_page_of_another_origin_is_kept_out_unless_it_is_admitted(
     start_server: StartServer, origins: str, host: str, origin: str, status: int
 ) -> None:
-    api = await start_server(websocket_origins=origins)
+    api = await start_server(websocket_origins=origins, allowed_hosts="queen.example")
     answered, _, _ = await shake_hands(api.url, Host=host, Origin=origin)
     assert answered == status
 
@@ -118,7 +118,7 @@ async def test_a_connection_passes_the_gate_that_all_requests_pass(
     def gate(request: Request) -> Response | None:
         assert request.route is not None
         assert request.route.access is Access.READ_WRITE
-        return None if bearer_token(request) == "sesame" else error_response(401, "Unauthorized")
+        return None if bearer_token(request) == b"sesame" else error_response(401, "Unauthorized")
 
     assert api.worker is not None
     api.worker.shell.gate = gate
@@ -127,7 +127,7 @@ async def test_a_connection_passes_the_gate_that_all_requests_pass(
 
 async def test_a_token_in_the_query_counts_for_a_websocket_alone(api: Api) -> None:
     assert api.worker is not None
-    tokens: list[str | None] = []
+    tokens: list[bytes | None] = []
 
     def gate(request: Request) -> None:
         tokens.append(bearer_token(request))

@@ -14,7 +14,7 @@ KEY = "0123456789abcdef" * 4
 
 def test_without_variables_every_setting_has_its_default() -> None:
     settings = Settings.from_env({})
-    assert (settings.port, settings.host) == (6632, "0.0.0.0")
+    assert (settings.port, settings.host, settings.listen_host) == (6632, "", "127.0.0.1")
     assert 1 <= settings.num_workers <= 8
     assert settings.queen_data_dir.name == "queen"
     assert settings.embedded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import ssl
 from collections.abc import Iterable
 
 import aiohttp
@@ -25,7 +26,16 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 class HttpPeer:
     """One other host at a URL, over one connection that is kept."""
 
-    def __init__(self, url: str, name: str, writer: PacketWriter, traffic: Traffic, *, batch_seconds: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        writer: PacketWriter,
+        traffic: Traffic,
+        *,
+        batch_seconds: float,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._url = url
         self._name = name
         self._writer = writer
@@ -34,6 +44,7 @@ class HttpPeer:
         # A dict keeps the order, and an event that is published twice once.
         self._queued: dict[Event, None] = {}
         self._something = asyncio.Event()
+        self._tls = tls
         self._session: aiohttp.ClientSession | None = None
         self._pause = 0.0
         self.is_self: bool | None = None
@@ -93,7 +104,10 @@ class HttpPeer:
     async def _post(self, frame: bytes) -> bool | None:
         """Whether it was this very host that answered; None when it failed."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS))
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=self._tls) if self._tls is not None else None,
+                timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS),
+            )
         try:
             async with self._session.post(self._url + ROUTE, data=frame) as answer:
                 if answer.status != 200:

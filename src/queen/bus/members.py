@@ -55,6 +55,8 @@ class PeerStats:
 log = logging.getLogger(__name__)
 
 _REMEMBERED_SECONDS = 600.0
+# Far more hosts than share a database; without a secret anybody can invent some.
+_MOST_SERVERS = 1000
 
 
 @dataclass(slots=True)
@@ -91,7 +93,7 @@ class Members:
         server = self._servers.get(packet.boot)
         if heartbeat is not None:
             self.heartbeats += 1
-            if server is None:
+            if server is None and len(self._servers) < _MOST_SERVERS:
                 server = self._meet(packet.boot, heartbeat, now)
         if server is None:
             return
@@ -100,11 +102,12 @@ class Members:
         if leaving == server.alive:
             server.alive = not leaving
             log.info("host %s %s", server.name, "has stopped" if leaving else "is alive again")
-        if heartbeat is not None:
-            self.settle(now)
 
     def settle(self, now: float) -> None:
         """Mark hosts dead that send nothing. One whose name came up again since has been restarted."""
+        newest: dict[str, float] = {}
+        for server in self._servers.values():
+            newest[server.name] = max(server.first_at, newest.get(server.name, server.first_at))
         for boot, server in list(self._servers.items()):
             idle = now - server.last_at
             if server.alive and idle > self._dead_after:
@@ -112,7 +115,7 @@ class Members:
                 log.warning("host %s is dead: no packet for %.1f s", server.name, idle)
             if server.alive:
                 continue
-            if self._succeeded(server):
+            if newest[server.name] > server.first_at:
                 self.restarts += 1
                 del self._servers[boot]
             elif idle > _REMEMBERED_SECONDS:
@@ -127,9 +130,3 @@ class Members:
         server = self._servers[boot] = Server(heartbeat.name, now, now, alive=not heartbeat.leaving)
         log.info("host %s joined", server.name)
         return server
-
-    def _succeeded(self, server: Server) -> bool:
-        return any(
-            other is not server and other.name == server.name and other.first_at > server.first_at
-            for other in self._servers.values()
-        )

@@ -23,6 +23,7 @@ ROUTE = "/internal/api/events"
 """Where a host takes packets over HTTP."""
 
 _Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_LONGEST_NAME = 300
 # What a packet takes beside its events: the frame, the signature, and the fields before them.
 _OVERHEAD = 96
 
@@ -104,6 +105,7 @@ class PacketRefusal(StrEnum):
     FORGED = "forged"
     STALE = "stale"
     REPLAYED = "replayed"
+    UNEXPECTED = "unexpected"
 
 
 class PacketRefused(Exception):
@@ -228,9 +230,17 @@ class PacketValidator:
 def decode(body: bytes) -> Packet:
     """A packet from its body; raises `PacketRefused`."""
     try:
-        return decode_packet(body)
+        packet = decode_packet(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PacketRefused(PacketRefusal.MALFORMED) from error
+    # The name goes to the log.
+    if packet.heartbeat is not None and not _is_name(packet.heartbeat.name):
+        raise PacketRefused(PacketRefusal.MALFORMED)
+    return packet
+
+
+def _is_name(name: str) -> bool:
+    return 0 < len(name) <= _LONGEST_NAME and name.isascii() and name.isprintable()
 
 
 def boot_number(directory: Path) -> int:

@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import logging
 import math
+import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,6 +21,7 @@ from queen.bus.packets import (
     Event,
     Heartbeat,
     Packet,
+    PacketRefusal,
     PacketRefused,
     PacketSigner,
     PacketValidator,
@@ -31,6 +33,7 @@ from queen.bus.packets import (
     server_name,
 )
 from queen.bus.udp import DATAGRAM_BYTES, Address, AddressBook, UdpLeader, UdpSocket
+from queen.errors import SettingsError
 from queen.settings import Settings
 
 if TYPE_CHECKING:
@@ -71,7 +74,9 @@ class Peers:
         self._book = AddressBook(settings.queen_udp_peers, settings.queen_udp_notify_port)
         self._udp: UdpSocket | None = None
         if self.enabled and settings.queen_udp_peers:
-            self._udp = UdpSocket(settings.host, settings.queen_udp_notify_port, self._arrived, self._traffic)
+            self._udp = UdpSocket(
+                settings.host or "0.0.0.0", settings.queen_udp_notify_port, self._arrived, self._traffic
+            )
         batch = settings.peer_notify_batch_ms / 1000
         self._http: list[HttpPeer] = []
         if self.enabled and settings.queen_peers:
@@ -79,7 +84,8 @@ class Peers:
             from queen.bus.http_peer import HttpPeer
 
             self._http = [
-                HttpPeer(url, self.name, writer, self._traffic, batch_seconds=batch) for url in settings.queen_peers
+                HttpPeer(url, self.name, writer, self._traffic, batch_seconds=batch, tls=_peer_tls(settings))
+                for url in settings.queen_peers
             ]
         self.active = self._udp is not None or bool(self._http)
         """Whether peers are configured."""
@@ -137,6 +143,9 @@ class Peers:
         """Take in a frame from the network; whether it is this host's own. Raises `PacketRefused`, which is counted."""
         self._traffic.packets_received += 1
         try:
+            if not self.signed and not self.active:
+                # Without a secret and without peers there is nobody whose packet this could be.
+                raise PacketRefused(PacketRefusal.UNEXPECTED)
             packet, body = self._validator.admit(frame)
         except PacketRefused as refused:
             self._traffic.dropped[refused.reason.value] += 1
@@ -245,6 +254,19 @@ class Peers:
         task = asyncio.get_running_loop().create_task(work)
         task.add_done_callback(_ended)
         self._tasks.append(task)
+
+
+def _peer_tls(settings: Settings) -> ssl.SSLContext | None:
+    """How peers at https:// are verified, and shown who calls; None: as any other server."""
+    if not settings.peer_ca:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.peer_ca)
+        if settings.tls_cert and settings.tls_key:
+            context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except OSError as error:
+        raise SettingsError(f"PEER_CA={settings.peer_ca}: expected certificates in PEM: {error.strerror}") from None
+    return context
 
 
 def is_relayed(data: bytes) -> bool:

@@ -40,6 +40,12 @@ ENTRIES: Final = (
         remote=False,
     ),
     Entry(
+        "proxy", "queen.cli.proxy:app", "Start the proxy: a login page in front of a server.", "Server", remote=False
+    ),
+    Entry("user", "queen.cli.user:app", "Users: people who log in, and their sessions.", "Server", remote=False),
+    Entry("token", "queen.cli.token:app", "Tokens: who a program is, and what it may do.", "Server", remote=False),
+    Entry("cert", "queen.cli.cert:app", "Make a self-signed certificate to begin with.", "Server", remote=False),
+    Entry(
         "backup", f"{_T}.backup:backup_app", "Write everything a server stores to a directory.", "Server", remote=False
     ),
     Entry("restore", f"{_T}.backup:restore_app", "Bring back what a backup holds.", "Server", remote=False),
@@ -103,6 +109,7 @@ ENTRIES: Final = (
     Entry(
         "maintenance", f"{_C}.system:maintenance_app", "Maintenance modes of pushes and pops.", "Operations", ("maint",)
     ),
+    Entry("audit", "queen.cli.audit:app", "Show what administrators did.", "Operations"),
     Entry("config", f"{_C}.config:app", "Contexts: which servers there are.", "Configuration"),
     Entry("login", f"{_C}.config:login_app", "Log in to the server of a context.", "Configuration"),
     Entry("logout", f"{_C}.config:logout_app", "Forget the token of a context.", "Configuration"),

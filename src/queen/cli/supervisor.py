@@ -130,17 +130,25 @@ class Supervisor:
         self._worker_command = worker_command
         self._policy = (policy or RestartPolicy()).lengthened(settings.shutdown_delay_ms / 1000)
         self._stop = Stop()
+        self._pool: WorkerPool | None = None
 
     async def run(self) -> None:
-        check_port(self._settings.host, self._settings.port)
+        check_port(self._settings.listen_host, self._settings.port)
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._stop.ask)
+        if self._settings.tls_cert:
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
         try:
             await self._serve()
         finally:
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
+
+    def _reload(self) -> None:
+        """With TLS, SIGHUP is for the certificate: workers load it again."""
+        if self._pool is not None:
+            self._pool.signal(signal.SIGHUP)
 
     async def _serve(self) -> None:
         if not self._settings.embedded:
@@ -171,7 +179,7 @@ class Supervisor:
         with tempfile.TemporaryDirectory(prefix="queen-") as runtime_dir:
             # Workers are told the database, whoever runs it.
             told = dataclasses.replace(settings, database_urls=(dsn, *settings.database_dsns[1:]))
-            pool = WorkerPool(told, Path(runtime_dir), self._worker_command, self._policy, self._stop)
+            pool = self._pool = WorkerPool(told, Path(runtime_dir), self._worker_command, self._policy, self._stop)
             helpers = [asyncio.create_task(self._announce_when_ready(pool, dsn))]
             if postgres is not None:
                 helpers.append(asyncio.create_task(self._keep_postgres(postgres)))
@@ -203,13 +211,17 @@ class Supervisor:
 
 
 def _announcement(settings: Settings, dsn: str) -> str:
-    host = "localhost" if settings.host in ("0.0.0.0", "::", "") else settings.host
+    host = "localhost" if settings.listen_host in ("0.0.0.0", "::") else settings.listen_host
     where = f"[{host}]" if ":" in host else host
     database = "PostgreSQL 18, embedded" if settings.embedded else f"PostgreSQL at {describe_dsn(dsn)}"
     if len(settings.database_dsns) > 1:
         database += f", and {len(settings.database_dsns) - 1} more (queen shards list)"
+    reach = ""
+    if not settings.host and not settings.is_guarded:
+        reach = "  reach     this machine only; JWT_ENABLED=true or HOST=0.0.0.0 opens it (docs/security.md)\n"
     return (
-        f"Queen {__version__} is ready at http://{where}:{settings.port}\n"
+        f"Queen {__version__} is ready at {'https' if settings.tls_cert else 'http'}://{where}:{settings.port}\n"
+        f"{reach}"
         f"  workers   {settings.num_workers}\n"
         f"  database  {database}\n"
         f"  data      {settings.queen_data_dir}\n"

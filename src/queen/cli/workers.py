@@ -86,6 +86,7 @@ class WorkerPool:
         self._policy = policy
         self._stop = stop
         self._ready: set[int] = set()
+        self._running: dict[int, _Worker] = {}
         self._failure: QueenError | None = None
 
     async def run(self) -> None:
@@ -93,6 +94,11 @@ class WorkerPool:
         await asyncio.gather(*(self._keep_running(number) for number in range(self._settings.num_workers)))
         if self._failure is not None:
             raise self._failure
+
+    def signal(self, number: signal.Signals) -> None:
+        """Pass a signal on to every worker."""
+        for worker in self._running.values():
+            worker.signal(number)
 
     async def _keep_running(self, worker_id: int) -> None:
         deaths_at_once = 0
@@ -112,10 +118,12 @@ class WorkerPool:
     async def _watch(self, worker: "_Worker") -> None:
         """Until the worker has ended, by itself or because we are asked to stop."""
         listening = asyncio.create_task(self._note_ready(worker))
+        self._running[worker.worker_id] = worker
         try:
             await first_of(worker.process.wait(), self._stop.asked.wait())
             await self._end(worker)
         finally:
+            self._running.pop(worker.worker_id, None)
             listening.cancel()
             worker.hang_up()
 

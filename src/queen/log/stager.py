@@ -36,8 +36,17 @@ class _Gathered:
 class Stager:
     """Stages what one attempt of one task writes; messages keep their order within their partition."""
 
-    def __init__(self, stages: Stages, run: str, batch: int, attempt: uuid.UUID, first: int = 0) -> None:
+    def __init__(
+        self,
+        stages: Stages,
+        run: str,
+        batch: int,
+        attempt: uuid.UUID,
+        first: int = 0,
+        subject: str | None = None,
+    ) -> None:
         """`first` is the number of its first row, for an attempt that comes in several pieces."""
+        self._subject = subject
         self._stages = stages
         self._key = (run, batch, attempt)
         self._next = first
@@ -92,7 +101,8 @@ class Stager:
     async def _pack(self, target: Target, gathered: _Gathered) -> None:
         queue, partition = await self._place(target)
         self._gathered_bytes -= gathered.nbytes
-        for chunk in self._chunks(PushSlice(StageSender(), target, gathered.items, None), queue, partition):
+        part = PushSlice(StageSender(self._subject), target, gathered.items, None)
+        for chunk in self._chunks(part, queue, partition):
             hashes = array("Q", chunk.hashes).tobytes()
             self._add_row(partition.id, target, chunk.count, gathered.named, hashes, chunk.sealed)
 
@@ -111,9 +121,9 @@ class Stager:
         preparer.prepare(part, partition, queue)
         if part.chunks is not None:
             return part.chunks
-        unknown = [None] * len(part.items)
+        subjects = [self._subject] * len(part.items)
         return preparer.pack(
-            part.items, part.lengths, part.hashes, part.transactions, unknown, queue.encryption_enabled
+            part.items, part.lengths, part.hashes, part.transactions, subjects, queue.encryption_enabled
         )
 
     def _add_row(self, partition_id: int, target: Target, count: int, named: bool, hashes: bytes, body: bytes) -> None:

@@ -49,6 +49,11 @@ def cleaning_jobs(settings: Settings, publish: Publish, push_listener: PushListe
         ),
         Job("rounds", retention_seconds, Rounds(batch, settings.partition_cleanup_days, publish).run),
         Job("old history", retention_seconds, OldRows("remove_old_history", _HISTORY_DAYS, batch).run),
+        Job(
+            "old audit",
+            retention_seconds,
+            OldRows("remove_old_audit", settings.audit_retention_days * 86_400, batch).run,
+        ),
         Job("old changes", _CHANGES_INTERVAL, OldRows("remove_old_changes", KEPT_SECONDS, batch).run),
         Job("old stages", retention_seconds, OldRows("remove_old_stages", _STAGED_SECONDS, batch).run),
         Job("old stage runs", _STAGE_RUNS_INTERVAL, OldRows("remove_old_stage_runs", _STAGE_RUNS_SECONDS, batch).run),

@@ -78,13 +78,13 @@ class StreamCycles:
         self._envelope = envelope
         self._on_freed = on_freed
 
-    async def run(self, cycle: Cycle) -> StreamCycleResult:
+    async def run(self, cycle: Cycle, subject: str | None = None) -> StreamCycleResult:
         """Carry out all of the cycle, or nothing; the result says which, and why not."""
         queue_name = None
         try:
             scene = await self._look_up(cycle)
             queue_name = scene.partition.queue_name
-            return await retry_transaction(lambda: self._run(cycle, scene))
+            return await retry_transaction(lambda: self._run(cycle, scene, subject))
         except StateConflict as error:
             await self._release(cycle.ack, scene)
             refused = str(error)
@@ -112,7 +112,7 @@ class StreamCycles:
         assert group is not None
         return _Scene(query, partition, queue, group, _status(cycle.ack))
 
-    async def _run(self, cycle: Cycle, scene: _Scene) -> StreamCycleResult:
+    async def _run(self, cycle: Cycle, scene: _Scene, subject: str | None) -> StreamCycleResult:
         done = StreamCycleResult(
             True, cycle.query_id, cycle.partition_id, scene.partition.queue_name, len(cycle.state), [], None
         )
@@ -127,7 +127,7 @@ class StreamCycles:
                 return done
             await _check_unchanged(transaction, cycle, scene)
             await self._change_state(transaction, cycle, scene)
-            stored, results = await self._pusher.store_new_in(transaction, cycle.items, None)
+            stored, results = await self._pusher.store_new_in(transaction, cycle.items, subject)
             available = await self._save(transaction, acked, scene)
         self._settle(cycle.ack, acked, available, scene, stored)
         # They are JSON already.

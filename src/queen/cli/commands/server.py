@@ -74,7 +74,9 @@ PG_HOST=host PG_USER=user PG_PASSWORD_FILE=/run/secrets/pg queen serve
 )
 def serve(
     port: Annotated[int | None, typer.Option(help="Port of the HTTP server. [PORT, 6632]")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on. [HOST, 0.0.0.0]")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on. [HOST, 127.0.0.1; all with authentication]")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(help="Worker processes. [NUM_WORKERS, the usable cores, at most 8]")
     ] = None,
@@ -119,8 +121,10 @@ def serve(
     span_exporters(os.environ)
 
     from queen.cli.supervisor import Supervisor
+    from queen.http.auth.guard import check_security
     from queen.storage.migrate import migrate
 
+    check_security(settings)
     announce = print if settings.log_encoding != "json" else logging.getLogger("queen").info
     # The supervisor waits for a database that is unavailable, and says so; one attempt of a second is enough here.
     supervisor = Supervisor(settings, partial(migrate, wait_seconds=1.0), announce)

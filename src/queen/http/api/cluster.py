@@ -21,6 +21,10 @@ _REASONS = {
     PacketRefusal.FORGED: (401, "the signature is wrong: QUEEN_SYNC_SECRET must be the same on all hosts"),
     PacketRefusal.STALE: (401, "the packet is too old or from the future: synchronise the clocks of both hosts"),
     PacketRefusal.REPLAYED: (401, "the packet has been received before"),
+    PacketRefusal.UNEXPECTED: (
+        409,
+        "this host has no peers: set QUEEN_SYNC_SECRET, or name them in QUEEN_PEERS or QUEEN_UDP_PEERS",
+    ),
 }
 
 

@@ -53,6 +53,8 @@ class Api:
     scraper: Scraper
     metric_sources: Sequence[MetricSource]
     consumers: Consumers
+    key_trouble: Callable[[], str] = lambda: ""
+    """Why good tokens may be refused; empty when they are not."""
     keep_bodies: bool = False
     """Whether something reads the body of a push after it has been answered."""
     open_connections: Callable[[], list[tuple[str, str]]] = list

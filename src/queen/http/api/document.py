@@ -47,6 +47,7 @@ _SUCCESSES: Final = {
 _REFUSALS: Final = {
     400: "The request is wrong; nothing was stored.",
     401: "A token is needed, or the one sent is not valid (only when JWT_ENABLED is set).",
+    415: "A web page has to send JSON.",
     403: "The token does not give this access (only when JWT_ENABLED is set).",
     404: "What the request names does not exist.",
     409: "The request contradicts what is stored, or an encrypted message lacks its key.",
@@ -239,7 +240,7 @@ def refusals(route: Route, operation: Operation) -> list[int]:
     """The statuses of errors that a route can answer with."""
     statuses = {400, *operation.errors}
     if route.access is not Access.PUBLIC:
-        statuses |= {401, 403, 429}
+        statuses |= {401, 403, 429, 503}
     if operation.body is not None:
-        statuses.add(413)
+        statuses |= {413, 415}
     return sorted(statuses - operation.returns.keys())

@@ -9,6 +9,7 @@ from queen import __version__
 from queen.http.api.call import Call, Reply
 from queen.http.api.context import Api
 from queen.http.api.route import RouteTable
+from queen.http.auth.guard import open_to_anybody
 from queen.http.server.message import Access
 from queen.wire.api.health import Alive, Health, Readiness, WorkerState
 
@@ -65,9 +66,10 @@ async def livez(api: Api, call: Call[None, None]) -> Alive:
     access=Access.PUBLIC,
     summary="Readiness probe",
     description="503 while PostgreSQL (with several shards: every one) is unavailable, the database lacks migrations, "
-    "or the server is shutting down; `reasons` says which, and `pushes` what becomes of a push meanwhile.",
+    "no key to verify tokens with could be fetched, or the server is shutting down; "
+    "`reasons` says which, and `pushes` what becomes of a push meanwhile.",
     returns={200: Readiness, 503: Readiness},
-    example={"ready": True, "reasons": [], "pushes": "stored", "worker_id": 0},
+    example={"ready": True, "reasons": [], "pushes": "stored", "worker_id": 0, "warnings": []},
 )
 async def readyz(api: Api, call: Call[None, None]) -> Reply:
     states = await asyncio.gather(*(broker.database_probe.recent() for broker in api.brokers))
@@ -82,5 +84,8 @@ async def readyz(api: Api, call: Call[None, None]) -> Reply:
     pushes: Literal["stored", "buffered", "refused"] = (
         "stored" if all(usable) else "buffered" if buffered else "refused"
     )
-    ready = any(usable) and not api.stopping
-    return Reply(200 if ready else 503, Readiness(ready, reasons, pushes, api.brokers[0].worker_id))
+    if trouble := api.key_trouble():
+        reasons.append(trouble)
+    ready = any(usable) and not api.stopping and not trouble
+    warnings = [text for text in (open_to_anybody(api.settings),) if text]
+    return Reply(200 if ready else 503, Readiness(ready, reasons, pushes, api.brokers[0].worker_id, warnings))

@@ -128,7 +128,7 @@ def push(api: Api, request: Request) -> Response | asyncio.Future[Response]:
     if not api.keep_bodies:
         # The pusher has it as long as it needs it: until it is packed.
         request.body = b""
-    return api.broker.pusher.push(push.items, len(body), _created, hold=hold)
+    return api.broker.pusher.push(push.items, len(body), _created, request.subject, hold)
 
 
 @routes.direct(
@@ -280,7 +280,7 @@ async def _place_transaction(shards: Any, invoke: Invoke, call: Call[None, list[
     errors=(*SEALED, 429),
 )
 async def transaction(shard: Shard, call: Call[None, list[Operation]]) -> TransactionResult:
-    return await shard.broker.transactions.run(call.body)
+    return await shard.broker.transactions.run(call.body, call.request.subject)
 
 
 @routes.on_shard(

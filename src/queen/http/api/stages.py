@@ -101,7 +101,8 @@ async def _place_publish(shards: Any, invoke: Invoke, call: Call[None, PublishBo
 )
 async def stage(shard: Shard, call: Call[None, Piece]) -> Staged:
     body, items = call.body
-    stager = Stager(shard.broker.stages, body.run, body.batch, body.attempt, body.piece * _ROWS_PER_PIECE)
+    first, subject = body.piece * _ROWS_PER_PIECE, call.request.subject
+    stager = Stager(shard.broker.stages, body.run, body.batch, body.attempt, first, subject)
     if body.items:
         await stager.add(body.items)
     if items:

@@ -94,7 +94,7 @@ async def register(shard: Shard, call: Call[None, Registration]) -> RegisteredSt
     errors=SEALED,
 )
 async def cycle(shard: Shard, call: Call[None, Cycle]) -> StreamCycleResult:
-    return await shard.broker.stream_cycles.run(call.body)
+    return await shard.broker.stream_cycles.run(call.body, call.request.subject)
 
 
 def _decode_state_query(body: bytes) -> StateQuery | BadRequest:

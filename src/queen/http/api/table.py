@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from queen.http.api import (
     analytics,
+    audit,
     cluster,
     consume,
     dead_letters,
@@ -47,6 +48,7 @@ _MODULES: Final = (
     dead_letters,
     traces,
     maintenance,
+    audit,
     status,
     analytics,
     metrics,

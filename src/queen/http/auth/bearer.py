@@ -9,21 +9,24 @@ from queen.http.server.message import Request
 _OFFER: Final = "bearer."
 
 
-def bearer_token(request: Request) -> str | None:
+def bearer_token(request: Request) -> bytes | None:
     """The token of `Authorization: Bearer <token>`; for a WebSocket also of its protocols or its query.
 
-    A browser cannot set headers on a WebSocket. It can offer the protocols `queen.v1` and `bearer.<token>`, or, where
-    the token is no word that a protocol may be called by, ask for `?token=<token>`.
+    The word `Bearer` may be left out. A browser cannot set headers on a WebSocket. It can offer the protocols
+    `queen.v1` and `bearer.<token>`, or, where the token is no word that a protocol may be called by, ask for
+    `?token=<token>`.
     """
-    scheme, _, token = request.headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-    if scheme.lower() == "bearer" and token.strip():
-        return token.strip()
+    header = request.headers.get(b"authorization")
+    if header is not None:
+        token = header[7:].strip() if header[:7].lower() == b"bearer " else header.strip()
+        if token:
+            return token
     if request.route is None or request.route.upgrade is None:
         return None
     for offered in offered_protocols(request):
         if offered.startswith(_OFFER) and len(offered) > len(_OFFER):
-            return offered.removeprefix(_OFFER)
-    return request.query.get("token") or None
+            return offered.removeprefix(_OFFER).encode("latin-1")
+    return request.query.get("token", "").encode() or None
 
 
 def offered_protocols(request: Request) -> list[str]:

@@ -21,16 +21,9 @@ class IpLimit:
         """The handler, for those within the limit."""
 
         async def limited(request: Request) -> Response:
-            try:
-                counted = await self._counters.add(f"ip:{request.peer}", 1, self._per_minute)
-            except RedisUnavailable:
-                counted = _NOT_COUNTED
+            counted = await self._count(request)
             if not counted.admitted:
-                return error_response(
-                    429,
-                    f"this address may send {self._per_minute} requests a minute; try again in {counted.wait} s",
-                    (*self._headers(counted), (b"Retry-After", b"%d" % counted.wait)),
-                )
+                return self._refuse(counted)
             result = handler(request)
             answer = await result if inspect.isawaitable(result) else result
             if counted is _NOT_COUNTED:
@@ -40,6 +33,24 @@ class IpLimit:
             return Response(answer.status, answer.body, answer.content_type, headers)
 
         return limited
+
+    async def refusal(self, request: Request) -> Response | None:
+        """Count a request that no handler answers; what it is answered if it is one too many."""
+        counted = await self._count(request)
+        return None if counted.admitted else self._refuse(counted)
+
+    async def _count(self, request: Request) -> Counted:
+        try:
+            return await self._counters.add(f"ip:{request.peer}", 1, self._per_minute)
+        except RedisUnavailable:
+            return _NOT_COUNTED
+
+    def _refuse(self, counted: Counted) -> Response:
+        return error_response(
+            429,
+            f"this address may send {self._per_minute} requests a minute; try again in {counted.wait} s",
+            (*self._headers(counted), (b"Retry-After", b"%d" % counted.wait)),
+        )
 
     def _headers(self, counted: Counted) -> Headers:
         return (b"X-RateLimit-Limit", b"%d" % self._per_minute), (b"X-RateLimit-Remaining", b"%d" % counted.left)

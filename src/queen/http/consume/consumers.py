@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from websockets.datastructures import Headers as HandshakeHeaders
@@ -17,7 +18,8 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from queen.broker.broker import Broker
-from queen.http.auth.origin import is_admitted
+from queen.http.auth.browser import is_admitted
+from queen.http.auth.resources import ConsumerLimits
 from queen.http.consume.session import Session
 from queen.http.server.errors import RETRY_SOON
 from queen.http.server.message import Connection, Request, Response, error_response
@@ -34,7 +36,13 @@ log = logging.getLogger(__name__)
 class Consumers:
     """Every connection that was made by `GET /ws/v1/consume`."""
 
-    def __init__(self, broker: Broker | ShardedBroker) -> None:
+    def __init__(
+        self,
+        broker: Broker | ShardedBroker,
+        limits_of: Callable[[Request], ConsumerLimits | None] = lambda request: None,
+    ) -> None:
+        """`limits_of` says what a client that connects may consume; None: everything."""
+        self._limits_of = limits_of
         settings = broker.settings
         self._broker = broker
         self._limits = Limits(
@@ -75,7 +83,8 @@ class Consumers:
         most = self._broker.settings.websocket_max_message_bytes
         frames = Protocol(Side.SERVER, max_size=most, logger=self._frame_log)
         frames.extensions = negotiation.extensions
-        connection.take_over(WebSocket(frames, handshake.serialize(), self._limits, self._begin, self._lost))
+        begin = partial(self._begin, self._limits_of(request))
+        connection.take_over(WebSocket(frames, handshake.serialize(), self._limits, begin, self._lost))
         return None
 
     async def shutdown(self) -> None:
@@ -99,8 +108,8 @@ class Consumers:
             async with asyncio.timeout(seconds):
                 await self._empty.wait()
 
-    def _begin(self, socket: WebSocket) -> Session:
-        session = self._sessions[socket] = Session(self._broker, socket, self._spawn)
+    def _begin(self, limits: ConsumerLimits | None, socket: WebSocket) -> Session:
+        session = self._sessions[socket] = Session(self._broker, socket, self._spawn, limits)
         self._empty.clear()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._sweep_seconds, self._sweep)

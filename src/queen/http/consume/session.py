@@ -13,7 +13,8 @@ import asyncpg
 from queen.broker.ack.leases import HeldLease
 from queen.broker.broker import Broker
 from queen.broker.pop.requests import PopOptions
-from queen.errors import BadRequest, Conflict, NotFound, QueenError
+from queen.errors import BadRequest, Conflict, Forbidden, NotFound, QueenError
+from queen.http.auth.resources import ConsumerLimits
 from queen.http.consume import answers
 from queen.http.consume.held import HeldLeases, lease_of
 from queen.http.consume.options import checked_group, starting_point
@@ -46,6 +47,7 @@ T = TypeVar("T")
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 GOING_AWAY: Final = 1001
+POLICY_VIOLATION: Final = 1008
 _GOING_AWAY_TEXT: Final = "the server is shutting down"
 _DEFAULT_LEASE_SECONDS: Final = 60
 # Acks and renewals under way on one socket before it is not read any further.
@@ -55,8 +57,15 @@ _MOST_WORKING: Final = 64
 class Session:
     """Serves the requests of one client. Every rule is the broker's: this only passes on."""
 
-    def __init__(self, broker: Broker | ShardedBroker, socket: WebSocket, spawn: Spawn) -> None:
+    def __init__(
+        self,
+        broker: Broker | ShardedBroker,
+        socket: WebSocket,
+        spawn: Spawn,
+        limits: ConsumerLimits | None = None,
+    ) -> None:
         """`spawn` runs what has to be finished although the client is gone."""
+        self._limits = limits
         self._broker = broker
         self._socket = socket
         self._spawn = spawn
@@ -94,7 +103,10 @@ class Session:
     # What the routes call.
 
     def keep_time(self, now: float) -> None:
-        """Tell the client of leases that ran out."""
+        """Tell the client of leases that ran out, and close when its token has."""
+        if self._limits is not None and self._limits.expired and self._socket.is_open:
+            self._socket.close(POLICY_VIOLATION, "the token has expired: connect again with another")
+            return
         for held in self._held.take_expired(now):
             self._socket.send(answers.lost(held.subscription, held.lease.lease_id))
         self._close_if_done()
@@ -172,6 +184,7 @@ class Session:
         items = request.items()
         subscription = self._subscription(request.subscription) if request.subscription is not None else None
         group = self._group_of(request, subscription, items)
+        self._check_held([item.lease_id for item in items], group)
         if request.credit is not None:
             if subscription is None:
                 raise BadRequest("credit needs the id of the subscription it is for (at subscription)")
@@ -181,6 +194,16 @@ class Session:
             return
         answer = self._broker.acker.ack(items, group, bytes, batch=request.is_batch)
         self._follow(request, answer, partial(self._acked, request.id, items, group))
+
+    def _check_held(self, leases: Sequence[str | None], group: str | None = None) -> None:
+        """Whoever may not consume everything settles what was delivered here, and nothing else."""
+        limits = self._limits
+        if limits is None or not limits.is_limited:
+            return
+        if group is not None:
+            limits.check_group(group)
+        if any(lease is None or self._held.get(lease) is None for lease in leases):
+            raise Forbidden("the token is limited: only leases that were delivered on this connection can be settled")
 
     def _group_of(
         self, request: Acknowledge | Refuse, subscription: Subscription | None, items: Sequence[AckItem]
@@ -198,6 +221,7 @@ class Session:
         self._socket.send(answers.acked(id, results))
 
     def _renew(self, request: Renew) -> None:
+        self._check_held([request.lease_id])
         since = asyncio.get_running_loop().time()
         answer = self._broker.renewer.renew(request.lease_id, request.seconds)
 
@@ -210,6 +234,20 @@ class Session:
         self._follow(request, answer, renewed)
 
     def _subscribe(self, request: Subscribe) -> None:
+        if self._limits is not None and self._limits.is_limited:
+            self._spawn(self._subscribe_within(request, self._limits))
+        else:
+            self._begin_subscription(request)
+
+    async def _subscribe_within(self, request: Subscribe, limits: ConsumerLimits) -> None:
+        try:
+            await limits.check_subscription(request.queue, checked_group(request.consumer_group))
+            if self._socket.is_open:
+                self._begin_subscription(request)
+        except Exception as error:
+            self._refuse(request, error)
+
+    def _begin_subscription(self, request: Subscribe) -> None:
         settings = self._broker.settings
         check_name(request.queue, "Queue", "queue")
         if request.partition is not None:

@@ -5,13 +5,23 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from queen.errors import BadRequest, Conflict, DatabaseUnavailable, NotFound, Overloaded, QueenError, QuotaExceeded
+from queen.errors import (
+    BadRequest,
+    Conflict,
+    DatabaseUnavailable,
+    Forbidden,
+    NotFound,
+    Overloaded,
+    QueenError,
+    QuotaExceeded,
+)
 from queen.http.server.message import Headers, HttpError
 
 RETRY_SOON: Final[Headers] = ((b"Retry-After", b"1"),)
 
 _STATUSES: Final[tuple[tuple[type[QueenError], int, Headers], ...]] = (
     (BadRequest, 400, ()),
+    (Forbidden, 403, ()),
     (NotFound, 404, ()),
     (Conflict, 409, ()),
     (Overloaded, 503, RETRY_SOON),

@@ -16,11 +16,8 @@ import msgspec
 Headers = tuple[tuple[bytes, bytes], ...]
 
 BODILESS: Final = frozenset({204, 304})
-CORS: Final = (
-    b"Access-Control-Allow-Origin: *\r\n"
-    b"Access-Control-Allow-Methods: GET, POST, PUT, DELETE, OPTIONS\r\n"
-    b"Access-Control-Allow-Headers: Content-Type, Authorization\r\n"
-)
+# What an answer may do if a browser shows it: nothing. Pages say for themselves what theirs may.
+_CSP: Final = b"Content-Security-Policy: default-src 'none'; frame-ancestors 'none'\r\n"
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +32,17 @@ class Request:
         "_disconnect_callbacks",
         "args",
         "body",
+        "client_name",
         "disconnected",
         "headers",
         "method",
         "params",
         "path",
         "peer",
+        "principal",
         "query",
         "route",
+        "subject",
     )
 
     def __init__(
@@ -66,6 +66,10 @@ class Request:
         self.peer = peer
         self.route = route
         self.args = args
+        self.client_name: str | None = None
+        """The common name in the certificate that the client has shown."""
+        self.principal: Any = None
+        self.subject: str | None = None
         self.disconnected = False
         self._disconnect_callbacks: list[Callable[[], object]] | None = None
 
@@ -181,9 +185,9 @@ def error_response(status: int, text: str, headers: Headers = ()) -> Response:
     return json_response(status, {"error": text}, headers)
 
 
-def encode_head(response: Response, connection: bytes = b"") -> bytes:
-    """Everything before the body; `connection` is a whole header line or nothing."""
-    start = head_start(response.status, response.content_type)
+def encode_head(response: Response, connection: bytes = b"", common: bytes = b"") -> bytes:
+    """Everything before the body; `connection` is whole header lines or nothing, and so are those `common` to all."""
+    start = head_start(response.status, response.content_type, common, _needs_policy(response))
     if response.status not in BODILESS:
         if not response.headers:
             return b"%b%d\r\n%b\r\n" % (start, len(response.body), connection)
@@ -194,15 +198,24 @@ def encode_head(response: Response, connection: bytes = b"") -> bytes:
     return b"%b%b%b\r\n" % (start, connection, lines)
 
 
+def _needs_policy(response: Response) -> bool:
+    """Whether an answer does not say itself what a browser that shows it may do."""
+    if response.content_type[:9] == b"text/html":
+        return False
+    return not response.headers or all(name != b"Content-Security-Policy" for name, _ in response.headers)
+
+
 # Handlers use a handful of statuses and content types, so their opening lines are made once.
 @functools.lru_cache(maxsize=256)
-def head_start(status: int, content_type: bytes) -> bytes:
+def head_start(status: int, content_type: bytes, common: bytes, policy: bool = True) -> bytes:
     """The head up to the length of the body, or up to the last line where there never is a body."""
     try:
         reason = http.HTTPStatus(status).phrase.encode()
     except ValueError:
         reason = b"Unknown"
-    start = b"HTTP/1.1 %d %b\r\n%b" % (status, reason, CORS)
+    start = b"HTTP/1.1 %d %b\r\n%b" % (status, reason, common)
+    if common and policy:
+        start += _CSP
     if status in BODILESS:
         return start
     return b"%b%bContent-Length: " % (start, header_line(b"Content-Type", content_type))

@@ -6,23 +6,40 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Callable
+import ssl
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
 from queen.concurrency import EagerFuture
 from queen.errors import QueenError
 from queen.http.server.errors import RETRY_SOON, status_of
-from queen.http.server.message import BODILESS, HttpError, Request, Response, encode_head, error_response
+from queen.http.server.limits import Address, Budget, Limits
+from queen.http.server.message import (
+    BODILESS,
+    Handler,
+    HttpError,
+    Request,
+    Response,
+    UpgradeHandler,
+    encode_head,
+    error_response,
+)
 from queen.http.server.reader import HeadCache, RequestReader
 from queen.http.server.router import Router
+from queen.http.server.tls import common_name
 
-Gate = Callable[[Request], Response | None]
+Gate = Callable[[Request], Response | Awaitable[Response | None] | None]
 
 CLOSE: Final = b"Connection: close\r\n"
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 # Up to this size, copying a body behind its head is cheaper than sending it as a piece of its own.
 JOINED_BODY_BYTES: Final = 16 * 1024
+HANDSHAKE_SECONDS: Final = 10.0
+# How many requests of one connection are served before others have their turn.
+TURNS_AT_A_TIME: Final = 32
+# While answers that nobody reads fill the memory, a client that reads nothing is cut after this long.
+FLOODED_SECONDS: Final = 3.0
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +52,10 @@ class Shell:
         router: Router,
         *,
         gate: Gate | None = None,
+        header_lines: bytes = b"",
+        lines_for: Callable[[Request], bytes] | None = None,
+        admits_host: Callable[[bytes], bool] | None = None,
+        limits: Limits | None = None,
         max_body_bytes: int = 64 * 1024 * 1024,
         max_head_bytes: int = 64 * 1024,
         idle_seconds: float = 75.0,
@@ -42,7 +63,9 @@ class Shell:
         linger_seconds: float = 5.0,
         sweep_seconds: float = 1.0,
     ) -> None:
-        """`gate` sees every request that has a route before the handler does, and may answer in its place.
+        """`gate` sees every request that has a route before the handler does, and may answer in its place, at once or
+        after a while. `header_lines` are part of every answer, and what `lines_for` makes of a request that names
+        an `Origin` part of its own. A request for a host that `admits_host` does not know is refused.
 
         A connection is closed after `idle_seconds` without a request, or without any progress in reading its
         answer. A request has `arrival_seconds` to arrive. A client that is refused and goes on sending is cut
@@ -50,7 +73,12 @@ class Shell:
         """
         self.router = router
         self.heads = HeadCache()
+        self.budget = Budget(limits or Limits())
+        self.upgraded: dict[asyncio.Transport, tuple[str, Address]] = {}
         self.gate = gate
+        self.header_lines = header_lines
+        self.lines_for = lines_for
+        self.admits_host = admits_host
         self.max_body_bytes = max_body_bytes
         self.max_head_bytes = max_head_bytes
         self.idle_seconds = idle_seconds
@@ -69,12 +97,22 @@ class Shell:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    async def serve(self, host: str, port: int, reuse_port: bool = True) -> asyncio.Server:
+    async def serve(
+        self, host: str, port: int, reuse_port: bool = True, tls: ssl.SSLContext | None = None
+    ) -> asyncio.Server:
         """Listen for connections; port 0 takes a free one."""
         loop = asyncio.get_running_loop()
         if self._timer is None:
             self._sweep(loop)
-        server = await loop.create_server(lambda: HttpProtocol(self), host, port, reuse_port=reuse_port, backlog=2048)
+        server = await loop.create_server(
+            lambda: HttpProtocol(self),
+            host,
+            port,
+            reuse_port=reuse_port,
+            backlog=2048,
+            ssl=tls,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS if tls is not None else None,
+        )
         self._servers.append(server)
         return server
 
@@ -129,6 +167,10 @@ class Shell:
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         # Connections read this clock instead of asking for the time or setting timers of their own.
         self.now = loop.time()
+        for transport, (peer, address) in list(self.upgraded.items()):
+            if transport.is_closing():
+                del self.upgraded[transport]
+                self.budget.leave(peer, address)
         self._timer = loop.call_later(self.sweep_seconds, self._sweep, loop)
         for connection in tuple(self.connections):
             connection.keep_time()
@@ -138,10 +180,15 @@ class HttpProtocol(asyncio.Protocol):
     """One connection. Its requests are served one at a time, in the order they came."""
 
     __slots__ = (
+        "_address",
+        "_charged",
+        "_client_name",
         "_connection_line",
         "_eof",
         "_lingering",
         "_message_seen",
+        "_peer",
+        "_pending",
         "_read_paused",
         "_reader",
         "_request",
@@ -165,6 +212,11 @@ class HttpProtocol(asyncio.Protocol):
         self._since = shell.now
         self._message_seen = 0
         self._unsent = 0
+        self._charged = 0
+        self._client_name: str | None = None
+        self._pending = False
+        self._peer = ""
+        self._address: Address | None = None
 
     def serving(self) -> tuple[str, str]:
         """Who is connected, and by which route their request is being served; empty when none is."""
@@ -179,10 +231,23 @@ class HttpProtocol(asyncio.Protocol):
         peername = transport.get_extra_info("peername")
         peer = str(peername[0]) if isinstance(peername, tuple) else "local"
         self._transport = cast(asyncio.Transport, transport)
-        self._reader = RequestReader(shell.router, shell.max_head_bytes, shell.max_body_bytes, peer, shell.heads)
+        self._client_name = common_name(transport.get_extra_info("peercert"))
+        self._peer, self._address = peer, shell.budget.join(peer)
+        self._reader = RequestReader(
+            shell.router,
+            shell.max_head_bytes,
+            shell.max_body_bytes,
+            peer,
+            shell.heads,
+            shell.budget,
+            self._address,
+        )
+        self._reader.admits_host = shell.admits_host
         shell.remember(self)
         if shell.closing:
             transport.close()
+        else:
+            self._refuse_excess(self._address)
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
@@ -196,9 +261,28 @@ class HttpProtocol(asyncio.Protocol):
             self._request.disconnect()
         return self._request is not None or not self._reader.is_drained()
 
+    def _refuse_excess(self, address: Address) -> None:
+        """Answer a connection too many before it has asked anything."""
+        shell = self._shell
+        limits = shell.budget.limits
+        if limits.connections and len(shell.connections) + len(shell.upgraded) > limits.connections:
+            refusal = error_response(503, "The server has too many connections; try again", RETRY_SOON)
+        elif limits.connections_per_address and address.connections > limits.connections_per_address:
+            refusal = error_response(429, "This address has too many connections open", RETRY_SOON)
+        else:
+            return
+        shell.budget.refused["connections"] += 1
+        shell.statuses[refusal.status] = shell.statuses.get(refusal.status, 0) + 1
+        self._write(refusal, CLOSE, head_only=False)
+        self._hang_up()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._eof = True
         self._reader.close()
+        self._charge_unsent(0)
+        if self._address is not None:
+            self._shell.budget.leave(self._peer, self._address)
+            self._address = None
         self._shell.forget(self)
         if self._request is not None:
             self._request.disconnect()
@@ -208,6 +292,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._write_paused = False
+        self._charge_unsent(self._transport.get_write_buffer_size())
         self._advance()
 
     def take_over(self, protocol: asyncio.Protocol) -> None:
@@ -218,6 +303,9 @@ class HttpProtocol(asyncio.Protocol):
         self._request = None
         self._reader.close()
         self._shell.forget(self)
+        if self._address is not None:
+            self._shell.upgraded[self._transport] = (self._peer, self._address)
+            self._address = None
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
         if leftover:
@@ -242,12 +330,13 @@ class HttpProtocol(asyncio.Protocol):
         shell, reader, transport = self._shell, self._reader, self._transport
         waited = shell.now - self._since
         unsent = transport.get_write_buffer_size()
+        self._charge_unsent(unsent)
         if unsent:
             # An answer may take as long as it needs, as long as the client goes on reading it.
             if unsent != self._unsent:
                 self._unsent = unsent
                 self._since = shell.now
-            elif waited >= shell.idle_seconds:
+            elif waited >= (FLOODED_SECONDS if shell.budget.is_flooded else shell.idle_seconds):
                 transport.abort()
         elif self._lingering:
             if waited >= shell.linger_seconds:
@@ -267,8 +356,18 @@ class HttpProtocol(asyncio.Protocol):
     def _advance(self) -> None:
         """Serve whatever can be served now; called whenever something has changed."""
         reader = self._reader
+        if self._pending:
+            return
+        taken = 0
         while True:
             while reader.turns and self._request is None and not self._write_paused:
+                if taken >= TURNS_AT_A_TIME:
+                    # Whoever sends its requests without waiting for answers is one client among others.
+                    self._pending = True
+                    asyncio.get_running_loop().call_soon(self._go_on)
+                    self._pause_reading_if_backlogged()
+                    return
+                taken += 1
                 self._take_turn()
             if not reader.unparsed or not reader.resume():
                 break
@@ -283,9 +382,17 @@ class HttpProtocol(asyncio.Protocol):
         # Without a reason to pause, reading goes on while a request is served: this is how a client that goes
         # away is noticed.
         if reader.turns or reader.leftover is not None or self._read_paused:
-            pause = reader.leftover is not None or reader.is_backlogged()
-            if pause != self._read_paused:
-                self._pause_reading(pause)
+            self._pause_reading_if_backlogged()
+
+    def _go_on(self) -> None:
+        self._pending = False
+        self._advance()
+
+    def _pause_reading_if_backlogged(self) -> None:
+        reader = self._reader
+        pause = reader.leftover is not None or reader.is_backlogged() or self._pending
+        if pause != self._read_paused:
+            self._pause_reading(pause)
 
     def _pause_reading(self, pause: bool) -> None:
         if self._transport.is_closing():
@@ -300,11 +407,17 @@ class HttpProtocol(asyncio.Protocol):
         request, handler, self._connection_line, upgrade = self._reader.take()
         self._request = request
         request.disconnected = self._eof
+        request.client_name = self._client_name
         gate = self._shell.gate
         result: object
         try:
-            if gate is None or request.route is None or (result := gate(request)) is None:
+            if self._shell.budget.is_flooded and request.route is not None and request.route.access:
+                self._shell.budget.refused["outgoing"] += 1
+                result = error_response(503, "Clients leave too many answers unread; try again", RETRY_SOON)
+            elif gate is None or request.route is None or (result := gate(request)) is None:
                 result = handler(request) if upgrade is None else upgrade(request, self)
+            elif not isinstance(result, Response):
+                result = self._after_gate(request, result, handler, upgrade)
         except Exception as error:
             result = _failure(request, error)
         if isinstance(result, Response):
@@ -318,6 +431,19 @@ class HttpProtocol(asyncio.Protocol):
             self._follow(task)
         else:
             self._conclude(result)
+
+    async def _after_gate(
+        self,
+        request: Request,
+        gated: Awaitable[Response | None],
+        handler: Handler,
+        upgrade: UpgradeHandler | None,
+    ) -> object:
+        refusal = await gated
+        if refusal is not None:
+            return refusal
+        result: object = handler(request) if upgrade is None else upgrade(request, self)
+        return await result if inspect.isawaitable(result) else result
 
     def _follow(self, future: asyncio.Future[Any]) -> None:
         if future.done():
@@ -364,10 +490,14 @@ class HttpProtocol(asyncio.Protocol):
     def _answer(self, request: Request, response: Response) -> None:
         shell, reader, status = self._shell, self._reader, response.status
         self._request = None
+        reader.served()
         self._since = shell.now
         shell.statuses[status] = shell.statuses.get(status, 0) + 1
         last = (reader.deaf or self._eof or shell.closing) and reader.is_drained() and reader.refusal is None
-        self._write(response, CLOSE if last else self._connection_line, request.method == "HEAD")
+        lines = CLOSE if last else self._connection_line
+        if shell.lines_for is not None and b"origin" in request.headers:
+            lines += shell.lines_for(request)
+        self._write(response, lines, request.method == "HEAD")
         if last:
             self._hang_up()
 
@@ -376,11 +506,11 @@ class HttpProtocol(asyncio.Protocol):
         if transport.is_closing():
             return
         try:
-            head = encode_head(response, connection_line)
+            head = encode_head(response, connection_line, self._shell.header_lines)
         except ValueError:
             log.exception("an answer with status %d could not be written", response.status)
             response = error_response(500, "Internal server error")
-            head = encode_head(response, connection_line)
+            head = encode_head(response, connection_line, self._shell.header_lines)
         body = response.body
         if head_only or not body or response.status in BODILESS:
             transport.write(head)
@@ -388,11 +518,19 @@ class HttpProtocol(asyncio.Protocol):
             transport.write(head + body)
         else:
             transport.writelines((head, body))
+            self._charge_unsent(transport.get_write_buffer_size())
+
+    def _charge_unsent(self, unsent: int) -> None:
+        """Count what the client has not read yet of what was written to it."""
+        if unsent != self._charged:
+            self._shell.budget.outgoing += unsent - self._charged
+            self._charged = unsent
 
     def _hang_up(self) -> None:
         unread = self._reader.excess or self._reader.receiving
         self._reader.stop()
-        if self._eof or not unread or self._transport.is_closing():
+        # TLS has no end of sending without an end of receiving.
+        if self._eof or not unread or self._transport.is_closing() or not self._transport.can_write_eof():
             self._transport.close()
             return
         # Closing with input unread makes the kernel reset the connection, and the client may lose the answer.

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from queen.http.server.message import Handler, Request, Response, UpgradeHandler, error_response
+from queen.http.server.limits import Address, Budget, Limits
+from queen.http.server.message import Handler, Headers, Request, Response, UpgradeHandler, error_response
 from queen.http.server.router import Generations, Match, Router
 
 LONGEST_HEAD: Final = 2048
+_LONGEST_LENGTH: Final = 19
 CACHED_HEADS: Final = 1024
 
 
@@ -60,7 +63,9 @@ class RequestReader:
     """
 
     __slots__ = (
+        "_address",
         "_body",
+        "_budget",
         "_head",
         "_headers",
         "_heads",
@@ -71,10 +76,12 @@ class RequestReader:
         "_peer",
         "_replay",
         "_router",
+        "_serving_bytes",
         "_target",
         "_unheard_bytes",
         "_upgrade",
         "_waiting_bytes",
+        "admits_host",
         "awaits_continue",
         "body_bytes",
         "deaf",
@@ -88,9 +95,19 @@ class RequestReader:
     )
 
     def __init__(
-        self, router: Router, max_head_bytes: int, max_body_bytes: int, peer: str, heads: HeadCache | None = None
+        self,
+        router: Router,
+        max_head_bytes: int,
+        max_body_bytes: int,
+        peer: str,
+        heads: HeadCache | None = None,
+        budget: Budget | None = None,
+        address: Address | None = None,
     ) -> None:
-        """`heads` may be shared by the readers of one router."""
+        """`heads` may be shared by the readers of one router, and so may the `budget`."""
+        self._budget = budget if budget is not None else Budget(Limits())
+        self._address = address if address is not None else Address()
+        self._serving_bytes = 0
         self._router = router
         self._heads = heads if heads is not None else HeadCache()
         self._max_head_bytes = max_head_bytes
@@ -98,6 +115,7 @@ class RequestReader:
         self._peer = peer
         self._parser = HttpRequestParser(self)
 
+        self.admits_host: Callable[[bytes], bool] | None = None
         self.turns: deque[Turn] = deque()
         self._waiting_bytes = 0
         self.unparsed: bytes | memoryview = b""
@@ -106,7 +124,7 @@ class RequestReader:
         self.receiving = False
         self.awaits_continue = False
         self.body_bytes = 0
-        self._body: list[bytes] = []
+        self._body: bytes | bytearray = b""
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
         self._head = self._headers
@@ -142,8 +160,15 @@ class RequestReader:
 
     def take(self) -> Turn:
         turn = self.turns.popleft()
-        self._waiting_bytes -= len(turn[0].body)
+        self._serving_bytes = len(turn[0].body)
+        self._waiting_bytes -= self._serving_bytes
         return turn
+
+    def served(self) -> None:
+        """The request that was taken has been answered: its body is no longer held."""
+        if self._serving_bytes:
+            self._budget.give_back(self._address, self._serving_bytes)
+            self._serving_bytes = 0
 
     def is_backlogged(self) -> bool:
         return len(self.turns) >= WAITING_REQUESTS or self._waiting_bytes >= WAITING_BYTES
@@ -152,10 +177,10 @@ class RequestReader:
         """Whether everything complete that arrived has had its turn."""
         return not self.turns and not self.unparsed
 
-    def refuse(self, status: int, text: str) -> None:
+    def refuse(self, status: int, text: str, headers: Headers = ()) -> None:
         """Have this answered after everything before it, and read no more."""
         if not self.deaf:
-            self.refusal = error_response(status, text)
+            self.refusal = error_response(status, text, headers)
             self.excess = True
             self.stop()
 
@@ -165,11 +190,16 @@ class RequestReader:
         self.receiving = False
         self.awaits_continue = False
         self.leftover = None
-        self._body.clear()
+        self._budget.give_back(self._address, self.body_bytes)
+        self.body_bytes = 0
+        self._body = b""
 
     def close(self) -> None:
         """Forget everything, and break the circle of references with the parser."""
         self.stop()
+        self.served()
+        self._budget.give_back(self._address, self._waiting_bytes)
+        self._waiting_bytes = 0
         self.turns.clear()
         self.unparsed = b""
         del self._parser
@@ -184,6 +214,8 @@ class RequestReader:
             request = Request(method, path, params, query, known.headers, data[end:], self._peer, route, args)
             self._waiting_bytes += known.body_bytes
             self.turns.append((request, handler, b"", None))
+            if known.body_bytes and not self._budget.take_in(self._address, known.body_bytes):
+                self._refuse_waiting()
             return
         before = len(self.turns)
         self._parse(data)
@@ -289,9 +321,10 @@ class RequestReader:
             return
         self._heard = True
         self._unheard_bytes = 0
+        self._check_host(headers.get(b"host"))
         length = headers.get(b"content-length")
-        if length is not None and int(length) > self._max_body_bytes:
-            self._refuse_body(f"The request body of {int(length)} bytes")
+        if length is not None and (len(length) > _LONGEST_LENGTH or int(length) > self._max_body_bytes):
+            self._refuse_body(f"The request body of {length[:_LONGEST_LENGTH].decode('latin-1')} bytes")
         if b"transfer-encoding" in headers:
             self._expect_chunks(headers[b"transfer-encoding"])
         if b"expect" in headers:
@@ -299,13 +332,35 @@ class RequestReader:
         if b"upgrade" in headers and not self.deaf and self._parser.should_upgrade():
             self._consider_upgrade()
 
+    def _check_host(self, host: bytes | None) -> None:
+        version = self._parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            self.refuse(505, "The only versions of HTTP understood are 1.1 and 1.0")
+        elif host is None:
+            if version == "1.1":
+                self.refuse(400, "The Host header is missing")
+        elif b"," in host:
+            self.refuse(400, "There is more than one Host header")
+        elif self.admits_host is not None and not self.admits_host(host):
+            self.refuse(421, "This server is not to be called by this name (see ALLOWED_HOSTS)")
+
     def on_body(self, piece: bytes) -> None:
         if self.deaf:
             return
         self._heard = True
         self._unheard_bytes = 0
-        self._body.append(piece)
+        # One piece is the body; of more, however small, only their bytes are kept.
+        if not self.body_bytes:
+            self._body = piece
+        elif type(self._body) is bytearray:
+            self._body += piece
+        else:
+            self._body = bytearray(self._body)
+            self._body += piece
         self.body_bytes += len(piece)
+        if not self._budget.take_in(self._address, len(piece)):
+            self._refuse_waiting()
+            return
         if self.body_bytes > self._max_body_bytes:
             self._refuse_body("The request body")
 
@@ -329,8 +384,8 @@ class RequestReader:
         self.awaits_continue = False
 
     def _join_body(self) -> bytes:
-        pieces, self._body = self._body, []
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        body = bytes(self._body)
+        self._body = b""
         self.body_bytes = 0
         self._waiting_bytes += len(body)
         return body
@@ -357,6 +412,10 @@ class RequestReader:
 
     def _head_bytes(self) -> int:
         return len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers.items())
+
+    def _refuse_waiting(self) -> None:
+        self._budget.refused["incoming"] += 1
+        self.refuse(503, "The server holds too many request bodies just now; try again", ((b"Retry-After", b"1"),))
 
     def _refuse_head(self) -> None:
         self.refuse(431, f"The request head is larger than the {self._max_head_bytes} bytes allowed")

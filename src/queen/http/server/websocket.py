@@ -238,6 +238,9 @@ class WebSocket(asyncio.Protocol):
             if data:
                 transport.write(data)
             else:
+                if not transport.can_write_eof():
+                    transport.close()
+                    continue
                 # Closing at once, with input unread, would make the kernel reset the connection, and the client
                 # might never see why.
                 transport.write_eof()

@@ -88,6 +88,8 @@ class Error(Answer):
     """Why a request was refused: what is wrong, where, and what to do."""
 
     error: str
+    detail: str | msgspec.UnsetType = msgspec.UNSET
+    """What of the request the token is not for."""
     success: bool | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -41,3 +41,5 @@ class Readiness(SnakeAnswer):
     reasons: list[str]
     pushes: Literal["stored", "buffered", "refused"]
     worker_id: int
+    warnings: list[str]
+    """What an operator should know although requests are served: that authentication is off, say."""

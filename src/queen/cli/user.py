@@ -1,0 +1,185 @@
+"""`queen user`: people who log in at the proxy, and their sessions."""
+
+import asyncio
+import getpass
+import os
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import asyncpg
+import rich.console
+import rich.table
+import typer
+
+from queen.cli.common.tree import command, group
+from queen.errors import DatabaseUnavailable, QueenError
+from queen.proxy.passwords import hash_password
+from queen.proxy.settings import ProxySettings, parse_duration
+from queen.proxy.users import UserStore, check_role, check_username
+
+app = group("Users: people who log in, and their sessions.")
+
+Password = Annotated[
+    str | None,
+    typer.Option(help="The password; else it is asked for.", envvar="QUEEN_USER_PASSWORD", show_default=False),
+]
+
+
+@command(app, "add", example="queen user add alice --role admin\nqueen user add ci --no-password --token never")
+def add(
+    username: Annotated[str, typer.Argument(help="The name to log in with.")],
+    role: Annotated[str, typer.Option(help="admin, read-write or read-only.")] = "read-only",
+    email: Annotated[str | None, typer.Option(help="Lets the owner of this address sign in with a provider.")] = None,
+    no_password: Annotated[bool, typer.Option(help="No password: only signing in with a provider.")] = False,
+    token: Annotated[
+        str | None, typer.Option(help="Print a bearer token as well, valid for 24h, 7d, 30d, 1y or never.")
+    ] = None,
+    password: Password = None,
+) -> None:
+    """Add a user."""
+    check_username(username)
+    check_role(role)
+    lifetime = parse_duration(token, "--token") if token is not None else -1
+    hashed = None if no_password else hash_password(password or _ask())
+    settings = _settings()
+
+    async def work(users: UserStore) -> None:
+        user = await users.create(username, hashed, role, email)
+        await users.audit(_actor(), "", "user add", username, {"role": role, "email": email})
+        print(f"added {username}, {role}")
+        if lifetime != -1:
+            from queen.proxy.sessions import Sessions
+
+            print(await Sessions(settings, users).begin(user, "", f"queen user add --token {token}", lifetime))
+
+    _run(settings, work)
+
+
+@command(app, "list", example="queen user list")
+def list_users() -> None:
+    """Show all users."""
+
+    async def work(users: UserStore) -> None:
+        table = rich.table.Table("user", "role", "email", "provider", "sessions", "state")
+        for one in await users.all():
+            state = "disabled" if one["disabled"] else "locked" if one["locked_until"] else ""
+            table.add_row(
+                one["username"], one["role"], one["email"] or "", one["auth_provider"], str(one["sessions"]), state
+            )
+        rich.console.Console().print(table)
+
+    _run(_settings(), work)
+
+
+@command(app, "role", example="queen user role alice read-only")
+def set_role(username: str, role: Annotated[str, typer.Argument(help="admin, read-write or read-only.")]) -> None:
+    """Give a user another role; sessions that are open have it within seconds."""
+
+    async def work(users: UserStore) -> None:
+        user = await users.named(username)
+        await users.set_role(user, role)
+        await users.audit(_actor(), "", "user role", username, {"before": user.role, "role": role})
+        print(f"{username}: {user.role} -> {role}")
+
+    _run(_settings(), work)
+
+
+@command(app, "password", example="queen user password alice")
+def set_password(username: str, password: Password = None) -> None:
+    """Set a new password, unlock the user and end all its sessions."""
+    hashed = hash_password(password or _ask())
+
+    async def work(users: UserStore) -> None:
+        user = await users.named(username)
+        await users.set_password(user, hashed)
+        await users.revoke_sessions(user)
+        await users.audit(_actor(), "", "user password", username)
+        print(f"{username} has a new password; all sessions are ended")
+
+    _run(_settings(), work)
+
+
+@command(app, "disable", example="queen user disable alice")
+def disable(
+    username: str, enable: Annotated[bool, typer.Option("--enable", help="Let the user in again.")] = False
+) -> None:
+    """Keep a user out, and end all its sessions."""
+
+    async def work(users: UserStore) -> None:
+        user = await users.named(username)
+        await users.set_disabled(user, not enable)
+        if not enable:
+            await users.revoke_sessions(user)
+        await users.audit(_actor(), "", "user enable" if enable else "user disable", username)
+        print(f"{username} is {'enabled' if enable else 'disabled'}")
+
+    _run(_settings(), work)
+
+
+@command(app, "delete", example="queen user delete alice")
+def delete(username: str) -> None:
+    """Delete a user with its sessions."""
+
+    async def work(users: UserStore) -> None:
+        await users.delete(await users.named(username))
+        await users.audit(_actor(), "", "user delete", username)
+        print(f"deleted {username}")
+
+    _run(_settings(), work)
+
+
+@command(app, "sessions", example="queen user sessions alice --revoke")
+def sessions(username: str, revoke: Annotated[bool, typer.Option(help="End all of them.")] = False) -> None:
+    """Show the sessions and tokens of a user, or end them."""
+
+    async def work(users: UserStore) -> None:
+        user = await users.named(username)
+        if revoke:
+            await users.revoke_sessions(user)
+            await users.audit(_actor(), "", "user revoke", username)
+            print(f"all sessions of {username} are ended")
+            return
+        table = rich.table.Table("begun", "expires", "from", "what")
+        for one in await users.sessions_of(user):
+            table.add_row(
+                f"{one['created_at']:%Y-%m-%d %H:%M}",
+                f"{one['expires_at']:%Y-%m-%d %H:%M}" if one["expires_at"] else "never",
+                one["address"] or "",
+                one["description"] or "",
+            )
+        rich.console.Console().print(table)
+
+    _run(_settings(), work)
+
+
+def _ask() -> str:
+    first = getpass.getpass("Password: ")
+    if first != getpass.getpass("Again: "):
+        raise QueenError("the passwords differ")
+    return first
+
+
+def _actor() -> str:
+    return f"cli:{os.environ.get('USER') or os.geteuid()}"
+
+
+def _settings() -> ProxySettings:
+    # Only a token needs the secret; everything else is about the database.
+    environ: dict[str, Any] = {"JWT_SECRET": "unused"} | dict(os.environ)
+    return ProxySettings.from_env(environ)
+
+
+def _run(settings: ProxySettings, work: Callable[[UserStore], Awaitable[None]]) -> None:
+    async def run() -> None:
+        if not settings.database_url:
+            raise QueenError("PG_HOST or DATABASE_URLS is not set: users are kept in PostgreSQL")
+        try:
+            pool = await asyncpg.create_pool(settings.database_url, min_size=1, max_size=1, timeout=10)
+        except (OSError, asyncpg.PostgresError, TimeoutError) as error:
+            raise DatabaseUnavailable(f"cannot connect to PostgreSQL: {error or type(error).__name__}") from error
+        async with pool:
+            users = UserStore(pool)
+            await users.prepare()
+            await work(users)
+
+    asyncio.run(run())

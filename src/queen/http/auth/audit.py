@@ -1,0 +1,130 @@
+"""The audit log: what administrators change, who they are, from where, what was before and what they sent."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+import asyncpg
+import msgspec
+
+from queen.broker.broker import Broker
+from queen.errors import QueenError
+from queen.http.server.errors import status_for
+from queen.http.server.message import Access, Handler, Request, Response, Route
+
+_MOST_BODY: Final = 8192
+# What changes how others work, although it needs no administrator.
+_AUDITED: Final = frozenset(
+    {
+        "POST /api/v1/configure",
+        "POST /api/v1/consumer-groups/{group}/subscription",
+        "POST /api/v1/consumer-groups/{group}/queues/{queue}/seek",
+        "POST /api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek",
+        "DELETE /api/v1/messages/{partition}/{transaction}",
+        "POST /api/v1/messages/{partition}/{transaction}/retry",
+        "POST /api/v1/messages/{partition}/{transaction}/dlq",
+        "POST /api/v1/dlq/retry",
+    }
+)
+# Hosts of one cluster talk to each other all the time.
+_NEVER: Final = ("/internal/api/",)
+
+log = logging.getLogger(__name__)
+
+
+def is_audited(route: Route) -> bool:
+    """Whether a route changes something that somebody may ask about later."""
+    if route.method == "GET" or route.pattern.startswith(_NEVER):
+        return False
+    return route.access is Access.ADMIN or f"{route.method} {route.pattern}" in _AUDITED
+
+
+class Audit:
+    """Notes every request to an audited route when it has been answered, refused or not."""
+
+    def __init__(self, brokers: Sequence[Broker]) -> None:
+        self._brokers = brokers
+
+    def around(self, route: Route, handler: Handler) -> Handler:
+        """The handler of an audited route, with a note of each call."""
+        action = f"{route.method} {route.pattern}"
+
+        async def audited(request: Request) -> Response:
+            before, body = await self._before(request), request.body
+            try:
+                result = handler(request)
+                response = await result if inspect.isawaitable(result) else result
+            except Exception as error:
+                await self._note(request, action, status_for(error), before, body)
+                raise
+            await self._note(request, action, response.status, before, body)
+            return response
+
+        return audited
+
+    async def _before(self, request: Request) -> Any:
+        """The options of the queue that is about to change, or the modes of the server."""
+        if request.path.startswith("/api/v1/system/maintenance"):
+            modes = self._brokers[0].modes
+            return {"push": modes.push_maintenance, "pop": modes.pop_maintenance}
+        name = request.params.get("queue") or _queue_in(request.body)
+        if not name:
+            return None
+        try:
+            for broker in self._brokers:
+                queue = await broker.catalog.queue(name)
+                if queue is not None:
+                    options = dataclasses.asdict(queue)
+                    return {key: options[key] for key in options if key not in ("id", "public_id", "created_at")}
+        except (QueenError, asyncpg.PostgresError):
+            # The handler will say what is wrong.
+            return None
+        return None
+
+    async def _note(self, request: Request, action: str, status: int, before: Any, body: bytes) -> None:
+        # Text that is no JSON, or too much of it, is left out rather than cut to something else.
+        after = body.decode(errors="replace") if body and len(body) <= _MOST_BODY and _is_json(body) else None
+        try:
+            await self._brokers[0].database.fetch(
+                "audit_write",
+                request.subject,
+                request.peer,
+                action,
+                request.path,
+                status,
+                msgspec.json.encode(before).decode() if before is not None else None,
+                after.replace("\\u0000", "\\ufffd") if after is not None else None,
+            )
+        except (QueenError, asyncpg.PostgresError) as error:
+            log.error(
+                "%s %s by %s from %s was answered %d, but could not be noted in the audit log: %s",
+                request.method,
+                request.path,
+                request.subject,
+                request.peer,
+                status,
+                error,
+            )
+
+
+class _Named(msgspec.Struct):
+    queue: str = ""
+
+
+def _queue_in(body: bytes) -> str:
+    try:
+        return msgspec.json.decode(body, type=_Named).queue if body else ""
+    except (msgspec.DecodeError, RecursionError):
+        return ""
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,244 @@
+"""The check that every request passes before its handler: who sends it, and whether it may ask this."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from queen.errors import BadRequest, SettingsError
+from queen.http.auth import resources
+from queen.http.auth.bearer import bearer_token
+from queen.http.auth.browser import LOOPBACK_NAMES, BrowserRules
+from queen.http.auth.principal import ROLES, Patterns, Principal
+from queen.http.auth.resources import QueueLookup
+from queen.http.auth.tokens import KeyUnknown, TokenRefused, TokenVerifier
+from queen.http.server.message import Access, Headers, Request, Response, Route, error_response, json_response
+from queen.http.server.tls import ServerTls
+from queen.settings import Settings
+
+Refusal = Response | None | Awaitable[Response | None]
+
+_CHALLENGE: Final = b'Bearer realm="queen"'
+_INSUFFICIENT: Final = "Insufficient permissions"
+
+log = logging.getLogger(__name__)
+
+
+def check_security(settings: Settings) -> None:
+    """Raises `SettingsError` where settings ask for security that they do not give; warns where they ask for none."""
+    if settings.jwt_enabled:
+        TokenVerifier.from_settings(settings)
+    server_tls(settings)
+    if openness := open_to_anybody(settings):
+        log.warning("%s", openness)
+
+
+def open_to_anybody(settings: Settings) -> str:
+    """What an operator should know about a server that others reach and that asks nobody who they are; else empty."""
+    if settings.is_guarded or settings.listen_host in LOOPBACK_NAMES:
+        return ""
+    return (
+        f"authentication is off and HOST={settings.listen_host} is reachable from other machines: anybody who reaches "
+        f"port {settings.port} may read, write and delete everything (set JWT_ENABLED=true, see docs/security.md)"
+    )
+
+
+def server_tls(settings: Settings) -> ServerTls | None:
+    """TLS as the settings want it, None where they want none; raises `SettingsError` for what cannot be."""
+    if settings.tls_cert and settings.tls_key:
+        return ServerTls(settings.tls_cert, settings.tls_key, settings.tls_client_ca, settings.tls_client_auth)
+    if settings.tls_cert or settings.tls_key:
+        present, missing = ("TLS_CERT", "TLS_KEY") if settings.tls_cert else ("TLS_KEY", "TLS_CERT")
+        raise SettingsError(f"{present} is set, but {missing} is not: TLS needs both")
+    if settings.tls_client_auth != "off":
+        raise SettingsError(f"TLS_CLIENT_AUTH={settings.tls_client_auth} needs TLS_CERT and TLS_KEY")
+    return None
+
+
+class CertificateRoles:
+    """Who a client is by the certificate it has shown."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._checked = settings.tls_client_auth != "off"
+        self._roles = [(Patterns([name]), ROLES[role]) for name, role in settings.tls_client_roles]
+
+    def principal(self, request: Request) -> Principal | None:
+        """None for a client without a certificate. One whose name has no role may do nothing."""
+        name = request.client_name
+        if not self._checked or name is None:
+            return None
+        return Principal(name, max((role for names, role in self._roles if names.admits(name)), default=Access.PUBLIC))
+
+
+class Guard:
+    """Answers 401 and 403 in the place of handlers. Refusals are logged and counted by their reason."""
+
+    def __init__(
+        self,
+        verifier: TokenVerifier | None,
+        lookup: QueueLookup,
+        browsers: BrowserRules,
+        *,
+        guarded: bool = True,
+        skip_paths: tuple[str, ...] = (),
+        certificate_principal: Callable[[Request], Principal | None] = lambda request: None,
+    ) -> None:
+        """Without a `verifier` only certificates tell who a client is. Where nothing is `guarded`, anybody may ask."""
+        self._verifier = verifier
+        self._browsers = browsers
+        self._guarded = guarded
+        self._lookup = lookup
+        self._skipped = frozenset(skip_paths)
+        self._skipped_below = tuple(path for path in skip_paths if path.endswith("/") and len(path) > 1)
+        self._certificate_principal = certificate_principal
+        self.refused: Counter[str] = Counter()
+        """How many requests were refused, by reason."""
+
+    @classmethod
+    def from_settings(cls, settings: Settings, lookup: QueueLookup, browsers: BrowserRules) -> Guard:
+        """Raises `SettingsError` where the settings ask for security that they do not give."""
+        return cls(
+            TokenVerifier.from_settings(settings) if settings.jwt_enabled else None,
+            lookup,
+            browsers,
+            guarded=settings.is_guarded,
+            skip_paths=settings.jwt_skip_paths,
+            certificate_principal=CertificateRoles(settings).principal,
+        )
+
+    def consumer_limits(self, request: Request) -> resources.ConsumerLimits | None:
+        """What whoever opens a WebSocket may consume over it; None: everything, for ever."""
+        if request.principal is None:
+            return None
+        return resources.ConsumerLimits(request.principal, self._lookup)
+
+    def start(self) -> None:
+        if self._verifier is not None:
+            self._verifier.keys.start()
+
+    async def stop(self) -> None:
+        if self._verifier is not None:
+            await self._verifier.keys.stop()
+
+    @property
+    def trouble(self) -> str:
+        """Why good tokens may be refused; empty when they are not."""
+        return self._verifier.keys.trouble if self._verifier is not None else ""
+
+    def __call__(self, request: Request) -> Refusal:
+        """None, if the handler may serve; its bearer is then `request.principal`. Else what is answered instead."""
+        headers = request.headers
+        if request.method == "HEAD" and request.route is not None and _consumes(request.route):
+            return error_response(405, "HEAD changes nothing, and this would", ((b"Allow", b"GET, OPTIONS"),))
+        if (b"origin" in headers or b"sec-fetch-site" in headers) and (
+            refusal := self._browsers.check(request)
+        ) is not None:
+            self.refused["browser"] += 1
+            return refusal
+        if not self._guarded:
+            return None
+        route = request.route
+        if route is None or route.access is Access.PUBLIC or self._is_skipped(request.path):
+            return None
+        token = bearer_token(request)
+        if token is None:
+            principal = self._certificate_principal(request)
+            if principal is None:
+                return self._refuse(request, 401, "missing", "Authentication required")
+            return self._admit(request, route, principal)
+        if self._verifier is None:
+            return self._refuse(request, 401, "malformed", "Tokens are not accepted here: JWT_ENABLED is not set")
+        try:
+            principal = self._verifier.verify(token)
+        except KeyUnknown as unknown:
+            if self._verifier.keys.may_refetch(unknown.algorithm, unknown.kid):
+                return self._verify_with_new_keys(request, route, token, unknown)
+            return self._refuse_token(request, unknown)
+        except TokenRefused as refused:
+            return self._refuse_token(request, refused)
+        return self._admit(request, route, principal)
+
+    async def _verify_with_new_keys(
+        self, request: Request, route: Route, token: bytes, unknown: KeyUnknown
+    ) -> Response | None:
+        verifier = self._verifier
+        assert verifier is not None
+        await verifier.keys.refetch_for(unknown.algorithm, unknown.kid)
+        try:
+            principal = verifier.verify(token)
+        except TokenRefused as refused:
+            return self._refuse_token(request, refused)
+        admitted = self._admit(request, route, principal)
+        return admitted if admitted is None or isinstance(admitted, Response) else await admitted
+
+    def _admit(self, request: Request, route: Route, principal: Principal) -> Refusal:
+        request.principal, request.subject = principal, principal.subject
+        scoped = principal.scopes is not None and principal.access is not Access.ADMIN
+        if principal.access < route.access and not (scoped and resources.is_about_topics(route)):
+            return self._refuse(request, 403, "role", _INSUFFICIENT)
+        if principal.is_limited or scoped:
+            return self._check_named(request, route, principal)
+        return None
+
+    async def _check_named(self, request: Request, route: Route, principal: Principal) -> Response | None:
+        try:
+            await resources.check(principal, route, resources.named_by(request, route), self._lookup)
+        except BadRequest as error:
+            return error_response(400, str(error))
+        except resources.Refused as refused:
+            return self._refuse(request, 403, "resource", _INSUFFICIENT, str(refused))
+        return None
+
+    def _is_skipped(self, path: str) -> bool:
+        return path in self._skipped or (bool(self._skipped_below) and path.startswith(self._skipped_below))
+
+    def _refuse_token(self, request: Request, refused: TokenRefused) -> Response:
+        if isinstance(refused, KeyUnknown) and self._verifier is not None and self._verifier.keys.trouble:
+            # It may well be valid: whoever sent it should come again, not fetch another.
+            return self._refuse(request, 503, "keys", "The keys of the identity provider are not available; try again")
+        return self._refuse(request, 401, refused.reason, refused.text)
+
+    def _refuse(self, request: Request, status: int, reason: str, text: str, detail: str = "") -> Response:
+        self.refused[reason] += 1
+        principal = request.principal
+        log.log(
+            logging.WARNING if status == 403 else logging.INFO,
+            "%s %s from %s refused with %d: %s",
+            request.method,
+            request.path,
+            request.peer,
+            status,
+            detail or text,
+            extra={
+                "fields": {
+                    "method": request.method,
+                    "path": request.path,
+                    "peer": request.peer,
+                    "status": status,
+                    "reason": reason,
+                    "subject": principal.subject if principal is not None else None,
+                }
+            },
+        )
+        headers: Headers = ()
+        if status == 401:
+            error = b"" if reason == "missing" else b', error="invalid_token", error_description="%b"' % _quoted(text)
+            headers = ((b"WWW-Authenticate", _CHALLENGE + error),)
+        elif status == 403:
+            headers = ((b"WWW-Authenticate", _CHALLENGE + b', error="insufficient_scope"'),)
+        elif status == 503:
+            headers = ((b"Retry-After", b"5"),)
+        if detail:
+            return json_response(status, {"error": text, "detail": detail}, headers)
+        return error_response(status, text, headers)
+
+
+def _consumes(route: Route) -> bool:
+    """Whether a GET takes messages, or leases them."""
+    return route.pattern.startswith("/api/v1/pop") or route.pattern.endswith(("/dequeue", "/dequeue/many"))
+
+
+def _quoted(text: str) -> bytes:
+    return text.replace("\\", "").replace('"', "'").encode("ascii", "replace")

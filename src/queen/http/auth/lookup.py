@@ -1,0 +1,63 @@
+"""What the brokers of a server know of queues, for those who check whether a token may touch them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+
+from queen.broker.broker import Broker
+from queen.wire.ids import parse_lease, parse_partition_uuid
+
+
+class BrokerLookup:
+    """Asks the catalogs, which remember, and then PostgreSQL."""
+
+    def __init__(self, brokers: Sequence[Broker]) -> None:
+        self._brokers = brokers
+
+    async def namespace_of(self, queue: str) -> str | None:
+        """The namespace a queue is in; None when there is no such queue."""
+        for broker in self._brokers:
+            found = await broker.catalog.queue(queue)
+            if found is not None:
+                return found.namespace
+        return None
+
+    async def queues_of_partition(self, partition_id: str) -> Iterable[str]:
+        """The queue of a partition; none when there is no such partition."""
+        parsed = parse_partition_uuid(partition_id)
+        if parsed is None:
+            return ()
+        shard, id = parsed
+        for broker in self._brokers:
+            if broker.catalog.shard == shard:
+                found = await broker.catalog.partitions_by_id([id])
+                return [partition.queue_name for partition in found.values()]
+        return ()
+
+    async def queues_of_lease(self, lease_id: str) -> Iterable[str]:
+        """The queues that a lease may be of: it does not say of which shard it is."""
+        parsed = parse_lease(lease_id)
+        if parsed is None:
+            return ()
+        found = [await broker.catalog.partitions_by_id([parsed[0]]) for broker in self._brokers]
+        return [partition.queue_name for partitions in found for partition in partitions.values()]
+
+    async def queues_of_batch(self, run: str, batch: int) -> Iterable[str] | None:
+        """The queues that messages were staged for; None when items of topics were."""
+        queues: set[str] = set()
+        for broker in self._brokers:
+            queues.update(row["queue"] for row in await broker.database.fetch("queues_of_batch", run, batch))
+        return None if "" in queues else queues
+
+    async def queues_of_stream(self, query_id: str) -> Iterable[str]:
+        """The queues that a stream query reads and writes."""
+        try:
+            public_id = uuid.UUID(query_id)
+        except ValueError:
+            return ()
+        queues: set[str] = set()
+        for broker in self._brokers:
+            for row in await broker.database.fetch("queues_of_stream", public_id):
+                queues.update(name for name in (row["source_queue"], row["sink_queue"]) if name)
+        return queues

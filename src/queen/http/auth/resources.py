@@ -1,0 +1,462 @@
+"""Which queues, topics, namespaces and groups a request names, and whether its bearer may touch all of them.
+
+Only requests of tokens that are limited to some of them are looked at. A request that names none covers all of them,
+and is refused: a route that is forgotten here is closed to such tokens, never open.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from queen.errors import BadRequest, Forbidden
+from queen.http.auth.principal import Principal
+from queen.http.server.message import Access, Request, Route
+from queen.log.catalog import QUEUE_MODE, namespace_and_task
+from queen.wire.ack import decode_ack, decode_ack_batch, decode_object, optional_str
+from queen.wire.push import PushItem, decode_push
+from queen.wire.stages import decode_batch_ref, decode_publish, decode_stage
+from queen.wire.streams import decode_cycle, decode_registration, decode_state_query
+from queen.wire.topics import (
+    ItemRef,
+    decode_acks,
+    decode_configure,
+    decode_enqueue,
+    decode_extends,
+    decode_mode,
+    decode_nacks,
+    decode_names,
+    decode_quota,
+    decode_topic,
+)
+from queen.wire.transaction import (
+    AckItemOperation,
+    AckOperation,
+    EnqueueOperation,
+    PushOperation,
+    decode_transaction,
+)
+
+_TOPICS: Final = "/api/v1/topics"
+_SHORT_TOPIC_PATHS: Final = frozenset(
+    {"/enqueue", "/dequeue", "/ack", "/nack", "/topics", "/dlq", "/dlq/delete", "/dlq/retry"}
+)
+# What these show or do concerns groups, whether one is named or not.
+_ABOUT_GROUPS: Final = ("/api/v1/consumer-groups", "/api/v1/dlq", "/api/v1/pop", "/api/v1/ack", "/api/v1/status/queues")
+
+
+class QueueLookup(Protocol):
+    """What is known of queues besides their names."""
+
+    async def namespace_of(self, queue: str) -> str | None:
+        """The namespace a queue is in; None when there is no such queue."""
+
+    async def queues_of_partition(self, partition_id: str) -> Iterable[str]:
+        """The queue of a partition; none when there is no such partition."""
+
+    async def queues_of_lease(self, lease_id: str) -> Iterable[str]:
+        """The queues that a lease may be of."""
+
+    async def queues_of_batch(self, run: str, batch: int) -> Iterable[str] | None:
+        """The queues that messages were staged for; None when it cannot be said, because items of topics were."""
+
+    async def queues_of_stream(self, query_id: str) -> Iterable[str]:
+        """The queues that a stream query reads and writes."""
+
+
+@dataclass(slots=True)
+class Named:
+    """What a request names. A topic without a name stands for all topics of its namespace."""
+
+    queues: set[str] = field(default_factory=set)
+    topics: set[tuple[str, str | None]] = field(default_factory=set)
+    namespaces: set[str] = field(default_factory=set)
+    groups: set[str] = field(default_factory=set)
+    partitions: set[str] = field(default_factory=set)
+    leases: set[str] = field(default_factory=set)
+    batches: set[tuple[str, int]] = field(default_factory=set)
+    streams: set[str] = field(default_factory=set)
+    unlimited: bool = False
+    """Nothing of what it does concerns one queue more than another."""
+
+    @property
+    def is_narrow(self) -> bool:
+        return bool(
+            self.unlimited
+            or self.queues
+            or self.topics
+            or self.namespaces
+            or self.partitions
+            or self.leases
+            or self.batches
+            or self.streams
+        )
+
+    def add_items(self, items: Iterable[PushItem]) -> None:
+        self.queues.update(item.queue for item in items)
+
+
+class Refused(Forbidden):
+    """What a request names is not for its bearer; the text says what of it."""
+
+
+def is_about_topics(route: Route) -> bool:
+    """Whether mqueue's scopes decide about a route."""
+    pattern = route.pattern
+    return pattern in _SHORT_TOPIC_PATHS or pattern == _TOPICS or pattern.startswith(_TOPICS + "/")
+
+
+def named_by(request: Request, route: Route) -> Named:
+    """What a request names in its path, its query and its body. Raises `BadRequest` as the handler would."""
+    named = Named()
+    params, query = request.params, request.query
+    if "queue" in params:
+        named.queues.add(params["queue"])
+    elif "partition" in params:
+        named.partitions.add(params["partition"])
+    if "group" in params:
+        named.groups.add(params["group"])
+    if query.get("consumerGroup"):
+        named.groups.add(query["consumerGroup"])
+    elif route.pattern.startswith("/api/v1/pop"):
+        named.groups.add(QUEUE_MODE)
+    reader = READERS.get(f"{route.method} {route.pattern}")
+    if reader is not None:
+        reader(request, named)
+    return named
+
+
+async def check(principal: Principal, route: Route, named: Named, lookup: QueueLookup) -> None:
+    """Raises `Refused` unless all that is named is within the limits of the bearer."""
+    check_scopes(principal, route, named)
+    if not principal.is_limited:
+        return
+    if not named.is_narrow and (principal.queues is not None or principal.namespaces is not None):
+        raise Refused("this request is about all queues: it has to name one that the token is for")
+    if principal.groups is not None:
+        for group in named.groups:
+            if not principal.groups.admits(group):
+                raise Refused(f"the token is not for the consumer group {group!r}")
+        if not named.groups and route.pattern.startswith(_ABOUT_GROUPS):
+            raise Refused("this request is about all consumer groups: it has to name one that the token is for")
+    if principal.queues is None and principal.namespaces is None:
+        return
+    for namespace, topic in named.topics:
+        _check_topic(principal, namespace, topic)
+    for namespace in named.namespaces:
+        if principal.queues is not None and not named.queues:
+            raise Refused(f"the token is not for all queues of the namespace {namespace!r}")
+        _check_namespace(principal, namespace)
+    for queue in named.queues:
+        await _check_queue(principal, queue, lookup)
+    for partition in named.partitions:
+        for queue in await lookup.queues_of_partition(partition):
+            await _check_queue(principal, queue, lookup)
+    for lease in named.leases:
+        await _check_any(principal, await lookup.queues_of_lease(lease), lookup)
+    for run, batch in named.batches:
+        queues = await lookup.queues_of_batch(run, batch)
+        if queues is None:
+            raise Refused("the batch holds items of topics, which cannot be told apart")
+        for queue in queues:
+            await _check_queue(principal, queue, lookup)
+    for stream in named.streams:
+        for queue in await lookup.queues_of_stream(stream):
+            await _check_queue(principal, queue, lookup)
+
+
+def check_scopes(principal: Principal, route: Route, named: Named) -> None:
+    """Raises `Refused` where the scopes of mqueue do not admit what is done to topics."""
+    if principal.scopes is None or principal.access is Access.ADMIN:
+        return
+    about_topics = is_about_topics(route)
+    needed = route.access if about_topics else Access.READ_WRITE
+    for namespace, _ in named.topics:
+        if not principal.may_use_topics(namespace, needed):
+            raise Refused(f"the scopes of the token do not admit this for the namespace {namespace!r}")
+    if about_topics and not named.topics:
+        raise Refused("this request has to name a namespace that the scopes of the token admit")
+
+
+class ConsumerLimits:
+    """What the bearer of a token may consume over one connection; each request on it is checked."""
+
+    def __init__(self, principal: Principal, lookup: QueueLookup) -> None:
+        self._principal = principal
+        self._lookup = lookup
+        self.is_limited = principal.is_limited
+
+    @property
+    def expired(self) -> bool:
+        return time.time() >= self._principal.expires
+
+    async def check_subscription(self, queue: str, group: str) -> None:
+        """Raises `Refused` where the queue or the group is not for the bearer."""
+        self.check_group(group)
+        await _check_queue(self._principal, queue, self._lookup)
+
+    def check_group(self, group: str) -> None:
+        groups = self._principal.groups
+        if groups is not None and not groups.admits(group):
+            raise Refused(f"the token is not for the consumer group {group!r}")
+
+
+async def _check_queue(principal: Principal, queue: str, lookup: QueueLookup) -> None:
+    if principal.queues is not None and not principal.queues.admits(queue):
+        raise Refused(f"the token is not for the queue {queue!r}")
+    if principal.namespaces is not None:
+        namespace = await lookup.namespace_of(queue)
+        # A queue that is yet to be made will be in the namespace that its name begins with.
+        _check_namespace(principal, namespace_and_task(queue)[0] if namespace is None else namespace)
+
+
+async def _check_any(principal: Principal, queues: Iterable[str], lookup: QueueLookup) -> None:
+    refused: Refused | None = None
+    for queue in queues:
+        try:
+            await _check_queue(principal, queue, lookup)
+        except Refused as error:
+            refused = error
+        else:
+            return
+    if refused is not None:
+        raise refused
+
+
+def _check_topic(principal: Principal, namespace: str, topic: str | None) -> None:
+    _check_namespace(principal, namespace)
+    if principal.queues is None:
+        return
+    if topic is None:
+        raise Refused(f"the token is not for all topics of the namespace {namespace!r}")
+    if not principal.queues.admits(topic):
+        raise Refused(f"the token is not for the topic {topic!r}")
+
+
+def _check_namespace(principal: Principal, namespace: str) -> None:
+    if principal.namespaces is not None and not principal.namespaces.admits(namespace):
+        raise Refused(f"the token is not for the namespace {namespace!r}")
+
+
+# What bodies name. Each is decoded as its handler does, so that both see the same.
+
+
+def _push(request: Request, named: Named) -> None:
+    named.add_items(decode_push(request.body).items)
+    named.unlimited = True  # of nothing at all
+
+
+def _ack(request: Request, named: Named) -> None:
+    item, group = decode_ack(request.body)
+    named.partitions.add(item.partition_id)
+    named.groups.add(group or QUEUE_MODE)
+
+
+def _ack_batch(request: Request, named: Named) -> None:
+    items, group = decode_ack_batch(request.body)
+    named.partitions.update(item.partition_id for item in items)
+    named.groups.add(group or QUEUE_MODE)
+    named.unlimited = True
+
+
+def _transaction(request: Request, named: Named) -> None:
+    named.unlimited = True
+    for operation in decode_transaction(request.body):
+        if isinstance(operation, PushOperation):
+            named.queues.add(operation.item.queue)
+        elif isinstance(operation, AckOperation):
+            named.partitions.add(operation.partition_id)
+            named.groups.add(operation.group or QUEUE_MODE)
+        elif isinstance(operation, EnqueueOperation):
+            named.topics.add((operation.item.namespace, operation.item.topic))
+        elif isinstance(operation, AckItemOperation):
+            named.topics.add((operation.ref.namespace, operation.ref.topic))
+
+
+def _lease(request: Request, named: Named) -> None:
+    named.leases.add(request.params["lease"])
+
+
+def _configure(request: Request, named: Named) -> None:
+    body = decode_object(request.body)
+    queue = optional_str(body, "queue")
+    if not queue:
+        raise BadRequest("queue is required")
+    named.queues.add(queue)
+    # Without one the queue would be in no namespace.
+    named.namespaces.add(optional_str(body, "namespace") or "")
+
+
+def _dead_letters(request: Request, named: Named) -> None:
+    body = decode_object(request.body) if request.body else {}
+    if queue := optional_str(body, "queue"):
+        named.queues.add(queue)
+    if group := optional_str(body, "consumerGroup"):
+        named.groups.add(group)
+
+
+def _give_up(request: Request, named: Named) -> None:
+    body = decode_object(request.body) if request.body else {}
+    named.groups.add(request.query.get("consumerGroup") or optional_str(body, "consumerGroup") or QUEUE_MODE)
+
+
+def _trace(request: Request, named: Named) -> None:
+    partition = optional_str(decode_object(request.body), "partitionId")
+    if partition:
+        named.partitions.add(partition)
+
+
+def _stage(request: Request, named: Named) -> None:
+    stage, items = decode_stage(request.body)
+    named.add_items(stage.items)
+    named.topics.update((item.namespace, item.topic) for item in items)
+
+
+def _publish(request: Request, named: Named) -> None:
+    publish = decode_publish(request.body)
+    named.batches.add((publish.run, publish.batch))
+
+
+def _abandon(request: Request, named: Named) -> None:
+    ref = decode_batch_ref(request.body)
+    named.batches.add((ref.run, ref.batch))
+
+
+def _register(request: Request, named: Named) -> None:
+    registration = decode_registration(request.body)
+    named.queues.add(registration.source_queue)
+    if registration.sink_queue:
+        named.queues.add(registration.sink_queue)
+
+
+def _cycle(request: Request, named: Named) -> None:
+    cycle = decode_cycle(request.body)
+    named.streams.add(cycle.query_id)
+    named.partitions.add(cycle.partition_id)
+    named.add_items(cycle.items)
+    if cycle.group:
+        named.groups.add(cycle.group)
+
+
+def _state(request: Request, named: Named) -> None:
+    query = decode_state_query(request.body)
+    named.streams.add(query.query_id)
+    named.partitions.add(query.partition_id)
+
+
+def _enqueue(request: Request, named: Named) -> None:
+    named.topics.update((item.namespace, item.topic) for item in decode_enqueue(request.body))
+
+
+def _dequeue(request: Request, named: Named) -> None:
+    """`topic`, or `topics`, a JSON array of names; without either all topics of the namespace."""
+    query = request.query
+    names: list[str | None] = [*decode_names(query.get("topics", ""), "topics")] or [query.get("topic") or None]
+    named.topics.update((query["namespace"], name) for name in names if query.get("namespace"))
+
+
+def _refs(decode: Callable[[bytes], tuple[Sequence[ItemRef], bool]]) -> BodyReader:
+    def read(request: Request, named: Named) -> None:
+        named.topics.update((ref.namespace, ref.topic) for ref in decode(request.body)[0])
+
+    return read
+
+
+def _topic(request: Request, named: Named) -> None:
+    name = decode_topic(request.body)
+    named.topics.add((name.namespace, name.topic))
+
+
+def _configure_topic(request: Request, named: Named) -> None:
+    name = decode_configure(request.body)
+    named.topics.add((name.namespace, name.topic))
+
+
+def _quota(request: Request, named: Named) -> None:
+    named.topics.add((decode_quota(request.body).namespace, None))
+
+
+def _mode(request: Request, named: Named) -> None:
+    named.topics.add((decode_mode(request.body).namespace, None))
+
+
+def _connect(request: Request, named: Named) -> None:
+    named.unlimited = True  # each subscription is looked at when it is asked for
+
+
+def _by_query(*keys: str) -> BodyReader:
+    """The view is of nothing but what these parameters name."""
+
+    def read(request: Request, named: Named) -> None:
+        for key in keys:
+            value = request.query.get(key)
+            if value:
+                {"queue": named.queues, "group": named.groups}.get(key, named.namespaces).add(value)
+
+    return read
+
+
+def _dead_letters_named(request: Request, named: Named) -> None:
+    _by_query("queue")(request, named)
+    _dead_letters(request, named)
+
+
+BodyReader = Callable[[Request, Named], None]
+
+READERS: Final[Mapping[str, BodyReader]] = {
+    "POST /api/v1/push": _push,
+    "GET /api/v1/pop": _by_query("namespace"),
+    "POST /api/v1/ack": _ack,
+    "POST /api/v1/ack/batch": _ack_batch,
+    "POST /api/v1/transaction": _transaction,
+    "POST /api/v1/lease/{lease}/extend": _lease,
+    "GET /ws/v1/consume": _connect,
+    "POST /api/v1/configure": _configure,
+    "GET /api/v1/resources/queues": _by_query("namespace"),
+    "GET /api/v1/resources/partitions": _by_query("queue"),
+    "GET /api/v1/status/queues": _by_query("namespace"),
+    "GET /api/v1/messages": _by_query("queue", "ns"),
+    "POST /api/v1/messages/{partition}/{transaction}/dlq": _give_up,
+    "GET /api/v1/dlq": _by_query("queue"),
+    "POST /api/v1/dlq/retry": _dead_letters,
+    "DELETE /api/v1/dlq": _dead_letters_named,
+    "GET /api/v1/analytics/queue-lag": _by_query("queue"),
+    "GET /api/v1/analytics/queue-ops": _by_query("queue"),
+    "GET /api/v1/analytics/queue-parked-replicas": _by_query("queue"),
+    "GET /api/v1/analytics/retention": _by_query("queue"),
+    "GET /api/v1/analytics/rollup": _by_query("queue", "group"),
+    "POST /api/v1/traces": _trace,
+    "POST /api/v1/stages": _stage,
+    "POST /api/v1/stages/publish": _publish,
+    "POST /api/v1/stages/abandon": _abandon,
+    "POST /streams/v1/queries": _register,
+    "POST /streams/v1/cycle": _cycle,
+    "POST /streams/v1/state/get": _state,
+    **{
+        f"{method} {path}": reader
+        for prefix in (_TOPICS, "")
+        for method, path, reader in (
+            ("POST", f"{prefix}/enqueue", _enqueue),
+            ("GET", f"{prefix}/dequeue", _dequeue),
+            ("POST", f"{prefix}/ack", _refs(decode_acks)),
+            ("POST", f"{prefix}/nack", _refs(decode_nacks)),
+            ("GET", prefix or "/topics", _dequeue),
+            ("GET", f"{prefix}/dlq", _dequeue),
+            ("POST", f"{prefix}/dlq/delete", _refs(decode_acks)),
+            ("POST", f"{prefix}/dlq/retry", _refs(decode_acks)),
+        )
+    },
+    f"GET {_TOPICS}/dequeue/many": _dequeue,
+    f"POST {_TOPICS}/extend": _refs(decode_extends),
+    f"POST {_TOPICS}/release": _refs(decode_acks),
+    f"GET {_TOPICS}/peek": _dequeue,
+    f"GET {_TOPICS}/counts": _dequeue,
+    f"POST {_TOPICS}/configure": _configure_topic,
+    f"POST {_TOPICS}/purge": _topic,
+    f"DELETE {_TOPICS}": _dequeue,
+    f"PUT {_TOPICS}/quotas": _quota,
+    f"PUT {_TOPICS}/modes": _mode,
+}
+"""By `METHOD /pattern`: what a request names beyond the parameters of its path."""

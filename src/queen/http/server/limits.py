@@ -1,0 +1,96 @@
+"""What clients may hold of a worker: connections, and bytes of requests and answers."""
+
+from __future__ import annotations
+
+import logging
+import resource
+from dataclasses import dataclass
+from typing import Final
+
+# What a worker opens besides connections of clients: to PostgreSQL, Redis and peers, and files of the spool.
+_OTHER_FILES: Final = 256
+
+log = logging.getLogger(__name__)
+
+
+def raise_file_limit(connections: int) -> int:
+    """Let this process open files for so many connections; returns how many it may have then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < connections + _OTHER_FILES:
+        wanted = connections + _OTHER_FILES if hard == resource.RLIM_INFINITY else min(connections + _OTHER_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    if soft == resource.RLIM_INFINITY or soft >= connections + _OTHER_FILES:
+        return connections
+    room = max(1, soft - _OTHER_FILES)
+    log.warning("this process may open %d files (ulimit -n): it takes %d connections, not %d", soft, room, connections)
+    return room
+
+
+@dataclass(slots=True, eq=False)
+class Address:
+    """What the connections of one client address hold together."""
+
+    connections: int = 0
+    incoming: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most of everything, for one worker. 0: no limit."""
+
+    connections: int = 0
+    connections_per_address: int = 0
+    incoming_bytes: int = 0
+    outgoing_bytes: int = 0
+
+    @property
+    def incoming_bytes_per_address(self) -> int:
+        # One client alone never takes the room of all others.
+        return self.incoming_bytes // 2
+
+
+class Budget:
+    """What is held just now. Whoever takes bytes gives back as many."""
+
+    __slots__ = ("addresses", "incoming", "limits", "outgoing", "refused")
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.addresses: dict[str, Address] = {}
+        self.incoming = 0
+        self.outgoing = 0
+        self.refused: dict[str, int] = {"connections": 0, "incoming": 0, "outgoing": 0}
+        """How often something was refused, by what there was too much of."""
+
+    def join(self, peer: str) -> Address:
+        """A connection begins."""
+        address = self.addresses.get(peer)
+        if address is None:
+            address = self.addresses[peer] = Address()
+        address.connections += 1
+        return address
+
+    def leave(self, peer: str, address: Address) -> None:
+        """It has ended."""
+        address.connections -= 1
+        if not address.connections:
+            self.addresses.pop(peer, None)
+
+    def take_in(self, address: Address, nbytes: int) -> bool:
+        """Count bytes of a request; whether there was room for them. They are counted even if not."""
+        self.incoming += nbytes
+        address.incoming += nbytes
+        limits = self.limits
+        return not limits.incoming_bytes or (
+            self.incoming <= limits.incoming_bytes and address.incoming <= limits.incoming_bytes_per_address
+        )
+
+    def give_back(self, address: Address, nbytes: int) -> None:
+        self.incoming -= nbytes
+        address.incoming -= nbytes
+
+    @property
+    def is_flooded(self) -> bool:
+        """Whether clients leave so many answers unread that there is no room for more."""
+        return bool(self.limits.outgoing_bytes) and self.outgoing > self.limits.outgoing_bytes

@@ -1,0 +1,61 @@
+"""Hashes of passwords: argon2id; bcrypt of earlier proxies is recognised."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import argon2
+import bcrypt
+
+from queen.errors import BadRequest
+
+SHORTEST: Final = 8
+_LONGEST: Final = 1024
+# Each takes 64 MB and a core: more at a time would be a way to bring the machine down.
+_AT_A_TIME: Final = 2
+
+_hasher = argon2.PasswordHasher()
+# Verified for names that do not exist, so that they take as long as others.
+_DECOY: Final = _hasher.hash("no password at all")
+
+
+class Passwords:
+    """Hashes and verifies beside the event loop."""
+
+    def __init__(self) -> None:
+        self._room = asyncio.Semaphore(_AT_A_TIME)
+
+    async def hash(self, password: str) -> str:
+        check_password(password)
+        async with self._room:
+            return await asyncio.to_thread(_hasher.hash, password)
+
+    async def verify(self, password: str, hashed: str | None) -> bool:
+        async with self._room:
+            return await asyncio.to_thread(_verify, password[:_LONGEST], hashed)
+
+
+def is_outdated(hashed: str) -> bool:
+    """Whether a password should be hashed anew at the next chance."""
+    return not hashed.startswith("$argon2id$") or _hasher.check_needs_rehash(hashed)
+
+
+def hash_password(password: str) -> str:
+    check_password(password)
+    return _hasher.hash(password)
+
+
+def check_password(password: str) -> None:
+    if not SHORTEST <= len(password) <= _LONGEST:
+        raise BadRequest(f"a password has {SHORTEST} to {_LONGEST} characters")
+
+
+def _verify(password: str, hashed: str | None) -> bool:
+    try:
+        if hashed is not None and hashed.startswith("$2"):
+            # bcrypt looks at 72 bytes; those who made these hashes cut passwords there.
+            return bcrypt.checkpw(password.encode()[:72], hashed.encode())
+        return _hasher.verify(hashed or _DECOY, password) and hashed is not None
+    except (argon2.exceptions.Argon2Error, argon2.exceptions.InvalidHashError, ValueError):
+        return False

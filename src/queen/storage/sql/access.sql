@@ -1,0 +1,11 @@
+-- What a request of a limited token is about, where it does not say.
+
+-- name: queues_of_batch
+-- The queues that the messages of a staged batch are for; an empty name stands for topics.
+SELECT DISTINCT CASE WHEN partition_id = 0 THEN '' ELSE queue END AS queue
+FROM queen.stages
+WHERE run = $1 AND batch = $2;
+
+-- name: queues_of_stream
+-- The queues that a streaming query reads and writes.
+SELECT source_queue, sink_queue FROM queen.stream_queries WHERE public_id = $1;

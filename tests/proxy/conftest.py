@@ -1,0 +1,84 @@
+"""A server, the proxy in front of it, and an OpenID provider."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from queen.proxy.app import Proxy
+from queen.proxy.passwords import hash_password
+from queen.proxy.settings import ProxySettings
+from tests.api import Api
+from tests.auth.issuer import SECRET
+from tests.conftest import StartServer
+from tests.ports import free_port
+from tests.proxy.provider import Provider
+
+PASSWORD = "correct horse battery"
+
+
+@dataclass
+class Site:
+    """A proxy that runs, and a client of it with its own cookies."""
+
+    url: str
+    proxy: Proxy
+    server: Api
+    client: aiohttp.ClientSession
+
+    async def add_user(self, username: str, role: str, email: str | None = None) -> None:
+        await self.proxy.login.users.create(username, hash_password(PASSWORD), role, email)
+
+    async def log_in(self, username: str, password: str = PASSWORD, **more: Any) -> aiohttp.ClientResponse:
+        form = {"username": username, "password": password} | more
+        return await self.client.post(f"{self.url}/api/login", json=form)
+
+
+StartProxy = Callable[..., Awaitable[Site]]
+
+
+@pytest.fixture
+async def provider() -> AsyncIterator[Provider]:
+    provider = Provider()
+    await provider.start()
+    yield provider
+    await provider.stop()
+
+
+@pytest.fixture
+async def start_proxy(dsn: str, start_server: StartServer) -> AsyncIterator[StartProxy]:
+    async with AsyncExitStack() as stack:
+
+        async def start(**settings: Any) -> Site:
+            server = await start_server(jwt_enabled=True, jwt_secret=SECRET)
+            port = free_port()
+            values: dict[str, Any] = {
+                "database_url": dsn,
+                "jwt_secret": SECRET,
+                "host": "127.0.0.1",
+                "port": port,
+                "queen_server_url": server.url,
+            }
+            proxy = Proxy(ProxySettings(**values | settings))
+            runner = web.AppRunner(proxy.app(), access_log=None)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.TCPSite(runner, "127.0.0.1", port, shutdown_timeout=1).start()
+            client = await stack.enter_async_context(aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)))
+            return Site(f"http://127.0.0.1:{port}", proxy, server, client)
+
+        yield start
+
+
+@pytest.fixture
+async def site(start_proxy: StartProxy) -> Site:
+    site = await start_proxy()
+    await site.add_user("alice", "admin")
+    await site.add_user("rita", "read-only")
+    return site

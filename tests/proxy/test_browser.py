@@ -1,0 +1,148 @@
+"""Logging in with a real browser, by password and with a real OpenID provider."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, async_playwright
+
+from queen.proxy.settings import OpenIdProvider
+from tests.ports import free_port
+from tests.proxy.conftest import PASSWORD, Site, StartProxy
+from tests.proxy.provider import Provider
+
+CHROMIUM = "/usr/bin/chromium"
+pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="needs Debian's chromium")
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        await browser.close()
+
+
+async def with_provider(start_proxy: StartProxy, provider: Provider, **options: Any) -> Site:
+    port = free_port()
+    settings = OpenIdProvider(
+        "Example",
+        provider.issuer,
+        provider.client_id,
+        provider.client_secret,
+        f"http://127.0.0.1:{port}/api/auth/oidc/callback",
+        **options,
+    )
+    return await start_proxy(oidc=settings, port=port)
+
+
+async def test_a_person_logs_in_and_out(site: Site, browser: Browser) -> None:
+    page = await browser.new_page()
+    await page.goto(f"{site.url}/docs")
+    await page.wait_for_url(f"{site.url}/login?redirect_uri=%2Fdocs")
+    await page.fill("input[name=username]", "alice")
+    await page.fill("input[name=password]", "wrong")
+    await page.click("button")
+    await page.wait_for_function("document.getElementById('error').textContent == 'Invalid credentials'")
+    await page.fill("input[name=password]", PASSWORD)
+    await page.click("button")
+    await page.wait_for_url(f"{site.url}/docs")
+    push = """async () => (await fetch("/api/v1/push", {method: "POST", headers: {"Content-Type": "application/json"},
+        body: JSON.stringify({items: [{queue: "q", payload: 1}]})})).status"""
+    assert await page.evaluate(push) == 201
+    assert await page.evaluate("document.cookie") == "", "no script can read the session"
+    assert await page.evaluate("""async () => (await fetch("/api/logout", {method: "POST"})).status""") == 200
+    assert await page.evaluate(push) == 401
+
+
+async def test_a_page_of_another_origin_can_do_nothing_with_the_session(site: Site, browser: Browser) -> None:
+    page = await browser.new_page()
+    await page.goto(f"{site.url}/login")
+    await page.fill("input[name=username]", "alice")
+    await page.fill("input[name=password]", PASSWORD)
+    await page.click("button")
+    await page.wait_for_url(lambda url: "/login" not in url)
+    # The same machine by another name is another origin, and another site.
+    evil = site.url.replace("127.0.0.1", "localhost")
+    await page.goto(f"{evil}/login")
+    attack = f"""async () => {{
+        try {{
+            const answer = await fetch("{site.url}/api/v1/push", {{method: "POST", credentials: "include",
+                mode: "no-cors", body: JSON.stringify({{items: [{{queue: "stolen", payload: 1}}]}})}});
+            return answer.type;
+        }} catch (error) {{ return String(error); }}
+    }}"""
+    await page.evaluate(attack)
+    socket = f"""() => new Promise((done) => {{
+        const socket = new WebSocket("{site.url.replace("http", "ws")}/ws/v1/consume", "queen.v1");
+        socket.onopen = () => done("open");
+        socket.onerror = () => done("refused");
+    }})"""
+    assert await page.evaluate(socket) == "refused"
+    await site.log_in("alice")
+    async with site.client.get(f"{site.url}/api/v1/pop/queue/stolen") as answer:
+        assert answer.status == 204
+
+
+async def test_a_person_signs_in_with_an_openid_provider(
+    start_proxy: StartProxy, provider: Provider, browser: Browser
+) -> None:
+    site = await with_provider(start_proxy, provider, auto_provision=True, default_role="read-write")
+    page = await browser.new_page()
+    await page.goto(f"{site.url}/login?redirect_uri=%2Fdocs")
+    await page.click("text=Sign in with Example")
+    await page.wait_for_url(f"{site.url}/docs")
+    me: Any = await page.evaluate("""async () => (await fetch("/api/me")).json()""")
+    assert (me["username"], me["role"]) == ("eva@example.com", "read-write")
+
+
+@pytest.mark.parametrize(
+    ("claims", "options", "error"),
+    [
+        ({}, {}, "not_provisioned"),
+        ({"email_verified": False}, {"auto_provision": True}, "not_allowed"),
+        ({}, {"auto_provision": True, "allowed_domains": ("other.example",)}, "not_allowed"),
+        ({}, {"auto_provision": True, "allowed_emails": ("/^adam@/",)}, "not_allowed"),
+        ({"aud": "another client"}, {"auto_provision": True}, "google_failed"),
+        ({"iss": "https://other"}, {"auto_provision": True}, "google_failed"),
+        ({"nonce": "replayed"}, {"auto_provision": True}, "invalid_state"),
+    ],
+)
+async def test_who_may_not_sign_in_is_told_why(
+    start_proxy: StartProxy, provider: Provider, claims: dict[str, Any], options: dict[str, Any], error: str
+) -> None:
+    provider.claims |= claims
+    provider.nonce = claims.get("nonce")
+    site = await with_provider(start_proxy, provider, **options)
+    async with site.client.get(f"{site.url}/api/auth/oidc") as answer:
+        assert answer.url.path == "/login"
+        assert answer.url.query["error"] == error
+    async with site.client.get(f"{site.url}/api/me") as answer:
+        assert answer.status == 401
+
+
+async def test_an_account_is_linked_by_a_verified_address(start_proxy: StartProxy, provider: Provider) -> None:
+    site = await with_provider(start_proxy, provider)
+    await site.add_user("eva", "admin", "Eva@example.com")
+    for email in ("eva@example.com", "eva@renamed.example"):
+        provider.claims["email"] = email
+        async with site.client.get(f"{site.url}/api/auth/oidc", allow_redirects=True):
+            pass
+        async with site.client.get(f"{site.url}/api/me") as answer:
+            assert (await answer.json())["username"] == "eva", "by the address, and then by the identity"
+
+
+async def test_a_callback_that_nobody_asked_for_signs_nobody_in(start_proxy: StartProxy, provider: Provider) -> None:
+    site = await with_provider(start_proxy, provider, auto_provision=True)
+    callback = f"{site.url}/api/auth/oidc/callback"
+    async with site.client.get(f"{callback}?code=x&state=y", allow_redirects=False) as answer:
+        assert answer.headers["Location"] == "/login?error=invalid_state"
+    async with site.client.get(f"{site.url}/api/auth/oidc", allow_redirects=False) as answer:
+        assert "code_challenge=" in answer.headers["Location"]
+    async with site.client.get(f"{callback}?code=x&state=forged", allow_redirects=False) as answer:
+        assert answer.headers["Location"] == "/login?error=invalid_state"
+    async with site.client.get(f"{site.url}/api/auth/google", allow_redirects=False) as answer:
+        assert answer.status == 503
