@@ -1,19 +1,19 @@
 """Every error the client raises on purpose. `str(error)` says what was wrong; its attributes say where.
 
 QueenError
-├── RequestError              something was asked of a server; `.method`, `.url` and `.status` say what and where
-│   ├── QueenConnectionError  no server could be reached, or none gave a whole answer
-│   │   └── QueenTimeoutError the answer did not come in time
-│   ├── BadRequestError       400 and its kin: the request is wrong; nothing was stored
-│   ├── AuthError             401, 403: the token is missing, wrong, or not allowed to do this
-│   ├── NotFoundError         404: what the request names does not exist
-│   ├── ConflictError         409: the request contradicts what is stored
-│   ├── LeaseLostError        the lease ran out or was taken; the message is or will be delivered again
-│   ├── OverloadedError       429, 503: the server asks to come back in `.retry_after` seconds
+├── RequestError              a request failed; `.method`, `.url` and `.status` identify it
+│   ├── QueenConnectionError  no server is reachable, or the connection was lost before the response
+│   │   └── QueenTimeoutError the request timed out
+│   ├── BadRequestError       400 and other 4xx: the request is invalid; nothing was stored
+│   ├── AuthError             401, 403: the token is missing, invalid or lacks permission
+│   ├── NotFoundError         404: the resource does not exist
+│   ├── ConflictError         409: the request conflicts with the stored state
+│   ├── LeaseLostError        the lease expired or was released; the message is redelivered
+│   ├── OverloadedError       429, 503: retry after `.retry_after` seconds
 │   ├── ServerError           any other 5xx
-│   ├── PushError             the server refused some of the items; `.items` are those
-│   └── TransactionError      nothing of the transaction was applied; `.results` as far as it came
-├── UnsentError               `.messages` could not be sent before the client was closed
+│   ├── PushError             the server rejected some of the items: `.items`
+│   └── TransactionError      the transaction was rejected and not applied; `.results` of the operations tried
+├── UnsentError               buffered messages could not be sent: `.messages`
 └── ClientClosedError         the client was used after `close()`
 """
 
