@@ -149,7 +149,7 @@ async def test_payload_that_is_no_json_is_refused_when_it_is_pushed(queen: Queen
     not_all_dicts: Any = [{"data": 1}, "text"]
     with pytest.raises(TypeError, match="object"):
         await queen.queue("q").buffer(SLOW).push({"data": object()})
-    with pytest.raises(TypeError, match="item 1 to push is no dict"):
+    with pytest.raises(TypeError, match="item 1 to push must be a dict"):
         await queen.queue("q").push(not_all_dicts)
     with pytest.raises(ValueError, match="message_count must be a number above 0"):
         await queen.queue("q").buffer({"message_count": 0}).push({"data": 1})

@@ -271,7 +271,7 @@ async def test_consumer_goes_on_when_the_server_was_away(
     await first.wait()
     async with wire.away():
         await queen.queue("q").push([{"data": "last"}])
-        await until(lambda: "nothing can be fetched" in caplog.text or "not acknowledged yet" in caplog.text)
+        await until(lambda: "fetch failed" in caplog.text or "ack of" in caplog.text)
     await asyncio.wait_for(last.wait(), 10)
     await consuming
     assert got == [0, "last"]
@@ -291,7 +291,7 @@ async def test_acknowledgment_waits_for_the_server_to_return(
         wire.cut()
 
     consuming = asyncio.ensure_future(far.queue("q").limit(1).consume(handle))
-    await until(lambda: "not acknowledged yet" in caplog.text)
+    await until(lambda: "ack of" in caplog.text)
     wire.refusing = False
     await asyncio.wait_for(consuming, 10)
     assert calls == [0]

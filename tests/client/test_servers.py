@@ -48,13 +48,13 @@ def test_server_that_failed_comes_last_until_it_has_rested() -> None:
     now = [100.0]
     chosen = balancer(Strategy.AFFINITY, now)
     first, *others = chosen.order("key")
-    chosen.failed(first)
+    chosen.mark_failed(first)
     assert chosen.order("key") == (*others, first)
-    assert chosen.resting() == (first,)
+    assert chosen.unhealthy() == (first,)
     now[0] += 5.1
     assert chosen.order("key") == (first, *others)
-    chosen.failed(first)
-    chosen.served(first)
+    chosen.mark_failed(first)
+    chosen.mark_healthy(first)
     assert chosen.order("key") == (first, *others)
 
 
@@ -96,7 +96,7 @@ async def test_consumer_moves_to_the_other_server_when_its_own_dies(
 
         await queen.queue(queue).limit(10).consume(handle)
         assert got == list(range(10))
-        assert balancer.resting() == (urls[0],)
+        assert balancer.unhealthy() == (urls[0],)
 
 
 async def test_without_failover_one_dead_server_is_an_error(api: Api, make_client: MakeClient) -> None:
