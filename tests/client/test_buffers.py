@@ -9,9 +9,9 @@ import pytest
 
 from queen import BadRequestError, ClientClosedError, PushError, Queen, QueenConnectionError, UnsentError
 from queen.client.types import BufferOptions
+from tests.ageing import until
 from tests.api import Api
 from tests.client.conftest import MakeClient, url_of
-from tests.faults.load import until
 from tests.faults.proxy import TcpProxy
 
 SLOW: BufferOptions = {"message_count": 1000, "time_millis": 60_000}

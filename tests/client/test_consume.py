@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from queen import LeaseLostError, Message, NotFoundError, Queen
+from tests.ageing import until
 from tests.api import Api
 from tests.client.conftest import MakeClient, url_of
-from tests.faults.load import until
 from tests.faults.proxy import TcpProxy
 
 

@@ -20,10 +20,10 @@ from queen import (
     QueenSync,
     TopicItem,
 )
+from tests.ageing import until
 from tests.api import Api
 from tests.client.conftest import MakeClient, url_of
 from tests.conftest import StartServer
-from tests.faults.load import until
 from tests.faults.proxy import TcpProxy
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from queen.streams import Runner
+from tests.ageing import until
 from tests.api import Api
 from tests.docs.snippets import snippets
-from tests.faults.load import until
 from tests.streams.collecting import drain
 
 _PAGE = Path(__file__).parents[2] / "docs" / "streams.md"

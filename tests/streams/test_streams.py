@@ -22,10 +22,10 @@ from queen.streams import (
     token_bucket_gate,
 )
 from queen.streams.records import Message
+from tests.ageing import until
 from tests.api import Api
 from tests.conftest import StartServer
 from tests.database import Connection
-from tests.faults.load import until
 from tests.streams.collecting import drain, running
 from tests.streams.counting import counting, counts, events, truth
 
