@@ -1,4 +1,4 @@
-"""Buffers: bounded, in order, and nothing is lost while the server is away."""
+"""Buffers: bounded, in order, and nothing is lost while the server is unavailable."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_lost_answer_to_a_push_is_no_duplicate(api: Api, make_client: Make
     wire.lose_answers(1, lambda sent: b"/push" in sent)
     results = await queen.queue("q").push([{"data": 1}, {"data": 2, "transactionId": "given"}])
     assert wire.lost_answers == 1
-    # An id that the program chose may have been there before; it has to be told.
+    # An id that the program chose may have been there before; it has to be reported.
     assert [result["status"] for result in results] == ["queued", "duplicate"]
     assert await stored(api, "q") == [1, 2]
 
@@ -166,23 +166,23 @@ async def test_closed_client_takes_nothing(api: Api, make_client: MakeClient) ->
 
 
 async def test_callbacks_hear_what_became_of_the_items(api: Api, queen: Queen) -> None:
-    heard: list[tuple[str, list[Any]]] = []
+    called: list[tuple[str, list[Any]]] = []
 
     async def succeeded(items: list[dict[str, Any]]) -> None:
-        heard.append(("queued", [item["payload"] for item in items]))
+        called.append(("queued", [item["payload"] for item in items]))
 
     async def duplicated(items: list[dict[str, Any]], error: Exception) -> None:
-        heard.append(("duplicate", [item["payload"] for item in items]))
+        called.append(("duplicate", [item["payload"] for item in items]))
 
     async def failed(items: list[dict[str, Any]], error: Exception) -> None:
-        heard.append((str(error), [item["payload"] for item in items]))
+        called.append((str(error), [item["payload"] for item in items]))
 
     await queen.queue("q").push({"data": 0, "transactionId": "same"})
     pushing = queen.queue("q").push([{"data": 1, "transactionId": "same"}, {"data": 2}])
     await pushing.on_success(succeeded).on_duplicate(duplicated).on_error(failed)
-    assert heard == [("duplicate", [1]), ("queued", [2])]
-    heard.clear()
+    assert called == [("duplicate", [1]), ("queued", [2])]
+    called.clear()
     answer = await queen.queue("q").push({"data": 3, "transactionId": "x" * 300}).on_error(failed)
-    assert answer is None and heard[0][1] == [3] and "TransactionId" in heard[0][0]
+    assert answer is None and called[0][1] == [3] and "TransactionId" in called[0][0]
     with pytest.raises(BadRequestError, match="TransactionId"):
         await queen.queue("q").push({"data": 3, "transactionId": "x" * 300})

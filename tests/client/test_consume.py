@@ -19,7 +19,7 @@ async def push_numbers(queen: Queen, queue: str, count: int, partition: str = "D
 
 
 async def left(queen: Queen, queue: str, group: str | None = None) -> list[Any]:
-    """What the group has not consumed and nobody holds."""
+    """Messages that the group has not consumed and that are not leased."""
     builder = queen.queue(queue).batch(100).partitions(10).wait(False)
     return [message["data"] for message in await (builder.group(group) if group else builder).pop()]
 

@@ -85,7 +85,7 @@ async def test_two_runners_of_one_query_share_its_partitions(start_server: Start
 
 
 async def test_two_runners_and_their_idle_flushes_emit_every_window_once(api: Api) -> None:
-    """Windows of a tenth of a second, by processing time, flushed by whoever comes first."""
+    """Windows of a tenth of a second, by processing time, flushed by any of the runners."""
     stream = (
         Stream.from_("in")
         .window_tumbling(seconds=0.1, idle_flush_ms=30)

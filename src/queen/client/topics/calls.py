@@ -113,9 +113,9 @@ class TopicCalls:
             return []
         response = await self._post(verb, refs, None)
         results = decode_as(_settled, response.body)
-        refused = [result for result in results if not result.success]
-        if refused:
-            raise self._refusal(verb, refused, len(refs), response.attempts)
+        rejected = [result for result in results if not result.success]
+        if rejected:
+            raise self._rejection(verb, rejected, len(refs), response.attempts)
         return results
 
     async def get(self, path: str, **query: str | int | None) -> Any:
@@ -129,16 +129,16 @@ class TopicCalls:
     async def _post(self, verb: str, refs: Sequence[Mapping[str, Any]], attempts: int | None) -> Response:
         return await self.http.send("POST", f"{PATH}/{verb}", encode_json(refs), attempts=attempts)
 
-    def _refusal(self, verb: str, refused: Sequence[Settled], count: int, attempts: int) -> RequestError:
-        shown = ", ".join(str(result.id) for result in refused[:5]) + (", …" if len(refused) > 5 else "")
-        text = f"{refused[0].error} ({len(refused)} of {count}: {shown})"
+    def _rejection(self, verb: str, rejected: Sequence[Settled], count: int, attempts: int) -> RequestError:
+        shown = ", ".join(str(result.id) for result in rejected[:5]) + (", …" if len(rejected) > 5 else "")
+        text = f"{rejected[0].error} ({len(rejected)} of {count}: {shown})"
         if attempts > 1:
-            # After a retry, an item settled by the lost attempt cannot be told from one whose lease is lost.
+            # After a retry, an item settled by the lost attempt cannot be distinguished from one whose lease is lost.
             return QueenConnectionError(f"the response to a request was lost, it may have been applied: {text}")
-        if refused[0].error != NOT_LEASED:
+        if rejected[0].error != NOT_LEASED:
             return NotFoundError(text, "POST", f"{PATH}/{verb}")
         lost = LeaseLostError(text, "POST", f"{PATH}/{verb}")
-        lost.ids = tuple(result.id for result in refused)
+        lost.ids = tuple(result.id for result in rejected)
         return lost
 
 
