@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.ageing import until
 from tests.api import Api
 from tests.conftest import StartServer
 from tests.faults.conftest import Victim
-from tests.faults.load import Client, until
+from tests.faults.load import Client
 from tests.faults.proxy import Proxy
 from tests.faults.test_kill_postgres import kill_postgres
 from tests.faults.test_kill_worker import kill_a_worker

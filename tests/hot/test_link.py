@@ -10,7 +10,7 @@ import pytest
 from queen.errors import RedisUnavailable, SettingsError
 from queen.redis.link import RedisLink, Script
 from queen.settings import Settings
-from tests.faults.load import until
+from tests.ageing import until
 from tests.hot.conftest import OpenLink, StartRedis
 
 ADD = Script("return redis.call('INCRBY', KEYS[1], ARGV[1])")

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from queen.server import Worker
+from tests.ageing import until
 from tests.api import Api
 from tests.conftest import StartServer
 from tests.database import Connection, stored_messages
-from tests.faults.load import until
 from tests.faults.proxy import Proxy
 
 

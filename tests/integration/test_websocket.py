@@ -15,9 +15,9 @@ import pytest
 
 from queen.http.auth.bearer import bearer_token
 from queen.http.server.message import Access, Request, Response, error_response
-from tests.api import Api
+from tests.api import Api, payloads
 from tests.conftest import StartServer
-from tests.consumer import PATH, acknowledgments, consuming, payloads
+from tests.consumer import PATH, acknowledgments, consuming
 from tests.raw_http import exchange
 from tests.raw_websocket import (
     BINARY,

@@ -15,9 +15,9 @@ from queen.broker.sharding.layout import change_layout
 from queen.broker.sharding.move import Mover
 from queen.errors import Conflict, NotFound
 from queen.wire.shards import Name
+from tests.ageing import until
 from tests.api import Api
 from tests.conftest import StartServer
-from tests.faults.load import until
 from tests.shards.names import queue_on, topic_on
 from tests.topic_api import TopicApi, item, named, values
 

@@ -30,7 +30,7 @@ from queen.spool.record import UNNUMBERED, Record, bucket_of, decode_record, enc
 from queen.spool.shared_state import SharedSpoolState
 from queen.spool.spool import Spool
 from queen.spool.writer import SpoolRefused, SpoolWriter
-from tests.faults.load import until
+from tests.ageing import until
 
 
 def record(number: int, payload: bytes = b"payload", partition: str = "p") -> Record:
