@@ -7,10 +7,11 @@ import msgspec
 from queen.errors import BadRequest, Conflict
 from queen.log.catalog import Catalog
 from queen.storage.database import Database, Record, can_be_stored
-from queen.wire.api.streams import RegisteredStream, StateRow, StreamPartition, StreamState
+from queen.wire.api.streams import RegisteredStream, StateRow, StreamPartition, StreamQuery, StreamState
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import is_uuid, parse_partition_uuid, partition_uuid
 from queen.wire.streams import Registration, StateQuery
+from queen.wire.times import iso_millis
 
 MOST_ROWS = 100_000
 _MOST_OPEN_PARTITIONS = 1000
@@ -66,6 +67,21 @@ class StreamQueries:
             reset,
             [StreamPartition(partition_uuid(self._catalog.shard, row["id"]), row["name"]) for row in partitions],
         )
+
+    async def registered(self) -> list[StreamQuery]:
+        """The queries, by name."""
+        return [
+            StreamQuery(
+                query_id=row["public_id"],
+                name=row["name"],
+                source_queue=row["source_queue"],
+                sink_queue=row["sink_queue"],
+                config_hash=row["config_hash"],
+                created_at=iso_millis(row["created_at"]),
+                updated_at=iso_millis(row["updated_at"]),
+            )
+            for row in await self._database.fetch("stream_queries")
+        ]
 
     async def internal_id(self, query_id: str) -> int | None:
         """The id in the database of a registered query."""

@@ -84,6 +84,10 @@ INSERT INTO queen.queues (
 ) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
 ON CONFLICT (name) DO NOTHING;
 
+-- name: import_encrypted
+-- Which of some queues are to be encrypted.
+SELECT name, encryption_enabled FROM queen.queues WHERE name = ANY($1::text[]);
+
 -- name: import_partition
 -- Make a partition of a queue ($2), if need be, and note that it takes over another ($1); gives how far it is.
 WITH queue AS (
