@@ -1,12 +1,11 @@
-"""Small helpers on asyncio: background tasks, timers, eager futures, a single-flight cache."""
+"""Small helpers on asyncio: background tasks, timers, eager futures."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 
 class BackgroundTask:
@@ -125,49 +124,3 @@ async def chunked_map(make: Callable[[T], R], rows: Sequence[T]) -> list[R]:
             await asyncio.sleep(0)
         made += map(make, rows[start : start + _AT_ONCE])
     return made
-
-
-_QUICK_SECONDS: Final = 0.005
-_TIMES_AS_LONG: Final = 100
-_LEAST_TIMES: Final = 10
-
-
-def cache_seconds(took: float, most_seconds: float) -> float:
-    """For how many seconds a value that took `took` seconds to compute is cached; 0: it is not.
-
-    A hundred times as long, at most `most_seconds` (0: never), but at least ten times as long: computing takes no more
-    than a tenth of the time however many ask. What is computed quickly is not cached.
-    """
-    if not most_seconds or took <= _QUICK_SECONDS:
-        return 0.0
-    return max(min(most_seconds, _TIMES_AS_LONG * took), _LEAST_TIMES * took)
-
-
-class SingleFlightCache(Generic[T]):
-    """Computes a value once for all concurrent callers, and caches it for a while."""
-
-    def __init__(
-        self,
-        find: Callable[[], Coroutine[Any, Any, T]],
-        most_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._find = find
-        self._most_seconds = most_seconds
-        self._clock = clock
-        self._finding: asyncio.Task[T] | None = None
-        self._good_until = 0.0
-
-    async def get(self) -> T:
-        if self._finding is None or (self._finding.done() and self._clock() >= self._good_until):
-            self._finding = asyncio.create_task(self._compute())
-        # A caller that is cancelled must not cancel it for the others.
-        return await asyncio.shield(self._finding)
-
-    async def _compute(self) -> T:
-        self._good_until = 0.0
-        began = self._clock()
-        found = await self._find()
-        now = self._clock()
-        self._good_until = now + cache_seconds(now - began, self._most_seconds)
-        return found

@@ -22,7 +22,6 @@ from queen.broker.ack.dead_letters import DeadLetters
 from queen.broker.ack.leases import LeaseBook, Releaser, Renewer
 from queen.broker.ack.redrive import Redriver
 from queen.broker.broker import Broker
-from queen.broker.catalog import Catalog
 from queen.broker.change_log import ChangeReader
 from queen.broker.events import Event, EventKind, named, signal
 from queen.broker.heartbeat import DatabaseHeartbeat, DatabaseProbe, MaintenanceModes
@@ -41,44 +40,45 @@ from queen.broker.pop.namespace_pop import NamespacePops
 from queen.broker.pop.popper import Popper
 from queen.broker.pop.scanner import Share
 from queen.broker.push.announcer import Announcer
-from queen.broker.push.append_batch import BatchAssembler
 from queen.broker.push.append_lock import AppendLock
-from queen.broker.push.appender import Appender
-from queen.broker.push.dedup import Dedup
-from queen.broker.push.dedup_filter import DedupFilter, SpillFile
 from queen.broker.push.pusher import Pusher
 from queen.broker.push.replay import SpoolDrainer
-from queen.broker.push.slices import SlicePreparer
 from queen.broker.push.spool_router import SpoolRouter
 from queen.broker.queues import Queues
-from queen.broker.segments import SegmentCache
 from queen.broker.topics.jobs import topic_jobs
 from queen.broker.topics.topics import TOPIC_EVENTS, Topics
-from queen.broker.transactions.stages import Stages
 from queen.broker.transactions.stream_cycles import StreamCycles
 from queen.broker.transactions.stream_queries import StreamQueries
 from queen.broker.transactions.transactions import Transactions
 from queen.bus.peers import Peers, ShardPeers
-from queen.concurrency import SingleFlightCache
 from queen.dashboard import Dashboard
 from queen.http.api.context import Api, MetricSource, Shard
 from queen.http.api.table import add_routes
-from queen.http.api.view_cache import HostViewCache, ViewCache
+from queen.http.api.view_cache import HostViewCache
 from queen.http.auth.ip_limit import IpLimit
 from queen.http.consume.consumers import Consumers
 from queen.http.server.message import Access, Handler, Route
 from queen.http.server.observe import SlowLog, watched
 from queen.http.server.protocol import Shell
 from queen.http.server.router import Around, Router
+from queen.log.append_batch import BatchAssembler
+from queen.log.appender import Appender
+from queen.log.catalog import Catalog
+from queen.log.dedup import Dedup
+from queen.log.dedup_filter import DedupFilter, SpillFile
+from queen.log.segments import SegmentCache
+from queen.log.slices import SlicePreparer
+from queen.log.stages import Stages
 from queen.metrics.meter import Meter
 from queen.metrics.report import SnapshotStore
 from queen.monitoring.families import HostFamilies, PipelineFamilies
-from queen.monitoring.history import History
+from queen.monitoring.history import History, Standings
 from queen.monitoring.recorder import Recorder, ShellView
 from queen.monitoring.scrape import Scraper, ShardsScraper
 from queen.monitoring.status import Status
 from queen.redis.interfaces import Counters
 from queen.settings import Settings
+from queen.single_flight import SingleFlightCache
 from queen.spool.spool import Spool
 from queen.storage.database import Database, Record
 from queen.storage.shard_setup import check_alone
@@ -139,7 +139,9 @@ class Worker:
         host_cache = HostViewCache(runtime_dir) if settings.num_workers > 1 else None
         shards = [self._shard(broker, some) for broker, some in zip(self.brokers, standings, strict=True)]
         shard_router = self._sharded.router if self._sharded is not None else None
-        add_routes(router, self.api, shards, ViewCache(settings.stats_cache_ms / 1000, host_cache), shard_router)
+        add_routes(
+            router, self.api, shards, SingleFlightCache(settings.stats_cache_ms / 1000, host_cache), shard_router
+        )
         self.port = settings.port if port is None else port
 
     async def start(self) -> None:
@@ -171,7 +173,7 @@ class Worker:
         for broker in self.brokers:
             await broker.stop()
 
-    def _shard(self, broker: Broker, standings: SingleFlightCache[list[Record]]) -> Shard:
+    def _shard(self, broker: Broker, standings: Standings) -> Shard:
         """One shard with its views. What workers have counted is kept by the first shard for all of them."""
         return Shard(
             broker,
@@ -196,7 +198,7 @@ class Worker:
             pipelines.families,
         )
 
-    def _scraper(self, standings: Sequence[SingleFlightCache[list[Record]]]) -> Scraper:
+    def _scraper(self, standings: Sequence[Standings]) -> Scraper:
         """Metrics of all shards."""
         first, *others = [
             Scraper(
@@ -211,9 +213,10 @@ class Worker:
         ]
         return ShardsScraper(first, others) if others else first
 
-    def _standings(self, broker: Broker) -> SingleFlightCache[list[Record]]:
+    def _standings(self, broker: Broker) -> Standings:
         seconds = self.settings.stats_cache_ms / 1000
-        return SingleFlightCache(partial(broker.database.fetch, "queue_standings", "", "", ""), seconds)
+        cache: SingleFlightCache[list[Record]] = SingleFlightCache(seconds)
+        return partial(cache.get, "standings", partial(broker.database.fetch, "queue_standings", "", "", ""))
 
 
 def _brokers(settings: Settings, worker_id: int, runtime_dir: Path) -> tuple[Broker, ...]:

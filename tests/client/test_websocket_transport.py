@@ -134,7 +134,7 @@ async def test_a_consumer_moves_to_another_server_when_its_own_stops(
     await servers[1].push("q", 1)
     await until(lambda: bool(seen))
     workers = [server.worker for server in servers]
-    (used,) = [worker for worker in workers if worker is not None and worker.consume.connections]
+    (used,) = [worker for worker in workers if worker is not None and worker.consumers.connections]
     await used.stop()
     (other,) = [server for server in servers if server.worker is not used]
     await other.push("q", 2)

@@ -425,6 +425,7 @@ _SURFACES: dict[str, Surface] = {
     "DELETE /api/v1/queues/{queue}/clear": Surface(unknown={"queue": 404}, names=("partition",)),
     "GET /api/v1/resources/queues": Surface(numbers=_PAGE, names=("namespace", "task")),
     "GET /api/v1/resources/queues/{queue}": Surface(unknown={"queue": 404}),
+    "GET /api/v1/resources/queues/{queue}/depth": Surface(unknown={"queue": 404}),
     "GET /api/v1/resources/partitions": Surface(numbers=_PAGE, names=("queue",)),
     "GET /api/v1/resources/namespaces": Surface(),
     "GET /api/v1/resources/tasks": Surface(),

@@ -643,6 +643,41 @@ async def test_refreshing_statistics_says_of_how_many_things_they_are(api: Api) 
     )
 
 
+async def test_the_depth_of_a_queue_is_what_it_stores_and_what_each_group_has_before_it(api: Api) -> None:
+    await api.push("deep", 1, 2, 3, partition="a")
+    await api.push("deep", 4, partition="b")
+    assert await depth(api, "deep") == {"queue": "deep", "depth": 4, "groups": {}}
+    for partition in ("a", "b"):
+        await api.pop("deep", partition, consumerGroup="reads", batch=1, autoAck=True)
+    assert (await depth(api, "deep"))["groups"] == {"reads": 2}
+    assert await api.pop("deep", consumerGroup="late", subscriptionMode="new") == []
+    assert (await depth(api, "deep"))["groups"] == {"late": 0, "reads": 2}
+    await api.push("deep", 5, 6, partition="c")
+    await api.push("deep", 7, partition="b")
+    assert await depth(api, "deep") == {"queue": "deep", "depth": 7, "groups": {"late": 3, "reads": 3}}
+    listed = (await api.call("GET", "/api/v1/consumer-groups")).body
+    assert {group["name"]: group["totalLag"] for group in listed} == {"late": 3, "reads": 3}
+    (message,) = await api.pop("deep", "b", consumerGroup="reads")
+    assert (await depth(api, "deep"))["groups"]["reads"] == 3, "what is leased is not consumed"
+    await api.ack([message], group="reads")
+    assert (await depth(api, "deep"))["groups"]["reads"] == 2
+    await api.call("DELETE", "/api/v1/queues/deep/clear")
+    assert await depth(api, "deep") == {"queue": "deep", "depth": 0, "groups": {"late": 0, "reads": 0}}
+
+
+async def test_the_depth_of_an_empty_queue_is_zero_and_of_a_missing_one_not_found(api: Api) -> None:
+    await api.configure("empty")
+    assert await depth(api, "empty") == {"queue": "empty", "depth": 0, "groups": {}}
+    assert (await api.call("GET", "/api/v1/resources/queues/missing/depth")).status == 404
+
+
+async def depth(api: Api, queue: str) -> dict[str, Any]:
+    answer = await api.call("GET", f"/api/v1/resources/queues/{queue}/depth")
+    assert answer.status == 200, answer
+    found: dict[str, Any] = answer.body
+    return found
+
+
 def test_each_route_asks_for_the_access_it_needs() -> None:
     declared = [*queues.routes.operations, *groups.routes.operations]
     access = {(operation.method, operation.path): operation.access for operation in declared}
@@ -653,7 +688,7 @@ def test_each_route_asks_for_the_access_it_needs() -> None:
             assert level is Access.ADMIN, pattern
         else:
             assert level is Access.READ_WRITE, pattern
-    assert len(access) == 17
+    assert len(access) == 18
 
 
 async def test_ten_thousand_partitions_are_counted_in_less_than_half_a_second(api: Api, connection: Connection) -> None:

@@ -21,10 +21,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from queen.broker.push.dedup_filter import DedupFilter
-from queen.broker.transactions.stager import Stager
-from queen.broker.transactions.stages import Attempt, Stages
-from queen.spark.publish import topic_steps
+from queen.log.dedup_filter import DedupFilter
+from queen.log.stager import Stager
+from queen.log.stages import Attempt, Stages
+from queen.log.topic_store import TopicPublisher
 from queen.storage.database import Database, Transaction
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource
@@ -106,7 +106,7 @@ class Publisher:
             self.database,
             Envelope(),
             IdSource(),
-            topic_steps(self.database),
+            TopicPublisher(self.database),
             lambda fed: None,
             dedup_window=3600,
             seen=DedupFilter(1 << 20),
@@ -224,7 +224,7 @@ async def test_a_large_batch_of_given_ids_is_checked_in_pieces(
     publisher: Publisher, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Later pieces of a partition meet what earlier ones have just stored, in the same transaction."""
-    monkeypatch.setattr("queen.broker.transactions.stages._PIECE_MESSAGES", 1500)
+    monkeypatch.setattr("queen.log.stages._PIECE_MESSAGES", 1500)
     ids = [f"id {number % 3000}" for number in range(6000)]
     attempts = [
         await publisher.stage(

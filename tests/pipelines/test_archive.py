@@ -230,7 +230,7 @@ async def test_an_archive_that_is_killed_loses_and_doubles_nothing(archiving: Ar
     seen = archiving.plain()
     assert 0 < len(seen) < 2000
     assert len(set(seen)) == len(seen)
-    assert archiving.runner.state.status("archive-archive").error == "its process ended without a word"
+    assert archiving.runner.state.status("archive-archive").error == "its process was killed"
     await archiving.archive("orders", rows_per_batch=1000)
     assert archiving.plain() == sorted((f"p{n}", offset) for n in range(4) for offset in range(500))
     reports = await archiving.reconcile()

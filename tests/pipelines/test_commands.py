@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from queen.cli.app import run
 from queen.pipelines.errors import AlreadyRunning, PipelineError
 from queen.pipelines.state import StateDirectory
 from queen.wire.pipelines import PipelineState, PipelineStatus, QueryStatus, write_status
@@ -40,6 +41,18 @@ async def _queen(*arguments: str, environ: Mapping[str, str] | None = None) -> t
     out, err = await child.communicate()
     assert child.returncode is not None
     return child.returncode, out.decode(), err.decode()
+
+
+def _here(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """A command in this process, which starts no interpreter for it."""
+    before, sys.argv = sys.argv, ["queen", *arguments]
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run()
+    finally:
+        sys.argv = before
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
 
 
 @asynccontextmanager
@@ -102,10 +115,13 @@ def _metric(text: str, name: str) -> float:
     return float(line.rpartition(" ")[2])
 
 
-async def test_without_java_commands_say_what_to_install_and_the_rest_works(tmp_path: Path) -> None:
+def test_without_java_commands_say_what_to_install_and_the_rest_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "p.yaml"
     file.write_text(_FILE.replace("DIR", str(tmp_path)))
-    environ = {"PATH": str(tmp_path), "JAVA_HOME": "", "QUEEN_DATA_DIR": str(tmp_path / "data")}
+    for name, value in {"PATH": str(tmp_path), "JAVA_HOME": "", "QUEEN_DATA_DIR": str(tmp_path / "data")}.items():
+        monkeypatch.setenv(name, value)
     for arguments in (
         ("run", str(file)),
         ("validate", str(file)),
@@ -116,13 +132,13 @@ async def test_without_java_commands_say_what_to_install_and_the_rest_works(tmp_
         ("dlq-report",),
         ("example", str(tmp_path / "example")),
     ):
-        code, out, err = await _queen("pipeline", *arguments, environ=environ)
+        code, out, err = _here(capsys, "pipeline", *arguments)
         assert (code, out) == (1, ""), arguments
         assert "needs Java 17 or newer" in err
         assert "apt install openjdk-17-jre-headless" in err
-    code, out, _ = await _queen("pipeline", "validate", "--no-spark", str(file), environ=environ)
+    code, out, _ = _here(capsys, "pipeline", "validate", "--no-spark", str(file))
     assert (code, "is good: 1 sources" in out) == (0, True)
-    code, out, _ = await _queen("version", environ=environ)
+    code, out, _ = _here(capsys, "version")
     assert code == 0
 
 
@@ -139,8 +155,16 @@ async def test_without_java_commands_say_what_to_install_and_the_rest_works(tmp_
         (("rollup", "--every", "often"), "--every often: expected a length of time"),
     ],
 )
-async def test_what_cannot_be_done_is_said_in_a_line(tmp_path: Path, arguments: tuple[str, ...], expected: str) -> None:
-    code, _, err = await _queen("pipeline", *arguments, environ={"QUEEN_DATA_DIR": str(tmp_path)})
+def test_what_cannot_be_done_is_said_in_a_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    expected: str,
+) -> None:
+    monkeypatch.setenv("QUEEN_DATA_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    code, _, err = _here(capsys, "pipeline", *arguments)
     assert code == 1
     assert expected in err
     assert "Traceback" not in err
@@ -189,6 +213,6 @@ def test_a_pipeline_runs_once_at_a_time_and_one_that_died_is_known_to_have(tmp_p
         with pytest.raises(AlreadyRunning, match="runs already"), state.running("p"):
             pass
     died = state.status("p")
-    assert (died.state, died.error) == (PipelineState.FAILED, "its process ended without a word")
+    assert (died.state, died.error) == (PipelineState.FAILED, "its process was killed")
     with pytest.raises(PipelineError, match="does not run"):
         state.stop("p", 1)

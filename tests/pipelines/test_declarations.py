@@ -166,7 +166,7 @@ _BAD_YAML = {
         "p.yaml:3: step 'x' takes rows from 'event', which is not there; did you mean 'events'?"
     ],
     "sources: {a: {rate: 1}}\nsteps:\n  x: {sql: SELECT * FROM y}\n  y: {sql: SELECT * FROM x}\n"
-    "sinks: {s: {from: x, console: true}}": ["p.yaml:3: step 'x' takes its own rows, by a roundabout way"],
+    "sinks: {s: {from: x, console: true}}": ["p.yaml:3: step 'x' depends on itself"],
     "sources: {a: {rate: 1}}\nsteps:\n  w: {from: a, tumbling: 1 minute, aggregate: {n: count(*)}}\n"
     "sinks: {s: {from: w, console: true}}": ["p.yaml:3: step 'w' cuts time into windows, but 'a' has no event_time"],
     f"sources: {{a: {{rate: 1, {_TIMED}}}}}\nsteps:\n  w: {{from: a, sliding: 1 minute, aggregate: {{n: count(*)}}}}\n"
@@ -212,6 +212,33 @@ def test_bad_python_is_refused_with_what_and_where(tmp_path: Path, text: str) ->
     with pytest.raises(DeclarationError) as refused:
         load(path)
     assert _BAD_PYTHON[text] in str(refused.value)
+
+
+def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(
+        """\
+sources:
+  events: {queue: events, schema: n int, fail_on_data_loss: perhaps}
+  broken: {qeue: events}
+steps:
+  many: {from: events, tumbling: 1 minute, aggregate: {n: count(*)}}
+  from_broken: {from: broken, tumbling: 1 minute, aggregate: {n: count(*)}}
+sinks:
+  out: {from: mnay, queue: out}
+  other: {from: broken, queue: out, partitoin: n}
+"""
+    )
+    with pytest.raises(DeclarationError) as refused:
+        load(file)
+    assert [(problem.where.line, problem.text[:36]) for problem in refused.value.problems] == [
+        (2, "'fail_on_data_loss' must be true or "),
+        (3, "source 'broken' says none of queue, "),
+        (5, "step 'many' cuts time into windows, "),
+        (8, "sink 'out' takes rows from 'mnay', w"),
+        (9, "sink 'other': unknown 'partitoin'; d"),
+    ]
+    assert "did you mean 'many'?" in str(refused.value)
 
 
 def test_a_file_that_is_not_there_or_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from queen.pipelines.jobs.dlq_report import dlq_report
 from queen.pipelines.jobs.rollup import rollup
 from queen.pipelines.manifest import Manifest
 from queen.pipelines.session import Connection
+from queen.pipelines.sinks import TableSink
 from queen.wire.pipelines import PipelineState
 from tests.api import Api
 from tests.database import Connection as Database
@@ -92,6 +93,32 @@ async def test_rows_go_from_a_queue_to_a_queue_a_topic_and_a_table_once(
     assert lags.status == 200
 
 
+async def test_a_table_keeps_the_newest_row_of_each_key(runner: Runner, dsn: str, connection: Database) -> None:
+    await connection.execute("CREATE TABLE public.newest (key text PRIMARY KEY, value int)")
+    sink = TableSink(dsn, "public.newest", "test", key=["key"])
+    sink.prepare()
+    ordered = TableSink(dsn, "public.newest", "ordered", key=["key"], order_by=["value"])
+
+    def write() -> None:
+        # In four tasks, each of which has all keys: what comes last in the frame is newest.
+        frame = runner.spark.range(0, 400, 1, 4).selectExpr("string(id % 100) AS key", "int(id) AS value")
+        sink(frame, 0)
+        sink(frame.where("value < 50"), 0)
+
+    async def rows() -> dict[str, int]:
+        return {row["key"]: row["value"] for row in await connection.fetch("SELECT key, value FROM public.newest")}
+
+    await asyncio.to_thread(write)
+    assert await rows() == {str(key): 300 + key for key in range(100)}
+    messages = [("a", 1, 7), ("a", 3, 9), ("a", 2, 8), ("b", 5, 1)]
+    frame = runner.spark.createDataFrame(messages, "key string, value int, _offset long")
+    await asyncio.to_thread(sink, frame, 1)
+    assert {key: value for key, value in (await rows()).items() if key in "ab"} == {"a": 3, "b": 5}
+    frame = runner.spark.createDataFrame([("a", 9), ("a", 4)], "key string, value int")
+    await asyncio.to_thread(ordered, frame, 0)
+    assert (await rows())["a"] == 9
+
+
 async def test_a_pipeline_outlives_an_absence_of_postgresql(
     runner: Runner, api: Api, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -117,7 +144,7 @@ async def test_a_pipeline_outlives_an_absence_of_postgresql(
     await until(lambda: manifest.exists and manifest.snapshot().rows == 1)
     async with proxy.away():
         await api.push("events", {"n": 2})
-        await until(lambda: "is started again in a moment" in caplog.text)
+        await until(lambda: "restarting it in" in caplog.text)
     await until(lambda: manifest.snapshot().rows == 2)
     run.stop.set()
     status = await ended

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from typing import Any
 
 import asyncpg
+import msgspec
+import pytest
 
+from queen.broker.sharding.fleet import connect_fleet
+from queen.broker.sharding.move import Mover
+from queen.errors import Conflict, SettingsError
+from queen.spark.publishers import ShardPublisher, StagedPart
+from queen.spark.shard_writer import Shard
+from queen.wire.push import PushItem
+from queen.wire.shards import Name
 from tests.api import Api
 from tests.database import stored_ids
+from tests.shards.names import queue_on
 from tests.topic_api import TopicApi, item, values
 
 RUN = "6f1b9a52-0d52-4c84-9d0c-6a2f5f0b7d11"
@@ -73,3 +84,34 @@ async def test_items_go_to_the_shards_of_their_topics(api: Api, topics: TopicApi
     assert (await publish(api, 0, attempts))["messages"] == 6
     for name in names:
         assert values(await topics.dequeue(topic=name)) == [name]
+
+
+async def test_a_writer_follows_a_queue_that_moves(api: Api, dsns: tuple[str, str]) -> None:
+    """As a Python process of Spark that is kept from batch to batch."""
+    queue = queue_on(0)
+    await api.push(queue, "first")
+    async with connect_fleet(dsns) as fleet:
+        mover = Mover(fleet)
+        publisher = await asyncio.to_thread(ShardPublisher, dsns, encryption_keys=(), dedup_window=3600.0)
+
+        def write(batch: int) -> list[StagedPart]:
+            staging = publisher.begin(RUN, batch)
+            staging.add([PushItem(queue, "Default", msgspec.Raw(b"%d" % batch))])
+            return staging.finish()
+
+        await asyncio.to_thread(lambda: publisher.publish(RUN, 0, write(0)))
+        await mover.move(Name.queue(queue), 1)
+        await asyncio.to_thread(lambda: publisher.publish(RUN, 1, write(1)))
+        staged = await asyncio.to_thread(write, 2)
+        await mover.move(Name.queue(queue), 0)
+        with pytest.raises(Conflict, match=f"queue {queue} was moved to shard 0 after the batch was staged"):
+            await asyncio.to_thread(publisher.publish, RUN, 2, staged)
+        await asyncio.to_thread(lambda: publisher.publish(RUN, 2, write(2)))
+        await asyncio.to_thread(publisher.close)
+    assert [message["data"] for message in await api.pop(queue, batch=10, wait=True)] == ["first", 0, 1, 2]
+
+
+async def test_a_writer_that_is_refused_fails_at_once(api: Api, dsns: tuple[str, str]) -> None:
+    shard = Shard(dsns[0].replace("postgres@", "nobody@"), dedup_window=60.0, outage_grace=600.0)
+    with pytest.raises(SettingsError, match='refuses the connection: role "nobody" does not exist'):
+        await asyncio.to_thread(shard.layout)

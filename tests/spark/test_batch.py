@@ -9,22 +9,12 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import Row
-from pyspark.sql import functions as f
-from pyspark.sql.datasource import (
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
 
 from queen.embedded import EmbeddedPostgres
 from queen.errors import QueenError
-from queen.spark.batch import FilteringReader
+from queen.spark.batch import QueenReader
 from queen.spark.options import parse_read_options
 from queen.spark.schemas import schema_of
 from tests.ageing import Connection, age, clean
@@ -98,41 +88,61 @@ async def test_a_part_of_a_queue_is_read_by_offset_and_by_time(api: Api, read: R
     assert await payloads(startingTimestamp="2026-01-01", endingOffsets='{"Default": 1, "eu": 0}') == [0]
 
 
-async def test_filters_are_pushed_down(api: Api, read: Read, dsn: str, connection: Connection) -> None:
-    await api.push("orders", 0, 1, 2, 3)
-    await age(connection, 100)
-    await api.push("orders", 4, 5)
-    await api.push("orders", 10, 11, partition="eu")
-    await api.push("bills", 20)
-    times = [row["created_at"] for row in await connection.fetch("SELECT created_at FROM queen.segments ORDER BY 1")]
-
-    def numbers(*filters: Filter) -> list[int]:
-        """What is read while Spark evaluates none of the filters."""
-        both = reader(dsn, queue="orders,bills", columns="queue,partition,offset,created_at,payload")
-        assert list(both.pushFilters([*filters])) == []
-        batches = [batch for task in both.partitions() for batch in both.read(task)]
-        return sorted(int(payload) for batch in batches for payload in batch["payload"].to_pylist())
-
-    assert numbers(EqualTo(("queue",), "orders"), In(("partition",), ("eu", "us"))) == [10, 11]
-    assert numbers(EqualTo(("partition",), "eu"), EqualTo(("partition",), "us")) == []
-    assert numbers(GreaterThan(("offset",), 0), LessThan(("offset",), 4), IsNotNull(("offset",))) == [1, 2, 3, 11]
-    assert numbers(GreaterThanOrEqual(("offset",), 4), LessThanOrEqual(("offset",), 4)) == [4]
-    assert numbers(EqualTo(("offset",), 5)) == [5]
-    assert numbers(EqualTo(("created_at",), times[1])) == [4, 5]
-    assert numbers(GreaterThan(("created_at",), times[1])) == [10, 11, 20]
-    assert numbers(GreaterThanOrEqual(("created_at",), times[1]), LessThan(("created_at",), times[2])) == [4, 5]
-    assert numbers(LessThanOrEqual(("created_at",), times[1])) == [0, 1, 2, 3, 4, 5]
-    # A field of the payload that is called like a column is none.
-    named = reader(dsn, columns="offset", schema=StructType().add("partition", StringType()).json())
-    filters: list[Filter] = [EqualTo(("partition",), "eu"), EqualTo(("offset",), 1)]
-    assert list(named.pushFilters(filters)) == filters[:1]
-    # Spark says the same, with those that it evaluates itself, and with filters pushed down or not.
-    condition = (f.col("created_at") <= f.lit(times[1])) & (f.col("offset") > 2) & (f.col("payload") != "5")
-    for enabled in ("true", "false"):
-        read.spark.conf.set("spark.sql.python.filterPushdown.enabled", enabled)
-        rows = await collect(lambda: read("orders,bills").where(condition))
-        assert sorted(row.payload for row in rows) == ["3", "4"]
+async def test_a_filtered_read_leaves_the_whole_one_whole(api: Api, read: Read) -> None:
+    await api.push("orders", *range(20))
     read.spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        orders = read("orders")
+        assert len(await collect(lambda: orders.where("offset < 5"))) == 5
+        assert len(await collect(lambda: orders)) == 20
+        apart = orders.join(orders.where("offset > 17").select("offset"), "offset", "left_anti")
+        assert len(await collect(lambda: apart)) == 18
+    finally:
+        read.spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+async def test_a_view_shows_what_was_pushed_since_it_was_first_used(api: Api, read: Read) -> None:
+    await api.push("orders", 0)
+    read("orders").createOrReplaceTempView("seen")
+
+    def payloads() -> list[str]:
+        return sorted(row.payload for row in read.spark.sql("SELECT payload FROM seen").collect())
+
+    assert await asyncio.to_thread(payloads) == ["0"]
+    await api.push("orders", 1)
+    await api.push("orders", 2, partition="new")
+    assert await asyncio.to_thread(payloads) == ["0", "1", "2"]
+
+
+async def test_what_comes_after_planning_is_read_unless_an_end_was_given(
+    api: Api, dsn: str, connection: Connection
+) -> None:
+    await api.push("orders", 0, 1)
+    between = (await connection.fetchval("SELECT clock_timestamp()")).isoformat()
+    open_end, fixed = reader(dsn), reader(dsn, endingOffsets='{"Default": 2}')
+    since = reader(dsn, startingTimestamp=between)
+    (task,), (fixed_task,), (since_task,) = open_end.partitions(), fixed.partitions(), since.partitions()
+    await api.push("orders", 2)
+    await api.push("orders", 3, partition="eu")
+    assert payloads_of(open_end, task) == ["0", "1", "2", "3"]
+    assert payloads_of(since, since_task) == ["2", "3"]
+    assert payloads_of(fixed, fixed_task) == ["0", "1"]
+
+
+async def test_partitions_are_chosen_and_names_may_hold_commas(api: Api, dsn: str) -> None:
+    await api.push("orders", 0)
+    await api.push("orders", 1, partition="eu, west")
+    await api.push("a,b", 2)
+    await api.push("orders-2", 3)
+
+    def payloads(**options: str) -> list[str]:
+        chosen = reader(dsn, **options)
+        return sorted(payload for task in chosen.partitions() for payload in payloads_of(chosen, task))
+
+    assert payloads(partitions='["eu, west"]') == ["1"]
+    assert payloads(queue='["a,b", "orders-2"]') == ["2", "3"]
+    assert payloads(queue="", subscribePattern="orders(-.*)?") == ["0", "1", "3"]
+    assert payloads(queue="", subscribePattern="nothing") == []
 
 
 async def test_a_schema_makes_columns_of_the_payload(api: Api, read: Read) -> None:
@@ -175,7 +185,10 @@ async def test_spark_says_what_is_wrong_with_a_payload_and_with_a_schema(api: Ap
         ({"queue": "ordrs"}, "there is no queue ordrs"),
         ({"startingOffsets": '{"us": 1}'}, "partition 'us'"),
         ({"startingOffsets": '{"bills": {"Default": 1}}'}, "queue 'bills' has no such partition"),
-        ({"databaseUrls": "postgresql://nobody@127.0.0.1:1/none"}, "127.0.0.1:1/none is not reachable"),
+        (
+            {"databaseUrls": "postgresql://me@127.0.0.1:1/none", "outageGraceSeconds": "0"},
+            "1:1/none is unavailable",
+        ),
     ],
 )
 async def test_what_cannot_be_read_is_said(options: dict[str, str], said: str, api: Api, dsn: str) -> None:
@@ -185,12 +198,12 @@ async def test_what_cannot_be_read_is_said(options: dict[str, str], said: str, a
     assert said in str(raised.value)
 
 
-def reader(dsn: str, **options: str) -> FilteringReader:
+def reader(dsn: str, **options: str) -> QueenReader:
     """The reader that Spark would talk to."""
     parsed = parse_read_options({"queue": "orders", "databaseUrls": dsn} | options, {})
     schema = schema_of(parsed)
     assert isinstance(schema, StructType)
-    return FilteringReader(parsed, schema)
+    return QueenReader(parsed, schema)
 
 
 async def test_an_encrypted_queue_is_read_with_its_key(start_server: StartServer, read: Read) -> None:
@@ -235,3 +248,7 @@ async def test_a_queue_is_a_view_in_sql(api: Api, read: Read) -> None:
     rows = await asyncio.to_thread(run)
 
     assert [tuple(row) for row in rows] == [("Default", 7), ("it's", 5)]
+
+
+def payloads_of(reader: QueenReader, task: InputPartition) -> list[str]:
+    return [payload for batch in reader.read(task) for payload in batch["payload"].to_pylist()]

@@ -20,16 +20,11 @@ HERE = Path(__file__).parent
 CONNECT = """
 import sys
 from pyspark.sql import SparkSession
-spark = SparkSession.builder.remote("local[1]").config("spark.sql.python.filterPushdown.enabled", "true").getOrCreate()
+spark = SparkSession.builder.remote("local[1]").getOrCreate()
 queue = spark.read.format("queen").option("queue", "orders").option("databaseUrls", sys.argv[1]).load()
 print([row.payload for row in queue.where("offset >= 1").orderBy("offset").collect()])
 spark.stop()
 """
-
-
-@pytest.mark.timeout(900)
-def test_a_queue_is_read_on_a_cluster(tmp_path: Path) -> None:
-    run_on_cluster(tmp_path, 1, "test_batch.py::test_a_queue_is_read_whole_with_all_its_columns")
 
 
 @pytest.mark.soak

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
@@ -141,6 +142,26 @@ def test_payloads_that_do_not_fit_are_found_among_those_that_do() -> None:
     assert [row["id"] for row in rows] == [None if n in bad else n for n in range(50)]
     assert any("Column(/id) changed from number to string" in text for text in why)
     assert any("not a JSON object" in text for text in why)
+
+
+@pytest.mark.parametrize(
+    ("precision", "scale", "payload"),
+    [(5, 2, "1234.5"), (38, 18, "123456789012345678901"), (38, 18, "9" * 38), (38, 38, "1"), (5, 2, "1e40")],
+)
+def test_a_decimal_that_does_not_fit_is_found(precision: int, scale: int, payload: str) -> None:
+    parser = PayloadParser(pa.schema([("x", pa.decimal128(precision, scale))]))
+    fields, unfit = parser.parse(pa.array([f'{{"x": {payload}}}', '{"x": 0.5}']), lambda index, why: None)
+    assert unfit.tolist() == [True, False]
+    assert fields["x"].to_pylist() == [None, Decimal("0.5")]
+
+
+def test_whatever_is_to_be_text_becomes_text() -> None:
+    parser = PayloadParser(pa.schema([("x", pa.string()), ("y", pa.struct([("z", pa.list_(pa.string()))]))]))
+    payloads = ['{"x": {"a": [1, true]}}', ' {"x": 1.5, "y": {"z": [1, "b", null]}}', "", '{"x": "\u00e9"}']
+    fields, unfit = parser.parse(pa.array(payloads), lambda index, why: None)
+    assert unfit.tolist() == [False, False, True, False]
+    assert fields["x"].to_pylist() == ['{"a":[1,true]}', "1.5", None, "\u00e9"]
+    assert fields["y"].to_pylist() == [None, {"z": ["1", "b", None]}, None, None]
 
 
 def test_without_fields_every_payload_fits() -> None:

@@ -23,7 +23,12 @@ def parse(**options: str) -> ReadOptions:
     [
         ({"queue": ""}, "which queue"),
         ({"queue": "a,b,a"}, "twice"),
-        ({"colums": "offset"}, "no option 'colums'"),
+        ({"colums": "offset"}, "no option 'colums' here; did you mean 'columns'?"),
+        ({"queue": '["a", 1]'}, "JSON list such as"),
+        ({"subscribePattern": "orders.*"}, "either queue or subscribePattern"),
+        ({"queue": "", "subscribePattern": "orders["}, "not a regular expression"),
+        ({"outageGraceSeconds": "-1"}, "seconds from 0 to 86400"),
+        ({"parsedColumn": "order"}, "give option schema"),
         ({"table": "messges"}, "messages, dlq, traces, topic, lag"),
         ({"mode": "DROPMALFORMED"}, "PERMISSIVE, FAILFAST"),
         ({"startingOffsets": "soon"}, 'earliest, latest, or JSON such as {"Default": 12}'),

@@ -72,8 +72,8 @@ async def test_what_the_server_says_reaches_the_reader(start_server: StartServer
         span = Span("vault", "Default", 0, 1, 0, 1)
         with pytest.raises(QueenError, match=r"409.*offset 0 cannot be read"):
             list(ServerLog(keyless.url, None).segments([span]))
-        with pytest.raises(DatabaseUnavailable, match=r"127\.0\.0\.1:1 is not reachable"):
-            open_log(Access(server="http://127.0.0.1:1")).positions(["orders"])
+        with pytest.raises(DatabaseUnavailable, match=r"127\.0\.0\.1:1 is unavailable"):
+            open_log(Access(server="http://127.0.0.1:1", outage_grace=0)).positions(["orders"])
 
     await asyncio.to_thread(ask)
 

@@ -16,12 +16,19 @@ from tests.spark.conftest import SETTINGS
 
 
 def main(url: str, checkpoint: str, events_per_batch: str) -> None:
+    """In a process of its own."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]")
     for key, value in SETTINGS.items():
         builder = builder.config(key, value)
     spark = builder.config("spark.sql.streaming.noDataMicroBatches.enabled", "true").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    count_windows(spark, url, checkpoint, events_per_batch)
+    spark.stop()
+
+
+def count_windows(spark: SparkSession, url: str, checkpoint: str, events_per_batch: str) -> None:
+    """Until everything is counted."""
     spark.dataSource.register(QueenDataSource)
     events = (
         spark.readStream.format("queen")
@@ -47,7 +54,6 @@ def main(url: str, checkpoint: str, events_per_batch: str) -> None:
         .start()
     )
     query.awaitTermination()
-    spark.stop()
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queen.broker.push import dedup_filter as overflow
-from queen.broker.push.dedup_filter import DedupFilter, Hashes, SpillFile
+from queen.log import dedup_filter as overflow
+from queen.log.dedup_filter import DedupFilter, Hashes, SpillFile
 from queen.wire.segment import transaction_hash
 
 

@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queen.broker.segments import SegmentCache
+from queen.log.segments import SegmentCache
 from queen.wire.ids import IdSource
 from queen.wire.segment import Segment, pack_segment
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from queen.concurrency import SingleFlightCache, cache_seconds
 from queen.errors import BadRequest
-from queen.http.api.view_cache import Claim, Found, HostViewCache, ViewCache
+from queen.http.api.view_cache import FileClaim, HostViewCache, cached
 from queen.http.server.message import Request, Response
+from queen.single_flight import Cached, SingleFlightCache, cache_seconds
 
 
 class View:
@@ -43,7 +43,7 @@ def request(path: str = "/status", **query: str) -> Request:
 
 async def test_those_who_ask_meanwhile_get_the_same_answer() -> None:
     view = View()
-    handler = ViewCache(0).of(view.find)
+    handler = cached(view.find, SingleFlightCache(0))
     asking = [asyncio.ensure_future(handler(request())) for _ in range(5)]
     other = asyncio.ensure_future(handler(request(queue="other")))
     await asyncio.sleep(0)
@@ -55,7 +55,7 @@ async def test_those_who_ask_meanwhile_get_the_same_answer() -> None:
 
 async def test_whoever_goes_away_does_not_take_the_answer_from_the_others() -> None:
     view = View()
-    handler = ViewCache(0).of(view.find)
+    handler = cached(view.find, SingleFlightCache(0))
     first, second = (asyncio.ensure_future(handler(request())) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
@@ -66,7 +66,7 @@ async def test_whoever_goes_away_does_not_take_the_answer_from_the_others() -> N
 async def test_an_answer_that_took_long_is_given_again_and_one_found_quickly_is_not() -> None:
     view = View()
     view.go_on.set()
-    handler = ViewCache(1.0, clock=view.clock).of(view.find)
+    handler = cached(view.find, SingleFlightCache(1.0, clock=view.clock))
     assert [(await handler(request())).body for _ in range(3)] == [b"1", b"2", b"3"]
     view.seconds = 0.03
     assert [(await handler(request())).body for _ in range(3)] == [b"4", b"4", b"4"]
@@ -84,7 +84,7 @@ async def test_nothing_is_given_again_when_that_is_not_wanted() -> None:
     view = View()
     view.go_on.set()
     view.seconds = 0.03
-    handler = ViewCache(0, clock=view.clock).of(view.find)
+    handler = cached(view.find, SingleFlightCache(0, clock=view.clock))
     assert [(await handler(request())).body for _ in range(2)] == [b"1", b"2"]
 
 
@@ -92,7 +92,7 @@ async def test_one_worker_finds_for_all_of_its_host(tmp_path: Path) -> None:
     view = View()
     view.go_on.set()
     view.seconds = 0.03
-    first, second = (ViewCache(1.0, HostViewCache(tmp_path), view.clock).of(view.find) for _ in range(2))
+    first, second = (cached(view.find, SingleFlightCache(1.0, HostViewCache(tmp_path), view.clock)) for _ in range(2))
     # Each has to find it once to know that it takes long.
     assert [(await handler(request())).body for handler in (first, second)] == [b"1", b"2"]
     view.now += 1.0
@@ -110,7 +110,7 @@ async def test_a_worker_finds_itself_what_another_failed_to_find(tmp_path: Path)
     view = View()
     view.go_on.set()
     view.seconds = 0.03
-    first, second = (ViewCache(1.0, HostViewCache(tmp_path), view.clock).of(view.find) for _ in range(2))
+    first, second = (cached(view.find, SingleFlightCache(1.0, HostViewCache(tmp_path), view.clock)) for _ in range(2))
     for handler in (first, second):
         await handler(request())
     view.now += 1.0
@@ -125,16 +125,16 @@ async def test_a_worker_finds_itself_what_another_failed_to_find(tmp_path: Path)
 def test_what_nobody_can_read_is_found_anew(tmp_path: Path) -> None:
     answers = HostViewCache(tmp_path)
     claim = answers.look("/status", 1.0)
-    assert isinstance(claim, Claim)
-    answers.leave("/status", 5.0, Response(200, b"found", headers=((b"A", b"b"),)))
+    assert isinstance(claim, FileClaim)
+    answers.put("/status", 5.0, Response(200, b"found", headers=((b"A", b"b"),)))
     assert answers.look("/other", 1.0) is not None
     claim.end()
     found = answers.look("/status", 1.0)
-    assert isinstance(found, Found) and found.response().headers == ((b"A", b"b"),)
+    assert isinstance(found, Cached) and found.value.headers == ((b"A", b"b"),)
     for path in tmp_path.glob("answer-*"):
         if not path.suffix:
             path.write_bytes(b"torn")
-    assert isinstance(answers.look("/status", 1.0), Claim)
+    assert isinstance(answers.look("/status", 1.0), FileClaim)
 
 
 async def test_those_who_ask_for_one_thing_get_it_from_one_look() -> None:
@@ -144,26 +144,26 @@ async def test_those_who_ask_for_one_thing_get_it_from_one_look() -> None:
         return (await view.find(request())).body
 
     view.seconds = 0.03
-    standings = SingleFlightCache(look, 1.0, view.clock)
-    asking = [asyncio.ensure_future(standings.get()) for _ in range(3)]
+    standings: SingleFlightCache[bytes] = SingleFlightCache(1.0, clock=view.clock)
+    asking = [asyncio.ensure_future(standings.get("standings", look)) for _ in range(3)]
     await asyncio.sleep(0)
     asking[0].cancel()
     view.go_on.set()
     assert [await one for one in asking[1:]] == [b"1", b"1"]
-    assert await standings.get() == b"1"
+    assert await standings.get("standings", look) == b"1"
     view.now += 1.0
-    assert await standings.get() == b"2"
+    assert await standings.get("standings", look) == b"2"
     view.now += 1.0
     view.fails = True
     with pytest.raises(BadRequest):
-        await standings.get()
+        await standings.get("standings", look)
     view.fails = False
-    assert await standings.get() == b"4"
+    assert await standings.get("standings", look) == b"4"
 
 
 async def test_a_failure_is_told_to_all_and_not_remembered() -> None:
     view = View()
-    handler = ViewCache(1.0).of(view.find)
+    handler = cached(view.find, SingleFlightCache(1.0))
     asking = [asyncio.ensure_future(handler(request(bad="1"))) for _ in range(2)]
     await asyncio.sleep(0)
     view.go_on.set()
@@ -178,8 +178,8 @@ async def test_a_failure_is_told_to_all_and_not_remembered() -> None:
 async def test_answers_nobody_asks_for_any_more_are_let_go() -> None:
     view = View()
     view.go_on.set()
-    shared = ViewCache(1.0)
-    handler = shared.of(view.find)
+    shared: SingleFlightCache[Response] = SingleFlightCache(1.0)
+    handler = cached(view.find, shared)
     for number in range(300):
         await handler(request(queue=str(number)))
     assert len(shared) <= 101
@@ -188,7 +188,7 @@ async def test_answers_nobody_asks_for_any_more_are_let_go() -> None:
 async def test_what_many_ask_for_is_given_again_for_a_moment_however_quickly_it_is_found() -> None:
     view = View()
     view.go_on.set()
-    handler = ViewCache(2, clock=view.clock).of(view.find)
+    handler = cached(view.find, SingleFlightCache(2, clock=view.clock))
     for expected in (1, 2, 3, 4):
         assert (await handler(request())).body == str(expected).encode(), "few ask: found anew"
         view.now += 0.2
@@ -208,7 +208,7 @@ async def test_what_many_ask_for_is_given_again_for_a_moment_however_quickly_it_
 async def test_one_worker_finds_for_all_of_its_host_what_many_ask_for(tmp_path: Path) -> None:
     view = View()
     view.go_on.set()
-    first, second = (ViewCache(2.0, HostViewCache(tmp_path), view.clock).of(view.find) for _ in range(2))
+    first, second = (cached(view.find, SingleFlightCache(2.0, HostViewCache(tmp_path), view.clock)) for _ in range(2))
     for _ in range(5):
         for handler in (first, second):
             await handler(request())
@@ -222,5 +222,5 @@ async def test_one_worker_finds_for_all_of_its_host_what_many_ask_for(tmp_path: 
 async def test_without_a_time_nothing_is_given_again_however_often_it_is_asked_for() -> None:
     view = View()
     view.go_on.set()
-    handler = ViewCache(0, clock=view.clock).of(view.find)
+    handler = cached(view.find, SingleFlightCache(0, clock=view.clock))
     assert [(await handler(request())).body for _ in range(8)] == [str(n).encode() for n in range(1, 9)]

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from queen.broker.catalog import Partition, Queue
-from queen.broker.push.slices import PushSlice, SlicePreparer, split_by_target
+from queen.log.catalog import Partition, Queue
+from queen.log.slices import PushSlice, SlicePreparer, split_by_target
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource
 from queen.wire.push import PushItem

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from queen.broker.ack.acker import Acker
 from queen.broker.ack.dead_letters import DeadLetters
 from queen.broker.ack.leases import LeaseBook, Releaser, Renewer
-from queen.broker.catalog import Catalog
 from queen.broker.change_log import ChangeReader
 from queen.broker.events import Event, EventKind, look, pushed, signal
 from queen.broker.heartbeat import DatabaseHeartbeat, DatabaseProbe, MaintenanceModes, Mode
@@ -21,16 +20,17 @@ from queen.broker.pop.claims import Claimer
 from queen.broker.pop.namespace_pop import NamespacePops
 from queen.broker.pop.popper import Popper
 from queen.broker.push.append_lock import AppendLock
-from queen.broker.push.dedup import Dedup
 from queen.broker.push.pusher import Pusher
 from queen.broker.push.replay import SpoolDrainer
-from queen.broker.segments import SegmentCache
 from queen.broker.topics.topics import Topics
-from queen.broker.transactions.stages import Stages
 from queen.broker.transactions.stream_cycles import StreamCycles
 from queen.broker.transactions.stream_queries import StreamQueries
 from queen.broker.transactions.transactions import Transactions
 from queen.bus.peers import Peers
+from queen.log.catalog import Catalog
+from queen.log.dedup import Dedup
+from queen.log.segments import SegmentCache
+from queen.log.stages import Stages
 from queen.metrics.meter import Meter
 from queen.settings import Settings
 from queen.spool.spool import Spool

@@ -14,11 +14,11 @@ from typing import Protocol
 
 import asyncpg
 
-from queen.broker.catalog import Catalog, Queue
 from queen.broker.events import Event, EventKind, named, partition_changed
 from queen.broker.notifications import Handlers, Notifications
 from queen.concurrency import BackgroundTask
 from queen.errors import QueenError
+from queen.log.catalog import Catalog, Queue
 from queen.storage.database import HEARTBEAT_SESSION, Database, Fetcher, Record
 
 log = logging.getLogger(__name__)

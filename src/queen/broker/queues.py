@@ -8,9 +8,9 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from queen.broker.catalog import Catalog, Queue
 from queen.broker.events import Event, EventKind, named, partition_changed
 from queen.errors import NotFound
+from queen.log.catalog import Catalog, Queue
 from queen.metrics.meter import Meter
 from queen.storage.database import Database
 from queen.wire.api.queues import Configured, QueueOptions

@@ -12,7 +12,20 @@ import typer
 
 from queen.cli.pipeline_example import examples
 from queen.cli.pipeline_jobs import jobs
-from queen.cli.pipeline_run import LOCAL, Conf, DatabaseUrl, DataDir, Master, Server, Token, connect, data_dir, session
+from queen.cli.pipeline_run import (
+    LOCAL,
+    Conf,
+    DatabaseUrl,
+    DataDir,
+    FailOnDataLoss,
+    Master,
+    Server,
+    Token,
+    connect,
+    data_dir,
+    session,
+)
+from queen.pipelines.errors import spark_failures
 from queen.pipelines.session import require_spark
 from queen.pipelines.state import StateDirectory
 from queen.wire.pipelines import PipelineState
@@ -32,8 +45,9 @@ _STOP_SECONDS = 60.0
 @pipeline.command()
 def run(
     file: Annotated[Path, typer.Argument(help="The pipeline: a Python or YAML file.")],
-    once: Annotated[bool, typer.Option(help="Take what is there now, and end.")] = False,
-    fresh: Annotated[bool, typer.Option(help="Forget the checkpoints, and begin anew.")] = False,
+    once: Annotated[bool, typer.Option(help="Process what is available now, and end.")] = False,
+    fresh: Annotated[bool, typer.Option(help="Drop the checkpoints, and start from the beginning.")] = False,
+    fail_on_data_loss: FailOnDataLoss = None,
     master: Master = LOCAL,
     conf: Conf = None,
     server: Server = None,
@@ -61,7 +75,13 @@ def run(
     from queen.pipelines.run import RunOptions
 
     directory = data_dir(data_directory)
-    options = RunOptions(file.absolute(), master, trigger=ONCE if once else None, fresh=fresh)
+    options = RunOptions(
+        file.absolute(),
+        master,
+        trigger=ONCE if once else None,
+        fresh=fresh,
+        fail_on_data_loss=fail_on_data_loss,
+    )
     run_shown(declaration, connect(server, token, database_url, directory), StateDirectory(directory), options, conf)
 
 
@@ -76,7 +96,7 @@ def validate(
     database_url: DatabaseUrl = None,
     data_directory: DataDir = None,
 ) -> None:
-    """Check a pipeline without running it; every problem is told with its line."""
+    """Check a pipeline without running it; all problems are listed with their lines."""
     from queen.pipelines.checks import warnings
     from queen.pipelines.loading import load
 
@@ -88,7 +108,8 @@ def validate(
         from queen.pipelines.run import plan
 
         connection = connect(server, token, database_url, data_dir(data_directory))
-        plan(session(declaration.name, master, conf), declaration, connection)
+        with spark_failures():
+            plan(session(declaration.name, master, conf), declaration, connection)
     counts = f"{len(declaration.sources)} sources, {len(declaration.steps)} steps, {len(declaration.sinks)} sinks"
     print(f"{file}: pipeline '{declaration.name}' is good: {counts}")
 
@@ -102,14 +123,19 @@ def list_pipelines(
     if json:
         _print_json(found)
         return
-    table = rich.table.Table("PIPELINE", "STATE", "SINCE", "ROWS", "LAG", "DEAD LETTERS", "FILE", box=None)
+    table = rich.table.Table(box=None)
+    for heading in ("PIPELINE", "STATE", "SINCE", "ROWS", "LAG", "DEAD"):
+        number = heading in ("ROWS", "LAG", "DEAD")
+        # Numbers are never cut: in a narrow terminal, names and files are folded.
+        table.add_column(heading, justify="right" if number else "left", no_wrap=number, overflow="fold")
+    table.add_column("FILE", overflow="fold")
     for status in found:
         lags = [query.lag for query in status.queries if query.lag is not None]
         table.add_row(
             status.name,
             status.state.value,
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.started_at)),
-            str(sum(query.rows for query in status.queries)),
+            str(status.rows),
             str(max(lags)) if lags else "-",
             str(status.dead_letters),
             status.file,
@@ -123,14 +149,15 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     data_directory: DataDir = None,
 ) -> None:
-    """Show how a pipeline gets on: rows, rates, lag, late rows, dead letters. Exits with 1 when it failed."""
+    """Show the progress of a pipeline: rows, rates, lag, late rows, dead letters. Exits with 1 when it failed."""
     from queen.cli.pipeline_run import status_table
 
     found = StateDirectory(data_dir(data_directory)).status(name)
     if json:
         _print_json(found)
     else:
-        rich.console.Console().print(status_table(found))
+        console = rich.console.Console()
+        console.print(status_table(found, console.width))
     if found.state is PipelineState.FAILED:
         raise typer.Exit(1)
 

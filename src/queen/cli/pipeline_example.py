@@ -46,15 +46,17 @@ def example(
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / "leads.py"
-    text = files("queen.pipelines.example").joinpath("leads.py").read_text("utf-8")
-    file.write_text(text.replace('parquet="lead-scores"', f"parquet={str(directory / 'lead-scores')!r}"))
+    # A file that is there may have been edited: it is run as it is.
+    if not file.exists():
+        text = files("queen.pipelines.example").joinpath("leads.py").read_text("utf-8")
+        file.write_text(text.replace('parquet="lead-scores"', f"parquet={str(directory / 'lead-scores')!r}"))
     with contextlib.ExitStack() as stack:
         if server is None:
             server = stack.enter_context(_own_server(directory / "data"))
         connection = connect(server, token, database_url, directory / "data")
         _push(connection, events)
         _run(connection, file, directory, master, conf)
-        _tell(connection, directory)
+        _show_results(connection, directory)
 
 
 @contextlib.contextmanager
@@ -119,7 +121,7 @@ def _run(connection: Connection, file: Path, directory: Path, master: str, conf:
     run_shown(load(file), connection, StateDirectory(directory / "data"), options, conf)
 
 
-def _tell(connection: Connection, directory: Path) -> None:
+def _show_results(connection: Connection, directory: Path) -> None:
     from queen.client.sync import QueenSync
     from queen.pipelines.example.plot import plot_scores
 

@@ -13,9 +13,22 @@ import rich.progress
 import rich.table
 import typer
 
-from queen.cli.pipeline_run import LOCAL, Conf, DatabaseUrl, DataDir, Master, Server, Token, connect, data_dir, session
+from queen.cli.pipeline_run import (
+    LOCAL,
+    Conf,
+    DatabaseUrl,
+    DataDir,
+    FailOnDataLoss,
+    Master,
+    Server,
+    Token,
+    connect,
+    data_dir,
+    session,
+)
 from queen.errors import QueenError
 from queen.pipelines import durations
+from queen.pipelines.errors import spark_failures
 from queen.pipelines.session import require_spark
 from queen.pipelines.state import StateDirectory
 from queen.wire.times import parse_time
@@ -30,7 +43,15 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def archive(
     queues: Annotated[list[str], typer.Argument(help="The queues.")],
     to: Annotated[Path, typer.Option(help="Directory of the archive; made if need be.")],
-    once: Annotated[bool, typer.Option(help="Archive what is there now, and end.")] = False,
+    once: Annotated[bool, typer.Option(help="Archive what is available now, and end.")] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            help="Drop the checkpoints, and archive all that the queues hold: messages that are archived already are"
+            " archived twice."
+        ),
+    ] = False,
+    fail_on_data_loss: FailOnDataLoss = None,
     every: Annotated[str, typer.Option(help="How often a batch begins.")] = "30 seconds",
     rows_per_batch: Annotated[int, typer.Option(min=1, help="Messages of a batch at most.")] = 500_000,
     group: Annotated[str | None, typer.Option(help="A consumer group that shows how far the archive is.")] = None,
@@ -62,7 +83,12 @@ def archive(
     declaration = archive_declaration(queues, to, ONCE if once else every, rows_per_batch, group)
     with sole_archiver(to) as checkpoints:
         options = RunOptions(
-            to.absolute(), master, checkpoints=checkpoints, now_and_then=(lambda: join_files(to)) if compact else None
+            to.absolute(),
+            master,
+            fresh=fresh,
+            fail_on_data_loss=fail_on_data_loss,
+            checkpoints=checkpoints,
+            housekeeping=(lambda: join_files(to)) if compact else None,
         )
         connection = connect(server, token, database_url, directory)
         run_shown(declaration, connection, StateDirectory(directory), options, conf)
@@ -74,10 +100,11 @@ def compact(
     target_mb: Annotated[int, typer.Option(min=1, help="Size of the files to make.")] = 128,
     all_hours: Annotated[bool, typer.Option("--all", help="The running hour, too.")] = False,
 ) -> None:
-    """Join small files of an archive. Those who read it by its manifest see the old files or the new."""
+    """Join small files of an archive. Readers of its manifest see the old files or the new."""
     from queen.pipelines.jobs.compact import compact as join_files
 
-    done = join_files(root, target_mb * 2**20, running_hour=all_hours)
+    with spark_failures():
+        done = join_files(root, target_mb * 2**20, running_hour=all_hours)
     print(f"{done.files_before} files became {done.files_after}; {done.rows} messages in them")
 
 
@@ -112,7 +139,7 @@ def replay(
     require_spark()
     if speed is not None and not speed > 0:
         raise QueenError(f"--speed {speed:g}: expected a number above 0")
-    from queen.pipelines.archive_files import files_of, open_archive
+    from queen.pipelines.archive_files import check_queues, files_of, open_archive
     from queen.pipelines.jobs.replay import Replayed, ReplayOptions, select
     from queen.pipelines.jobs.replay import replay as push_again
 
@@ -121,7 +148,8 @@ def replay(
     )
     manifest = open_archive(root)
     spark = session("replay", master, conf)
-    with manifest.reading() as snapshot:
+    with manifest.reading() as snapshot, spark_failures():
+        check_queues(snapshot.files, options.queues)
         files = files_of(snapshot.files, options.queues, options.since, options.until)
         total = select(spark, options, files).count()
     if dry_run:
@@ -134,7 +162,8 @@ def replay(
         def show(done: Replayed) -> None:
             progress.update(task, completed=done.queued + done.duplicates)
 
-        done = push_again(spark, connect(server, token, None, data_directory), options, show)
+        with spark_failures():
+            done = push_again(spark, connect(server, token, None, data_directory), options, show)
     where = ", ".join(sorted(done.queues)) or "nowhere"
     print(f"{done.queued} messages were pushed to {where}; {done.duplicates} were there already")
 
@@ -159,16 +188,20 @@ def reconcile(
     from queen.pipelines.jobs.reconcile import reconcile as compare
 
     connection = connect(server, token, database_url, data_directory)
-    reports = compare(session("reconcile", master, conf), connection, root, tuple(queue or ()))
+    with spark_failures():
+        reports = compare(session("reconcile", master, conf), connection, root, tuple(queue or ()))
     if json:
         _print_json(reports)
     else:
-        headings = ("QUEUE", "PARTITION", "PUSHED", "ARCHIVED", "MISSING", "BEHIND", "DIFFERENT", "DOUBLED", "GONE")
-        table = rich.table.Table(*headings, "CHECKSUM", box=None)
+        table = rich.table.Table(box=None)
+        for heading in ("QUEUE", "PARTITION"):
+            table.add_column(heading, overflow="fold")
+        # Numbers are never cut: in a narrow terminal the names are folded.
+        for heading in ("PUSHED", "ARCHIVED", "MISSING", "BEHIND", "DIFFER", "DOUBLED", "GONE"):
+            table.add_column(heading, justify="right", no_wrap=True)
         for one in reports:
             numbers = (one.pushed, one.archived, one.missing, one.behind, one.different, one.doubled, one.only_archived)
-            same = one.queue_checksum == one.archive_checksum
-            table.add_row(one.queue, one.partition, *map(str, numbers), one.queue_checksum if same else "differs")
+            table.add_row(one.queue, one.partition, *map(str, numbers))
         rich.console.Console().print(table)
     bad = sum(not one.whole for one in reports)
     behind = sum(one.behind for one in reports)
@@ -199,14 +232,15 @@ def dlq_report(
     require_spark()
     from queen.pipelines.jobs.dlq_report import dlq_report as cluster
 
-    clusters = cluster(
-        session("dlq-report", master, conf),
-        connect(server, token, database_url, data_directory),
-        queue=queue,
-        since=_time(since, "--from"),
-        until=_time(until, "--until"),
-        samples=samples,
-    )
+    with spark_failures():
+        clusters = cluster(
+            session("dlq-report", master, conf),
+            connect(server, token, database_url, data_directory),
+            queue=queue,
+            since=_time(since, "--from"),
+            until=_time(until, "--until"),
+            samples=samples,
+        )
     if json:
         _print_json(clusters)
         return
@@ -249,7 +283,9 @@ def rollup(
     spark = session("rollup", master, conf)
     begin = _time(since, "--from")
     while True:
-        done = roll_up(spark, connection, since=begin, until=_time(until, "--until"), keep=timedelta(days=keep_days))
+        with spark_failures():
+            keep = timedelta(days=keep_days)
+            done = roll_up(spark, connection, since=begin, until=_time(until, "--until"), keep=keep)
         span = f"{done.since:%Y-%m-%d %H:%M} to {done.until:%Y-%m-%d %H:%M} UTC"
         print(f"{span}: {done.messages} messages of {done.queues} queues in {done.rows} rows", flush=True)
         if pause is None:

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from queen.errors import QueenError
 from queen.pipelines.declaration import Declaration
+from queen.pipelines.errors import spark_failures
 from queen.pipelines.run import Run, RunOptions
 from queen.pipelines.session import Connection
 from queen.pipelines.state import StateDirectory
@@ -41,6 +42,15 @@ DatabaseUrl = Annotated[
     ),
 ]
 Master = Annotated[str, typer.Option(help="The Spark to run on: local[*], spark://host:7077, yarn, k8s://...")]
+FailOnDataLoss = Annotated[
+    bool | None,
+    typer.Option(
+        "--fail-on-data-loss/--no-fail-on-data-loss",
+        help="Whether messages that retention or a deletion removed before they were read end the run, or are skipped."
+        " [as the file says, else yes]",
+        show_default=False,
+    ),
+]
 Conf = Annotated[list[str] | None, typer.Option(help="A setting of Spark, key=value; may be repeated.")]
 LOCAL = "local[*]"
 
@@ -82,6 +92,7 @@ def _embedded(directory: Path) -> tuple[str, ...]:
 
 _LOG_SECONDS: Final = 10.0
 _BAR_WIDTH: Final = 24
+_WIDE: Final = 120
 
 
 @contextmanager
@@ -92,11 +103,11 @@ def display(name: str) -> Iterator[Callable[[PipelineStatus], None]]:
         yield _Log(name)
         return
     with rich.live.Live(f"pipeline '{name}' is starting Spark", console=console, refresh_per_second=4) as live:
-        yield lambda status: live.update(status_table(status))
+        yield lambda status: live.update(status_table(status, console.width))
 
 
-def status_table(status: PipelineStatus) -> Table:
-    """All that is known of a run."""
+def status_table(status: PipelineStatus, width: int) -> Table:
+    """All that is known of a run, in a terminal of so many columns."""
     ago = f"{max(0.0, time.time() - status.updated_at):.0f} s ago"
     title = f"{status.name}: {status.state.value} (process {status.pid}, {status.master}, {ago})"
     caption = f"{status.dead_letters} dead letters" + (
@@ -104,13 +115,21 @@ def status_table(status: PipelineStatus) -> Table:
     )
     if status.error:
         caption += f"\n{status.error}"
+    watermarks = {query.name: query.watermark for query in status.queries if query.watermark}
+    if watermarks:
+        caption += "\nwatermark: " + ", ".join(f"{name} {time}" for name, time in watermarks.items())
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=None)
-    for heading in ("SINK", "", "ROWS", "ROWS/S", "LAG", "WRITTEN", "LATE", "STATE", "BATCHES", "LAST", "WATERMARK"):
-        table.add_column(heading, justify="left" if heading in ("SINK", "", "WATERMARK") else "right", no_wrap=True)
+    # Numbers are never cut: in a narrow terminal the names are folded, and the bar is the first to go.
+    table.add_column("SINK", overflow="fold", min_width=8)
+    wide = width >= _WIDE
+    if wide:
+        table.add_column("")
+    for heading in ("ROWS", "ROWS/S", "LAG", "WRITTEN", "LATE", "STATE", "BATCHES", "LAST"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for query in status.queries:
         table.add_row(
-            f"{query.name} ({query.sink})",
-            _bar(query, status.state),
+            f"{query.name} ({query.sink})" if wide else query.name,
+            *([_bar(query, status.state)] if wide else []),
             str(query.rows),
             f"{query.rows_per_second:.0f}",
             "-" if query.lag is None else str(query.lag),
@@ -119,13 +138,12 @@ def status_table(status: PipelineStatus) -> Table:
             str(query.state_rows),
             str(query.batches),
             f"{query.batch_seconds:.1f} s",
-            query.watermark or "-",
         )
     return table
 
 
 def _bar(query: QueryStatus, state: PipelineState) -> ProgressBar:
-    """How much of what there is was read; a pulse where nobody knows how much there is."""
+    """How much of the input was read; a pulse where its size is not known."""
     running = state in (PipelineState.STARTING, PipelineState.RUNNING)
     if query.lag is None and running:
         return ProgressBar(total=None, width=_BAR_WIDTH, pulse=True)
@@ -161,8 +179,8 @@ def _line(status: PipelineStatus) -> str:
 
 def sums(status: PipelineStatus) -> str:
     """What a run did, in a line."""
-    read, written = sum(query.rows for query in status.queries), sum(query.written for query in status.queries)
-    return f"{read} rows read, {written} written, {status.dead_letters} dead letters"
+    written = sum(query.written for query in status.queries)
+    return f"{status.rows} rows read, {written} written, {status.dead_letters} dead letters"
 
 
 def run_shown(
@@ -175,7 +193,7 @@ def run_shown(
     """Until it is done or stopped, with its progress to be seen."""
     with display(declaration.name) as show:
         run = Run(declaration, connection, state, options, show)
-        with _stopped_by_signals(run):
+        with _stopped_by_signals(run), spark_failures():
             status = run.run(lambda: session(declaration.name, options.master, conf))
     print(f"pipeline '{status.name}' is {status.state.value}: {sums(status)}")
 

@@ -1,4 +1,4 @@
-"""`queen shards`: what lives where, and bringing it elsewhere."""
+"""`queen shards`: what is on each shard, and moving it to another."""
 
 import asyncio
 import os
@@ -107,7 +107,7 @@ def move(
 
 @app.command()
 def drain(number: Annotated[int, typer.Argument(help="The number of the shard to empty.")]) -> None:
-    """Move everything away from a shard, which takes nothing new from now on.
+    """Move everything off a shard, which takes no new names from now on.
 
     What a name's hash says decides where it goes. Run it again if it was interrupted.
     """

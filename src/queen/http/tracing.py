@@ -16,9 +16,9 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from queen.broker.catalog import QUEUE_MODE
 from queen.http.server.message import Request, Response, Route
 from queen.http.server.observe import Begin, Ended, status_in
+from queen.log.catalog import QUEUE_MODE
 from queen.wire.push import DEFAULT_PARTITION
 
 Attributes: TypeAlias = dict[str, str | int | bool]

@@ -6,11 +6,11 @@ something to show; of other hosts the running minute is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -46,6 +46,9 @@ from queen.wire.api.analytics import (
 )
 from queen.wire.api.status import TimeRange as ShownRange
 from queen.wire.times import iso_millis, iso_seconds
+
+Standings: TypeAlias = Callable[[], Awaitable[list[Record]]]
+"""Gives the counters of all queues of a shard, which several views share."""
 
 _BUCKETS: Final = ((60, 1), (6 * 60, 5), (24 * 60, 15), (7 * 24 * 60, 60))
 _LARGEST_BUCKET: Final = 360

@@ -12,13 +12,12 @@ from typing import Any, Final
 import asyncpg
 
 from queen.broker.inspect.groups import Groups
-from queen.concurrency import SingleFlightCache
 from queen.errors import QueenError
 from queen.metrics.counters import WorkerTally
 from queen.metrics.report import Report
-from queen.monitoring.history import History
+from queen.monitoring.history import History, Standings
 from queen.monitoring.recorder import Recorder
-from queen.storage.database import Database, Record
+from queen.storage.database import Database
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ class Scraper:
         groups: Groups,
         history: History,
         recorder: Recorder,
-        standings: SingleFlightCache[list[Record]],
+        standings: Standings,
         most_queues: int,
     ) -> None:
         self._database = database
@@ -90,7 +89,7 @@ class Scraper:
             return Scrape(reports)
 
     async def _cluster(self, reports: Sequence[Report]) -> Cluster:
-        standings = await self._standings.get()
+        standings = await self._standings()
         ranked = sorted(standings, key=lambda row: (-row["pending"], -row["pushed"], row["name"]))
         chosen = {row["name"] for row in ranked[: self._most_queues]}
         lags = [

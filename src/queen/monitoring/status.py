@@ -8,8 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
-from queen.concurrency import SingleFlightCache
-from queen.monitoring.history import History, TimeRange, lag, number, seen_worker
+from queen.monitoring.history import History, Standings, TimeRange, lag, number, seen_worker
 from queen.storage.database import Database, Record
 from queen.wire.api.analytics import CountingWorker, PopLag, WorkerMetrics, WorkerPoint, WorkerSummary
 from queen.wire.api.queues import Counters, Lag, Overview, Spread, Throughput
@@ -48,7 +47,7 @@ class QueueFilter:
 class Status:
     """Views over one shard. Counts are read live and are exact; series are what workers have counted."""
 
-    def __init__(self, database: Database, history: History, standings: SingleFlightCache[list[Record]]) -> None:
+    def __init__(self, database: Database, history: History, standings: Standings) -> None:
         """`standings` are those of all queues."""
         self._database = database
         self._history = history
@@ -130,7 +129,7 @@ class Status:
         rows = await self._history.workers(times, host, worker_id)
         queues = await self._history.pop_lags(times)
         seen = await self._history.seen(times, host, worker_id)
-        standings = await self._standings.get()
+        standings = await self._standings()
 
         over = partial(_total, rows)
         return WorkerMetrics(
@@ -169,7 +168,7 @@ class Status:
 
     async def _standings_of(self, wanted: QueueFilter) -> list[Record]:
         if wanted.everything:
-            return await self._standings.get()
+            return await self._standings()
         return await self._database.fetch("queue_standings", wanted.queue, wanted.namespace, wanted.task)
 
     async def _throughput(self, times: TimeRange, names: list[str] | None) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
@@ -65,6 +66,16 @@ def files_of(
             continue
         chosen.append(file)
     return chosen
+
+
+def check_queues(files: Iterable[DataFile], queues: Sequence[str]) -> None:
+    """Raises `ArchiveError` for a queue of which the archive holds nothing."""
+    known = sorted({place_of(file)[0] for file in files})
+    for queue in queues:
+        if queue not in known:
+            near = difflib.get_close_matches(queue, known, 1)
+            hint = f"did you mean '{near[0]}'?" if near else f"it holds {', '.join(known) or 'nothing'}"
+            raise ArchiveError(f"the archive holds no messages of queue '{queue}'; {hint}")
 
 
 def place_of(file: DataFile) -> tuple[str, datetime]:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from queen.pipelines.checks import check
 from queen.pipelines.declaration import Declaration, Sink, Source, Step
-from queen.pipelines.errors import DeclarationError, Where
+from queen.pipelines.errors import Where
 from queen.pipelines.specs import SpecReader
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -95,9 +96,7 @@ class Pipeline:
 
     def declaration(self) -> Declaration:
         """All that was declared. Raises `DeclarationError` with every problem."""
-        if self._reader.problems:
-            raise DeclarationError(self._reader.problems)
-        return Declaration(
+        declaration = Declaration(
             name=self._name,
             where=self._where,
             sources=tuple(self._sources),
@@ -106,6 +105,8 @@ class Pipeline:
             trigger=self._trigger,
             dead_letters=self._dead_letters,
         )
+        check(declaration, self._reader.problems, self._reader.names)
+        return declaration
 
     def _step(self, name: str, where: Where, spec: Mapping[str, Any]) -> None:
         _add(self._steps, self._reader.step(name, where, spec))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from queen.pipelines.declaration import Declaration, Dedup, Join, Sink, SourceKind, Sql, Step, Window
@@ -15,9 +15,13 @@ _PIPELINE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NODE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
-def check(declaration: Declaration) -> None:
-    """Raises `DeclarationError` with all that is wrong."""
-    problems = list(_problems(declaration))
+def check(declaration: Declaration, known: Sequence[Problem], declared: Mapping[str, set[str]]) -> None:
+    """Raises `DeclarationError` with all that is wrong, what was found before (`known`) included.
+
+    `declared` are the names in the file, by section: those that are wrong are missing in the declaration, but not in
+    the file.
+    """
+    problems = [*known, *_problems(declaration, declared)]
     if problems:
         raise DeclarationError(sorted(problems, key=lambda problem: problem.where.line))
 
@@ -35,19 +39,19 @@ def warnings(declaration: Declaration) -> Iterator[Problem]:
             )
 
 
-def _problems(declaration: Declaration) -> Iterator[Problem]:
+def _problems(declaration: Declaration, declared: Mapping[str, set[str]]) -> Iterator[Problem]:
     if not _PIPELINE_NAME.fullmatch(declaration.name):
         text = f"a pipeline's name is of letters, digits, '.', '_' and '-', at most 64, not {declaration.name!r}"
         yield Problem(declaration.where, text)
-    if not declaration.sources:
+    if not declared["sources"]:
         yield Problem(declaration.where, "a pipeline needs a source")
-    if not declaration.sinks:
+    if not declared["sinks"]:
         yield Problem(declaration.where, "a pipeline needs a sink")
     yield from _names(declaration)
-    yield from _references(declaration)
+    yield from _references(declaration, declared["sources"] | declared["steps"])
     cycle = _cycle(declaration)
     if cycle is not None:
-        yield Problem(cycle.where, f"step '{cycle.name}' takes its own rows, by a roundabout way")
+        yield Problem(cycle.where, f"step '{cycle.name}' depends on itself")
         return
     for source in declaration.sources:
         if source.kind is SourceKind.FILES and source.schema is None:
@@ -68,8 +72,8 @@ def _names(declaration: Declaration) -> Iterator[Problem]:
         seen[entry.name] = entry.where.line
 
 
-def _references(declaration: Declaration) -> Iterator[Problem]:
-    names = [node.name for node in declaration.nodes]
+def _references(declaration: Declaration, declared: set[str]) -> Iterator[Problem]:
+    names = sorted(declared)
     entries: tuple[Step | Sink, ...] = (*declaration.steps, *declaration.sinks)
     for entry in entries:
         inputs = entry.inputs if isinstance(entry, Step) else (entry.source,)
@@ -96,7 +100,10 @@ def _event_times(declaration: Declaration, step: Step) -> Iterator[Problem]:
     before = next((time for time in map(declaration.event_time_of, step.inputs) if time is not None), None)
     if step.event_time is not None and before is not None:
         yield Problem(step.where, f"the rows of step '{step.name}' have an event_time already: '{before}' of its input")
-    if isinstance(step.action, Window) and not declaration.event_time_of(step.inputs[0]):
+    if any(declaration.node(name) is None for name in step.inputs):
+        # What is wrong with its input is a problem of its own.
+        return
+    if isinstance(step.action, Window) and step.inputs and not declaration.event_time_of(step.inputs[0]):
         yield Problem(
             step.where,
             f"step '{step.name}' cuts time into windows, but '{step.inputs[0]}' has no event_time and lateness",

@@ -40,7 +40,7 @@ class WindowKind(enum.Enum):
 
 
 SOURCE_OPTIONS: Final[Mapping[SourceKind, frozenset[str]]] = {
-    SourceKind.QUEUE: frozenset({"start", "group", "rows_per_batch"}),
+    SourceKind.QUEUE: frozenset({"start", "group", "rows_per_batch", "fail_on_data_loss"}),
     SourceKind.FILES: frozenset({"files_per_batch"}),
     SourceKind.RATE: frozenset(),
 }
@@ -48,7 +48,7 @@ SINK_OPTIONS: Final[Mapping[SinkKind, frozenset[str]]] = {
     SinkKind.QUEUE: frozenset({"partition", "transaction_id", "payload"}),
     SinkKind.TOPIC: frozenset({"priority", "deliver_after", "idempotency_key", "payload"}),
     SinkKind.PARQUET: frozenset({"partition_by"}),
-    SinkKind.POSTGRES: frozenset({"database", "key"}),
+    SinkKind.POSTGRES: frozenset({"database", "key", "order_by"}),
     SinkKind.CONSOLE: frozenset({"rows"}),
 }
 
@@ -166,7 +166,7 @@ class Declaration:
     steps: tuple[Step, ...]
     sinks: tuple[Sink, ...]
     trigger: str = "1 second"
-    """How often batches begin, or `once`: what is there now, and no more."""
+    """How often batches begin, or `once`: all that is available now, and then end."""
     dead_letters: Sink | None = None
 
     @property

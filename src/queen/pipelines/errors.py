@@ -1,4 +1,4 @@
-"""What can be wrong with a pipeline before and while it runs.
+"""What can be wrong with a pipeline before and while it runs, and the cause in what Spark says.
 
 PipelineError
 ├── DeclarationError     the file that declares the pipeline is wrong; every problem, with its place
@@ -9,9 +9,12 @@ PipelineError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from queen.errors import QueenError
 
@@ -60,3 +63,59 @@ class AlreadyRunning(PipelineError):
 
 class ArchiveError(PipelineError):
     """An archive cannot be used as it is."""
+
+
+_LONGEST_CAUSE: Final = 1000
+# The last line of a Python traceback; errors of Queen say all that matters, so their class is left out.
+_OURS: Final = re.compile(r"^(?:pyspark\.\S+: )?queen\.[\w.]+\.[A-Z]\w*: (?P<text>.+)")
+_PYTHON: Final = re.compile(r"^(?P<text>(?:(?:[a-z_]\w*\.)+[A-Z]\w*|[A-Z]\w*(?:Error|Exception)): \S.*)")
+_JAVA: Final = re.compile(r"^(?:Caused by: )?(?P<text>(?:[a-z]\w*\.)+[A-Z][\w$]*(?:Error|Exception): \S.*)")
+# They say that something failed, and not what.
+_WRAPPERS: Final = ("PythonException", "awaitResult", "Job aborted", "SparkException: Task failed", "Py4JJavaError")
+_PLAN: Final = re.compile(r"\n+(=== Streaming Query ===|== SQL|JVM stacktrace:|Driver stacktrace:)")
+_CODE: Final = re.compile(r"^\[([A-Z_]+(?:\.[A-Z_]+)*)\] ")
+
+
+def cause_of(error: BaseException | str) -> str:
+    """The line that says why, out of all that Spark says of a failure."""
+    texts = [error] if isinstance(error, str) else list(_texts(error))
+    text = "\n".join(_PLAN.split(one)[0] for one in texts)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for pattern in (_OURS, _PYTHON, _JAVA):
+        found = [match["text"] for line in lines if (match := pattern.match(line))]
+        found = [one for one in found if not any(wrapper in one for wrapper in _WRAPPERS)]
+        if found:
+            return found[-1][:_LONGEST_CAUSE]
+    first = text.partition(";\n")[0]
+    return _CODE.sub("", " ".join(first.split()))[:_LONGEST_CAUSE] or "Spark does not say why"
+
+
+def _texts(error: BaseException) -> Iterator[str]:
+    """What an error and its causes say, in Python and in the JVM, the outermost first."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield str(one)
+        java = getattr(one, "java_exception", None) or getattr(one, "_origin", None)
+        for _ in range(20):
+            if java is None:
+                break
+            yield str(java.toString())
+            java = java.getCause()
+        cause = getattr(one, "cause", None) or getattr(one, "_cause", None)
+        one = cause if isinstance(cause, BaseException) else one.__cause__
+
+
+@contextmanager
+def spark_failures() -> Iterator[None]:
+    """Raises `PipelineError` with the cause for what fails in Spark, Arrow or PostgreSQL."""
+    import psycopg
+    import pyarrow
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError, pyarrow.ArrowException, psycopg.Error) as error:
+        raise PipelineError(cause_of(error)) from error

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow
+import pyarrow.compute
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, functions
 from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
+from queen.errors import SettingsError
 from queen.pipelines.declaration import (
     WINDOW_TIME,
     Declaration,
@@ -30,9 +33,11 @@ from queen.pipelines.declaration import (
     WindowKind,
 )
 from queen.pipelines.durations import interval
-from queen.pipelines.errors import DeclarationError, PipelineError, Problem, Where
+from queen.pipelines.errors import DeclarationError, PipelineError, Problem, Where, cause_of
 from queen.pipelines.loading import line_in
 from queen.pipelines.session import Connection
+from queen.spark.payloads import PayloadParser, as_struct, check_payload_schema
+from queen.spark.schemas import CORRUPT_RECORD
 
 
 def read_table(spark: SparkSession, connection: Connection, table: str, queue: str | None = None) -> DataFrame:
@@ -40,7 +45,7 @@ def read_table(spark: SparkSession, connection: Connection, table: str, queue: s
     if not connection.databases:
         raise PipelineError("this is read from the PostgreSQL behind the server: give --database-url")
     reader = spark.read.format("queen").options(**connection.options()).option("table", table)
-    return (reader.option("queue", queue) if queue else reader).load()
+    return (reader.option("queue", json.dumps([queue])) if queue else reader).load()
 
 
 ERROR: Final = "_error"
@@ -116,9 +121,19 @@ class Frames:
     """Makes each DataFrame once. What is wrong with one raises `DeclarationError` with its place in the file."""
 
     def __init__(
-        self, spark: SparkSession, declaration: Declaration, connection: Connection, *, moves_groups: bool
+        self,
+        spark: SparkSession,
+        declaration: Declaration,
+        connection: Connection,
+        *,
+        moves_groups: bool,
+        fail_on_data_loss: bool | None = None,
     ) -> None:
-        """`moves_groups`: the consumer groups of sources are moved along, which only one query may do."""
+        """`moves_groups`: the consumer groups of sources are moved along, which only one query may do.
+
+        `fail_on_data_loss` is for all sources; None leaves it to each of them.
+        """
+        self._fail_on_data_loss = fail_on_data_loss
         self._spark = spark
         self._moves_groups = moves_groups
         self._declaration = declaration
@@ -133,6 +148,22 @@ class Frames:
             assert node is not None
             self._made[name] = self._make(node)
         return self._made[name]
+
+    def check_all(self) -> None:
+        """Make all of them. Raises `DeclarationError` with the problems of all whose inputs are good."""
+        problems: list[Problem] = []
+        broken: set[str] = set()
+        for node in self._declaration.nodes:
+            if any(other.name in broken for other in self._declaration.upstream(node.name)):
+                broken.add(node.name)
+                continue
+            try:
+                self.of(node.name)
+            except DeclarationError as error:
+                problems += error.problems
+                broken.add(node.name)
+        if problems:
+            raise DeclarationError(problems)
 
     def dead_letters(self) -> DataFrame | None:
         """Records that could not be used, with the reason; None where none can turn up."""
@@ -153,7 +184,7 @@ class Frames:
         except DeclarationError:
             raise
         except PySparkException as error:
-            raise DeclarationError([Problem(node.where, f"'{node.name}': {said(error)}")]) from error
+            raise DeclarationError([Problem(node.where, f"'{node.name}': {cause_of(error)}")]) from error
         except Exception as error:
             if not isinstance(node, Step) or not isinstance(node.action, Frame):
                 raise
@@ -177,26 +208,35 @@ class Frames:
             stream = stream.format("queen").options(**self._connection.options()).option("queue", source.target)
             stream = stream.option("startingOffsets", source.options.get("start", "earliest"))
             stream = stream.option("maxRowsPerBatch", source.options.get("rows_per_batch", _ROWS_PER_BATCH))
+            fail = source.options.get("fail_on_data_loss")
+            if self._fail_on_data_loss is not None:
+                fail = str(self._fail_on_data_loss).lower()
+            if fail is not None:
+                stream = stream.option("failOnDataLoss", fail)
             if self._moves_groups and "group" in source.options:
                 stream = stream.option("group", source.options["group"])
+            if source.schema is not None and _is_parsed_by_arrow(source.schema):
+                # The source parses as it reads, which saves a way from the JVM to Python and back.
+                fields = StructType([StructField(field.name, field.dataType) for field in _struct(source.schema)])
+                stream = stream.option("schema", fields.json()).option("parsedColumn", _PARSED)
             payloads = stream.load()
         return payloads if source.schema is None else self._parsed(source, payloads, source.schema)
 
     def _parsed(self, source: Source, payloads: DataFrame, ddl: str) -> DataFrame:
         schema = _struct(ddl)
-        with_corrupt = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
-        parsed = payloads.withColumn(
-            _PARSED,
-            functions.from_json("payload", with_corrupt, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}),
-        )
-        corrupt = functions.col(f"{_PARSED}.{_CORRUPT}").isNotNull() | functions.col(_PARSED).isNull()
+        parsed = payloads
+        if _PARSED not in payloads.columns:
+            parsed = payloads.withColumn(_PARSED, _parse_column(schema))
+            corrupt = functions.col(f"{_PARSED}.{_CORRUPT}").isNotNull() | functions.col(_PARSED).isNull()
+        else:
+            corrupt = functions.col(CORRUPT_RECORD).isNotNull()
         reason = functions.when(corrupt, functions.lit(f"the payload does not fit the schema {ddl}"))
         for field in schema.fields:
             if not field.nullable:
                 missing = functions.col(f"{_PARSED}.`{field.name}`").isNull()
                 reason = reason.when(missing, functions.lit(f"field '{field.name}' is missing"))
         parsed = parsed.withColumn(_REASON, reason)
-        self._set_aside(source.name, parsed, functions.col("payload"))
+        self._add_dead_letters(source.name, parsed, functions.col("payload"))
         fields = [functions.col(f"{_PARSED}.`{field.name}`").alias(field.name) for field in schema.fields]
         origins = [functions.col(name).alias(f"_{name}") for name in _ORIGINS if name in payloads.columns]
         return parsed.where(functions.col(_REASON).isNull()).select(*fields, *origins)
@@ -212,7 +252,7 @@ class Frames:
             for name, condition in node.expect.items()
         ]
         judged = rows.withColumn(_REASON, functions.coalesce(*reasons))
-        self._set_aside(node.name, judged, functions.to_json(functions.struct(*_own(rows))))
+        self._add_dead_letters(node.name, judged, functions.to_json(functions.struct(*_own(rows))))
         return judged.where(functions.col(_REASON).isNull()).drop(_REASON)
 
     def _step(self, step: Step) -> DataFrame:
@@ -257,7 +297,7 @@ class Frames:
         called = rows.withColumn(_RESULT, functions.explode(call(own))).withColumn(
             _REASON, functions.col(f"{_RESULT}.{ERROR}")
         )
-        self._set_aside(step.name, called, functions.to_json(own))
+        self._add_dead_letters(step.name, called, functions.to_json(own))
         # The event time is passed on as it came: a new column would have no watermark.
         time = self._declaration.event_time_of(step.inputs[0])
         passed = [name for name in rows.columns if name.startswith("_") or name == time]
@@ -293,7 +333,7 @@ class Frames:
                 columns.append(functions.col(f"{right_name}.`{name}`").alias(renamed))
         return joined.select(*columns)
 
-    def _set_aside(self, node: str, judged: DataFrame, record: Column) -> None:
+    def _add_dead_letters(self, node: str, judged: DataFrame, record: Column) -> None:
         def origin(name: str, kind: str) -> Column:
             for column in (f"_{name}", name):
                 if column in judged.columns:
@@ -315,10 +355,42 @@ class Frames:
         )
 
 
-def said(error: PySparkException) -> str:
-    """What Spark says is wrong, without the plan it appends."""
-    text = error.getMessage() or str(error)
-    return text.partition(";\n")[0].partition("\n\nJVM stacktrace")[0].strip()
+def _is_parsed_by_arrow(ddl: str) -> bool:
+    """Maps, variants and intervals are parsed by Spark."""
+    try:
+        arrow_schema(_struct(ddl))
+    except (SettingsError, PySparkException):
+        return False
+    return True
+
+
+def arrow_schema(schema: StructType) -> pyarrow.Schema:
+    """The schema as the parser of payloads takes it. Raises `SettingsError` when it does not."""
+    nullable = StructType([StructField(field.name, field.dataType) for field in schema])
+    found = to_arrow_schema(nullable, timezone="UTC")
+    check_payload_schema(found)
+    return found
+
+
+def _parse_column(schema: StructType) -> Column:
+    """The column `payload` parsed as the source parses it: a struct of the fields, and of what does not fit."""
+    with_corrupt = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
+    try:
+        fields = arrow_schema(schema)
+    except SettingsError:
+        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+        return functions.from_json("payload", with_corrupt, options)
+    kind = StructType([StructField(field.name, field.dataType) for field in with_corrupt])
+
+    def parse(payloads: pyarrow.Array) -> pyarrow.Array:
+        texts = pyarrow.compute.fill_null(payloads, "")
+        table, unfit = PayloadParser(fields).parse(texts, lambda index, why: None)
+        corrupt = pyarrow.compute.if_else(pyarrow.array(unfit), texts, pyarrow.scalar(None, pyarrow.string()))
+        return as_struct(table.append_column(_CORRUPT, corrupt))
+
+    make: Any = arrow_udf
+    column: Column = make(parse, kind)("payload")
+    return column
 
 
 def _struct(ddl: str) -> StructType:

@@ -1,4 +1,4 @@
-"""Runs Python files that declare pipelines or hold functions of theirs."""
+"""Loads pipelines: Python files are run, YAML files are read."""
 
 from __future__ import annotations
 
@@ -89,10 +89,8 @@ class _File:
         elif spec is not None:
             reader.report(self._at(top, "dead_letters"), "'dead_letters' says what sink it is, such as {queue: errors}")
         trigger = reader.trigger(top.get("trigger", "1 second"), self._at(top, "trigger"))
-        if reader.problems:
-            raise DeclarationError(reader.problems)
-        return Declaration(
-            name=name,
+        declaration = Declaration(
+            name=str(name),
             where=self._at(top, "pipeline"),
             sources=tuple(found["sources"]),
             steps=tuple(found["steps"]),
@@ -100,6 +98,8 @@ class _File:
             trigger=trigger,
             dead_letters=dead_letters,
         )
+        check(declaration, reader.problems, reader.names)
+        return declaration
 
     def _section(self, section: str) -> list[tuple[str, Where, Mapping[str, Any]]]:
         entries = self._top.get(section)
@@ -113,6 +113,7 @@ class _File:
             if isinstance(spec, _Located):
                 found.append((name, self._at(entries, name), spec))
             else:
+                self._reader.names[section].add(name)
                 self._reader.report(self._at(entries, name), f"'{name}' must say what it is, not just {spec!r}")
         return found
 
@@ -181,7 +182,6 @@ def load(path: Path) -> Declaration:
         declaration = load_yaml(path)
     else:
         raise PipelineError(f"{path}: a pipeline is a Python file (.py) or a YAML file (.yaml, .yml)")
-    check(declaration)
     return declaration
 
 

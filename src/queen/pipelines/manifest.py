@@ -58,7 +58,7 @@ class Commit(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Snapshot(msgspec.Struct, frozen=True, rename="camel"):
-    """All that is there as of a commit. `batches`: the last batch of each writer."""
+    """The files as of a commit. `batches`: the last batch of each writer."""
 
     number: int = 0
     files: list[DataFile] = []
@@ -109,14 +109,14 @@ class Manifest:
         A batch that the writer has committed before changes nothing: it is a repetition after a crash.
         """
         alone = bool(removed)
-        with self._readers_away() if alone else nullcontext(), self._writing(alone):
+        with self._without_readers() if alone else nullcontext(), self._writing(alone):
             current = self._read()
             if batch <= current.batches.get(writer, -1):
                 _discard(staged)
                 return current
             gone = set(removed) - {file.path for file in current.files}
             if gone:
-                raise ArchiveError(f"{self.root}: {len(gone)} files were replaced by somebody else meanwhile")
+                raise ArchiveError(f"{self.root}: {len(gone)} files were replaced by another process meanwhile")
             commit = self._prepared(current.number + 1, writer, batch, staged, rows, list(removed))
             _write_durably(self._path(commit.number, "intent"), msgspec.json.encode(commit))
             self._finish(commit)
@@ -197,7 +197,7 @@ class Manifest:
                 path.unlink()
 
     def _abandoned(self) -> bool:
-        """Whether somebody died after an intent. Who is at it holds the lock of writers."""
+        """Whether a writer died after its intent. One that is alive holds the lock of writers."""
         return any(self._log.glob("*.intent")) and self._free("writer") and any(self._log.glob("*.intent"))
 
     def _recover(self) -> None:
@@ -218,8 +218,8 @@ class Manifest:
             self._recover()
 
     @contextmanager
-    def _readers_away(self) -> Iterator[None]:
-        """Nobody reads. Always taken before the lock of writers, so that those who only add never wait for readers."""
+    def _without_readers(self) -> Iterator[None]:
+        """Excludes readers. Taken before the lock of writers, so that writers that only add never wait for readers."""
         with (self._log / "readers.lock").open("a") as file:
             deadline = time.monotonic() + _READERS_SECONDS
             while not _taken(file.fileno(), fcntl.LOCK_EX):

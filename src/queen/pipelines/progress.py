@@ -1,11 +1,11 @@
-"""What Spark says of a running query, as numbers for people."""
+"""Progress of running queries: rows, rates, lag, watermark."""
 
 from __future__ import annotations
 
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -14,10 +14,12 @@ from pyspark.errors import PySparkException
 
 from queen.errors import QueenError, SettingsError
 from queen.pipelines.declaration import Declaration, Sink, SourceKind
+from queen.pipelines.errors import cause_of
 from queen.pipelines.session import Connection
 from queen.pipelines.sinks import OBSERVED
-from queen.spark.logs import Position, ShardLog
-from queen.spark.offsets import Place, from_json
+from queen.spark.logs import ShardLog
+from queen.spark.offsets import PartitionOffsets, StreamOffset, count_between, decode_offset
+from queen.spark.options import names_in
 from queen.wire.pipelines import QueryStatus
 
 if TYPE_CHECKING:
@@ -32,43 +34,50 @@ class QueueEnds:
     """Looked up every few seconds at most, from PostgreSQL; nothing where it is not known."""
 
     def __init__(self, declaration: Declaration, connection: Connection) -> None:
-        named = [source.target.split(",") for source in declaration.sources if source.kind is SourceKind.QUEUE]
-        self._queues = sorted({name.strip() for names in named for name in names})
+        named = [names_in(source.target) for source in declaration.sources if source.kind is SourceKind.QUEUE]
+        self._queues = sorted({name for names in named for name in names})
         self._log = ShardLog(connection.databases) if connection.databases and self._queues else None
         self._next = 0.0
 
-    def look(self) -> list[Position] | None:
+    def look(self) -> StreamOffset | None:
         """None when it is not time yet, or when they cannot be had."""
         if self._log is None or time.monotonic() < self._next:
             return None
         self._next = time.monotonic() + _SECONDS
         try:
-            return self._log.positions(self._queues)
+            ends = self._log.ends(self._queues)
+            return {one.queue: PartitionOffsets(one.ids, one.next) for one in ends}
         except QueenError as error:
-            # The queries that read them say what is wrong, if anything is.
-            log.debug("lags are not known: %s", error)
+            # The queries that read the queues report what is wrong, if anything is.
+            log.debug("cannot look up the lag: %s", error)
             return None
 
 
 _MOST_FAILURES: Final = 6
-# PostgreSQL or the server is away, or the machine is too busy to start a process within Spark's ten seconds.
-_PASSING: Final = re.compile(
+# PostgreSQL or the server is unavailable, or the machine is too busy to start a process within Spark's ten seconds.
+_TRANSIENT: Final = re.compile(
     "failed to connect back|worker to connect back|CANNOT_OPEN_SOCKET"
-    "|is not reachable|is unavailable|went away|DatabaseAway|Connection refused|connection failed"
+    "|is unavailable|is not reachable|Connection refused|connection failed"
     "|server closed the connection|the database system is (starting up|shutting down)"
+    "|was moved to shard|has left this shard|is being moved"
+)
+# PostgreSQL answered, and will say the same the next time.
+_PERMANENT: Final = re.compile(
+    r'refuses the connection|authentication failed|no password supplied|(role|database) "[^"]*" does not exist'
 )
 
 
 class QueryWatch:
-    """Follows one query, and starts it again when it failed for a reason that passes."""
+    """Follows one query, and starts it again when it failed for a transient reason."""
 
-    def __init__(self, sink: Sink, start: Callable[[], StreamingQuery]) -> None:
+    def __init__(self, sink: Sink, start: Callable[[], StreamingQuery], sources: list[str]) -> None:
+        """`sources`: the names of the sources that it reads."""
         self.sink = sink
-        self.status = QueryStatus(name=sink.name, sink=str(sink))
+        self.status = QueryStatus(name=sink.name, sink=str(sink), sources=sources)
         self._start = start
         self._query = start()
         self._seen: tuple[int, str] | None = None
-        self._done: list[Place] | None = None
+        self._done: StreamOffset | None = None
         self._stopped = False
         self._failures = 0
         self._again_at: float | None = None
@@ -88,7 +97,7 @@ class QueryWatch:
         if self._stopped or self._again_at is not None or self._query.isActive:
             return None
         error = self._query.exception()
-        return None if error is None else _cause(str(error))
+        return None if error is None else cause_of(error)
 
     def stop(self) -> None:
         self._again_at = None
@@ -97,25 +106,32 @@ class QueryWatch:
             try:
                 self._query.stop()
             except (PySparkException, Py4JError) as error:
-                # It takes its time; what it does meanwhile is not done twice, thanks to its checkpoint.
-                log.warning("sink '%s' has not stopped yet: %s", self.sink.name, _cause(str(error)))
+                # Whatever it still writes is in its checkpoint, and not written twice.
+                log.warning("sink '%s' is still stopping: %s", self.sink.name, cause_of(error))
 
-    def keep_up(self) -> None:
-        """Start it again, after a while, if it ended for a reason that passes; its checkpoint knows where it was."""
+    def restart_if_needed(self) -> str | None:
+        """Start it again, after a while, if it failed for a transient reason; its checkpoint knows where it was.
+
+        Returns why it failed if it will not be started again.
+        """
         now = time.monotonic()
         if self._again_at is not None:
             if now >= self._again_at:
                 self._again_at = None
                 self._query = self._start()
-            return
+            return None
         failure = self.failure
-        if failure is None or not _PASSING.search(failure) or self._failures >= _MOST_FAILURES:
-            return
-        self._again_at = now + 2.0**self._failures
+        if failure is None:
+            return None
+        if not _is_transient(failure) or self._failures >= _MOST_FAILURES:
+            return failure
+        pause = 2.0**self._failures
+        self._again_at = now + pause
         self._failures += 1
-        log.warning("sink '%s' failed and is started again in a moment: %s", self.sink.name, failure)
+        log.warning("sink '%s' failed; restarting it in %.0f s: %s", self.sink.name, pause, failure)
+        return None
 
-    def look(self, ends: Sequence[Position] | None) -> None:
+    def look(self, ends: StreamOffset | None) -> None:
         """Take in what has happened since the last look. `ends`: where its queues end now, if that is known."""
         last = self._query.lastProgress
         # A look at the last report is cheap; all of those that are kept are read only when there is a new one.
@@ -133,10 +149,10 @@ class QueryWatch:
 
     def _take(self, report: Any) -> None:
         status = self.status
-        places = _places(report.sources, "endOffset")
-        if places is not None:
-            self._done = places
-            status.lag = behind(places, _places(report.sources, "latestOffset") or ())
+        done = _offsets(report.sources, "endOffset")
+        if done is not None:
+            self._done = done
+            status.lag = behind(done, _offsets(report.sources, "latestOffset") or {})
         watermark = (report.eventTime or {}).get("watermark")
         if watermark is not None and not watermark.startswith("1970-01-01"):
             status.watermark = watermark
@@ -155,15 +171,9 @@ class QueryWatch:
         status.state_rows = sum(operator.numRowsTotal for operator in report.stateOperators)
 
 
-def behind(done: Sequence[Place], ends: Iterable[Place | Position]) -> int:
+def behind(done: StreamOffset, ends: StreamOffset) -> int:
     """How many messages there are up to the ends that are not done."""
-    reached = {(place.queue, place.id): place.offset for place in done}
-    queues = {place.queue for place in done}
-    return sum(max(0, _end(end) - reached.get((end.queue, end.id), 0)) for end in ends if end.queue in queues)
-
-
-def _end(end: Place | Position) -> int:
-    return end.offset if isinstance(end, Place) else end.next
+    return count_between(done, {queue: end for queue, end in ends.items() if queue in done})
 
 
 def _key(report: Any) -> tuple[int, str]:
@@ -175,21 +185,18 @@ def _observed(report: Any) -> int:
     return int(row["rows"]) if row is not None else 0
 
 
-def _places(sources: Any, which: str) -> list[Place] | None:
+def _offsets(sources: Any, which: str) -> StreamOffset | None:
     """How far each partition of the queues is; None where no source is a queue."""
-    found: list[Place] | None = None
+    found: StreamOffset | None = None
     for source in sources:
         try:
-            places = from_json(msgspec.json.decode(getattr(source, which) or "null"))
-        except (msgspec.DecodeError, SettingsError):
-            # The source is no queue.
+            offset = decode_offset(msgspec.json.decode(getattr(source, which) or "null"))
+        except (msgspec.DecodeError, SettingsError, AttributeError):
+            # The source is not a queue.
             continue
-        found = (found or []) + places
+        found = (found or {}) | offset
     return found
 
 
-def _cause(text: str) -> str:
-    """The part of Spark's message that says why."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error: " in line or "Exception: " in line]
-    return errors[-1] if errors else lines[0]
+def _is_transient(failure: str) -> bool:
+    return _TRANSIENT.search(failure) is not None and _PERMANENT.search(failure) is None

@@ -1,4 +1,4 @@
-"""Runs a pipeline: starts its queries, watches them, and says how they get on."""
+"""Runs a pipeline: starts its queries, restarts those that fail for a transient reason, reports their progress."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,12 @@ from pyspark.errors import PySparkException
 
 from queen.errors import QueenError
 from queen.pipelines.declaration import Declaration, Sink, SinkKind, SourceKind
-from queen.pipelines.errors import DeclarationError, PipelineError, Problem
-from queen.pipelines.frames import Frames, said
+from queen.pipelines.errors import DeclarationError, PipelineError, Problem, cause_of
+from queen.pipelines.frames import Frames
 from queen.pipelines.progress import QueryWatch, QueueEnds
 from queen.pipelines.session import Connection
-from queen.pipelines.sinks import Sinks
-from queen.pipelines.state import StateDirectory
+from queen.pipelines.sinks import Sinks, column_problems
+from queen.pipelines.state import StateDirectory, drop_checkpoints
 from queen.wire.pipelines import PipelineState, PipelineStatus, write_status
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS: Final = 0.25
 _BEGIN_SECONDS: Final = 0.05
-_HOUSE_SECONDS: Final = 300.0
+_HOUSEKEEPING_SECONDS: Final = 300.0
 DEAD_LETTERS: Final = "dead_letters"
 
 
@@ -43,14 +43,16 @@ class RunOptions:
     master: str
     trigger: str | None = None
     fresh: bool = False
+    fail_on_data_loss: bool | None = None
+    """For all sources; None leaves it to each of them."""
     checkpoints: Path | None = None
     """Where they are, if not in the state directory."""
-    now_and_then: Callable[[], object] | None = None
-    """Housekeeping, done every few minutes and when everything is done."""
+    housekeeping: Callable[[], object] | None = None
+    """Run every few minutes, and when everything is done."""
 
 
 class Run:
-    """One run of a pipeline. `on_status` hears every change, `stop` may be set by anyone."""
+    """One run of a pipeline. `on_status` is called at every change; setting `stop` ends it."""
 
     def __init__(
         self,
@@ -74,10 +76,10 @@ class Run:
         with self._state.running(name) as directory:
             self._directory = directory
             self._status = self._first_status()
-            self._tell(PipelineState.STARTING)
+            self._report(PipelineState.STARTING)
             try:
                 if self._options.fresh:
-                    self._state.forget(name)
+                    drop_checkpoints(self._options.checkpoints or self._state.checkpoints(name))
                 self._start(open_session())
                 self._watch()
             except BaseException as error:
@@ -87,7 +89,7 @@ class Run:
             return self._status
 
     def _start(self, spark: SparkSession) -> None:
-        planned = plan(spark, self._declaration, self._connection)
+        planned = plan(spark, self._declaration, self._connection, self._options.fail_on_data_loss)
         trigger = self._options.trigger or self._declaration.trigger
         checkpoints = self._options.checkpoints or self._state.checkpoints(self._declaration.name)
         sinks = Sinks(self._declaration.name, self._connection, checkpoints, trigger)
@@ -95,54 +97,71 @@ class Run:
             if self.stop.is_set():
                 return
             try:
-                watch = QueryWatch(sink, partial(sinks.start, sink, rows))
+                watch = QueryWatch(sink, partial(sinks.start, sink, rows), self._sources_of(sink))
             except PySparkException as error:
-                raise DeclarationError([Problem(sink.where, f"sink '{sink.name}': {said(error)}")]) from error
+                raise DeclarationError([Problem(sink.where, f"sink '{sink.name}': {cause_of(error)}")]) from error
             self._watches.append(watch)
             # One after the other: each starts a process, which must answer Spark within ten seconds.
             while watch.beginning and not self.stop.wait(_BEGIN_SECONDS):
                 pass
 
+    def _sources_of(self, sink: Sink) -> list[str]:
+        sources = {source.name for source in self._declaration.sources}
+        return sorted(node.name for node in self._declaration.upstream(sink.source) if node.name in sources)
+
     def _watch(self) -> None:
-        house = time.monotonic() + _HOUSE_SECONDS
+        next_time = time.monotonic() + _HOUSEKEEPING_SECONDS
         queue_ends = QueueEnds(self._declaration, self._connection)
         while not self.stop.is_set():
             ends = queue_ends.look()
             running = [watch for watch in self._watches if watch.active]
+            failures: dict[str, str] = {}
             for watch in self._watches:
                 watch.look(ends)
-                watch.keep_up()
-            self._tell(PipelineState.RUNNING)
-            if any(watch.failure is not None for watch in self._watches):
-                break
+                failure = watch.restart_if_needed()
+                if failure is not None:
+                    failures[watch.sink.name] = failure
+            self._report(PipelineState.RUNNING)
+            if failures:
+                self._stop_all()
+                raise PipelineError(self._failed(failures))
             if not running and not any(watch.active for watch in self._watches):
-                self._keep_house()
+                self._run_housekeeping()
                 return
-            if time.monotonic() > house:
-                self._keep_house()
-                house = time.monotonic() + _HOUSE_SECONDS
+            if time.monotonic() > next_time:
+                self._run_housekeeping()
+                next_time = time.monotonic() + _HOUSEKEEPING_SECONDS
             self.stop.wait(_LOOK_SECONDS)
+        self._stop_all()
+
+    def _stop_all(self) -> None:
         for watch in self._watches:
             watch.stop()
-        failed = next((watch for watch in self._watches if watch.failure is not None), None)
-        if failed is not None and not self.stop.is_set():
-            raise PipelineError(f"sink '{failed.sink.name}' ({failed.sink.where}) failed: {failed.failure}")
 
-    def _keep_house(self) -> None:
-        if self._options.now_and_then is None:
+    def _failed(self, failures: Mapping[str, str]) -> str:
+        """Sinks that share a source often fail for the same reason, which is said once."""
+        names = ", ".join(f"'{name}'" for name in failures)
+        causes = "; ".join(dict.fromkeys(failures.values()))
+        hint = ""
+        if "failOnDataLoss" in causes:
+            hint = ". Here: --no-fail-on-data-loss, or fail_on_data_loss: false for the source"
+        return f"{'sinks' if len(failures) > 1 else 'sink'} {names} failed: {causes}{hint}"
+
+    def _run_housekeeping(self) -> None:
+        if self._options.housekeeping is None:
             return
         try:
-            self._options.now_and_then()
+            self._options.housekeeping()
         except QueenError as error:
-            # It can wait until the next time.
-            log.warning("%s", error)
+            # It is done the next time.
+            log.warning("housekeeping failed: %s", error)
 
     def _end(self, state: PipelineState, error: str | None) -> None:
+        self._stop_all()
         for watch in self._watches:
-            watch.stop()
             watch.look(None)
         self._status.error = error
-        self._tell(state)
+        self._report(state)
 
     def _first_status(self) -> PipelineStatus:
         now = time.time()
@@ -156,7 +175,7 @@ class Run:
             updated_at=now,
         )
 
-    def _tell(self, state: PipelineState) -> None:
+    def _report(self, state: PipelineState) -> None:
         status = self._status
         status.state = state
         status.updated_at = time.time()
@@ -169,12 +188,19 @@ class Run:
         self._on_status(status)
 
 
-def plan(spark: SparkSession, declaration: Declaration, connection: Connection) -> list[tuple[Sink, DataFrame]]:
-    """Every sink with the rows it gets, dead letters last. Raises `DeclarationError`."""
-    frames = Frames(spark, declaration, connection, moves_groups=False)
+def plan(
+    spark: SparkSession, declaration: Declaration, connection: Connection, fail_on_data_loss: bool | None = None
+) -> list[tuple[Sink, DataFrame]]:
+    """Every sink with the rows it gets, dead letters last. Raises `DeclarationError` with every problem."""
+    frames = Frames(spark, declaration, connection, moves_groups=False, fail_on_data_loss=fail_on_data_loss)
+    frames.check_all()
     planned = [(sink, frames.of(sink.source)) for sink in declaration.sinks]
+    problems = [problem for sink, rows in planned for problem in column_problems(sink, rows.columns)]
+    if problems:
+        raise DeclarationError(problems)
     first = declaration.sinks[0]
-    planned[0] = (first, Frames(spark, declaration, connection, moves_groups=True).of(first.source))
+    mirrored = Frames(spark, declaration, connection, moves_groups=True, fail_on_data_loss=fail_on_data_loss)
+    planned[0] = (first, mirrored.of(first.source))
     dead_letters = frames.dead_letters()
     if dead_letters is not None:
         planned.append((dead_letter_sink(declaration), dead_letters))

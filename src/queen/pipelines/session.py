@@ -87,7 +87,7 @@ _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 def open_session(name: str, master: str = LOCAL, conf: Mapping[str, str] | None = None) -> SparkSession:
     """A session on this machine, or on the cluster that `master` names. Raises `SparkMissing`."""
     require_spark()
-    # Spark's workers are to run what this process runs, and not whatever `python3` is.
+    # Spark's workers run the interpreter of this process, not the `python3` of the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -100,10 +100,9 @@ def open_session(name: str, master: str = LOCAL, conf: Mapping[str, str] | None 
 
 
 def settings_for(master: str) -> dict[str, str]:
-    """What Spark is told, unless the user tells it something else."""
+    """Settings of Spark, which those of the user override."""
     settings = {
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.streaming.stopTimeout": "30s",
         "spark.sql.streaming.metricsEnabled": "false",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import psycopg
 from psycopg import sql
+from psycopg.raw_cursor import RawCursor
 from pyspark.sql import Column, DataFrame, functions
 
-from queen.pipelines.declaration import ONCE, Sink, SinkKind
+from queen.pipelines.declaration import ONCE, WINDOW_TIME, Sink, SinkKind
 from queen.pipelines.durations import interval
 from queen.pipelines.errors import DeclarationError, PipelineError, Problem
 from queen.pipelines.manifest import Manifest, staged_files
 from queen.pipelines.session import Connection
+from queen.storage.statements import sql as statement
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -54,45 +56,44 @@ def count_rows(file: Path) -> int:
     return count
 
 
-_BATCHES: Final = "queen_pipeline_batches"
-_MAKE_BATCHES: Final = f"""
-CREATE TABLE IF NOT EXISTS {_BATCHES} (
-    writer text PRIMARY KEY,
-    batch bigint NOT NULL,
-    at timestamptz NOT NULL DEFAULT now()
-)"""
-_TAKE_BATCH: Final = f"""
-INSERT INTO {_BATCHES} (writer, batch) VALUES (%s, %s)
-ON CONFLICT (writer) DO UPDATE SET batch = excluded.batch, at = now() WHERE {_BATCHES}.batch < excluded.batch
-RETURNING batch"""
+_ORDER: Final = "queen_pipeline_order"
+# The order of messages, where rows still know the messages they came from.
+_MESSAGE_ORDER: Final = ("_created_at", "_offset")
 
 
 class TableSink:
     """A function for `foreachBatch`: rows and the number of the batch are stored in one transaction.
 
-    With `key`, a row replaces the one that has the same values there.
+    With `key`, a row replaces the one that has the same values there; of several in a batch the newest does, by the
+    columns `order_by`, else by the messages they came from, else in the order in which Spark gives them.
     """
 
-    def __init__(self, database: str, table: str, writer: str, key: Sequence[str] = ()) -> None:
+    def __init__(
+        self, database: str, table: str, writer: str, key: Sequence[str] = (), order_by: Sequence[str] = ()
+    ) -> None:
         self._database = database
         self._table = sql.Identifier(*table.split("."))
         self._name = table
         self._writer = writer
         self._key = tuple(key)
+        self._order_by = tuple(order_by)
 
     def prepare(self) -> None:
         """Make the table that says which batches are stored. Raises `PipelineError` when the database is not there."""
         try:
             with psycopg.connect(self._database) as connection:
-                connection.execute(_MAKE_BATCHES)
+                connection.execute(statement("pipeline_create_batches").encode())
                 connection.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(self._table))
         except psycopg.Error as error:
             raise PipelineError(f"table {self._name} cannot be written: {error}") from error
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
-        rows = _plain(rows)
-        with psycopg.connect(self._database) as connection, connection.cursor() as cursor:
-            if cursor.execute(_TAKE_BATCH, (self._writer, batch)).fetchone() is None:
+        if self._key:
+            order = self._order_by or [name for name in (*_MESSAGE_ORDER, WINDOW_TIME) if name in rows.columns]
+            rows = rows.orderBy(*order) if order else rows
+        rows = _plain(rows.select(*_own(rows)))
+        with psycopg.connect(self._database) as connection, RawCursor(connection) as cursor:
+            if cursor.execute(statement("pipeline_take_batch").encode(), (self._writer, batch)).fetchone() is None:
                 return
             if self._key:
                 self._merge(cursor, rows)
@@ -101,9 +102,10 @@ class TableSink:
 
     def _merge(self, cursor: psycopg.Cursor[Any], rows: DataFrame) -> None:
         staged = sql.Identifier("queen_pipeline_staged")
-        make = sql.SQL("CREATE TEMP TABLE {} (LIKE {}) ON COMMIT DROP")
-        cursor.execute(make.format(staged, self._table))
-        self._copy(cursor, staged, rows)
+        order = sql.Identifier(_ORDER)
+        make = sql.SQL("CREATE TEMP TABLE {} ON COMMIT DROP AS SELECT *, 0::bigint AS {} FROM {} WITH NO DATA")
+        cursor.execute(make.format(staged, order, self._table))
+        self._copy(cursor, staged, rows, numbered=True)
         key = sql.SQL(", ").join(map(sql.Identifier, self._key))
         columns = sql.SQL(", ").join(map(sql.Identifier, rows.columns))
         others = [name for name in rows.columns if name not in self._key]
@@ -113,15 +115,20 @@ class TableSink:
                 sql.SQL("{} = excluded.{}").format(sql.Identifier(name), sql.Identifier(name)) for name in others
             )
             action = sql.SQL("DO UPDATE SET {}").format(changes)
-        # Of rows with one key in a batch, one is kept: an upsert cannot touch a row twice.
-        merge = sql.SQL("INSERT INTO {} ({}) SELECT DISTINCT ON ({}) {} FROM {} ON CONFLICT ({}) {}")
-        cursor.execute(merge.format(self._table, columns, key, columns, staged, key, action))
+        # Of rows with one key in a batch the last is kept: an upsert cannot touch a row twice.
+        merge = sql.SQL(
+            "INSERT INTO {} ({}) SELECT DISTINCT ON ({}) {} FROM {} ORDER BY {}, {} DESC ON CONFLICT ({}) {}"
+        )
+        cursor.execute(merge.format(self._table, columns, key, columns, staged, key, order, key, action))
 
-    def _copy(self, cursor: psycopg.Cursor[Any], table: sql.Identifier, rows: DataFrame) -> None:
-        columns = sql.SQL(", ").join(map(sql.Identifier, rows.columns))
+    def _copy(
+        self, cursor: psycopg.Cursor[Any], table: sql.Identifier, rows: DataFrame, *, numbered: bool = False
+    ) -> None:
+        names = [*rows.columns, _ORDER] if numbered else rows.columns
+        columns = sql.SQL(", ").join(map(sql.Identifier, names))
         with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN").format(table, columns)) as copy:
-            for row in rows.toLocalIterator(prefetchPartitions=True):
-                copy.write_row(tuple(row))
+            for number, row in enumerate(rows.toLocalIterator(prefetchPartitions=True)):
+                copy.write_row((*row, number) if numbered else tuple(row))
 
 
 def _plain(rows: DataFrame) -> DataFrame:
@@ -161,12 +168,14 @@ class Sinks:
         checkpoint = self._checkpoints / sink.name
         checkpoint.mkdir(parents=True, exist_ok=True)
         own = [name for name in rows.columns if not name.startswith("_")]
-        self._check_columns(sink, rows.columns)
         if sink.kind in (SinkKind.QUEUE, SinkKind.TOPIC):
             stream = self._messages(sink, observed(rows, own)).writeStream.format("queen")
             stream = stream.options(**self._connection.options(), **_destination(sink))
         else:
-            stream = observed(rows, own).select(*own).writeStream.foreachBatch(self._batches(sink, checkpoint))
+            # Which row of a key is newer is decided by the columns of the messages they came from.
+            chosen = rows.columns if sink.kind is SinkKind.POSTGRES else own
+            stream = observed(rows, own).select(*_quoted(chosen)).writeStream
+            stream = stream.foreachBatch(self._batches(sink, checkpoint))
         return triggered(stream, self._trigger, checkpoint).queryName(f"{self._pipeline}.{sink.name}").start()
 
     def _messages(self, sink: Sink, rows: DataFrame) -> DataFrame:
@@ -194,15 +203,19 @@ class Sinks:
         if database is None:
             text = f"sink '{sink.name}' needs 'database', the URL of a PostgreSQL; or run with --database-url"
             raise DeclarationError([Problem(sink.where, text)])
-        table = TableSink(database, sink.target, writer, _names(sink, "key"))
+        table = TableSink(database, sink.target, writer, _names(sink, "key"), _names(sink, "order_by"))
         table.prepare()
         return table
 
-    def _check_columns(self, sink: Sink, columns: list[str]) -> None:
-        missing = [name for key in ("partition_by", "key") for name in _names(sink, key) if name not in columns]
-        if missing:
-            text = f"sink '{sink.name}' names column '{missing[0]}'; '{sink.source}' has {', '.join(columns)}"
-            raise DeclarationError([Problem(sink.where, text)])
+
+def column_problems(sink: Sink, columns: Sequence[str]) -> list[Problem]:
+    """The columns that a sink names and its rows lack."""
+    named = [name for key in ("partition_by", "key", "order_by") for name in _names(sink, key)]
+    return [
+        Problem(sink.where, f"sink '{sink.name}' names column '{name}'; '{sink.source}' has {', '.join(columns)}")
+        for name in named
+        if name not in columns
+    ]
 
 
 class ConsoleSink:
@@ -231,11 +244,20 @@ def triggered(stream: DataStreamWriter, trigger: str, checkpoint: Path) -> DataS
 
 
 def writer_id(checkpoint: Path) -> str:
-    """A name for the query that lives and dies with its checkpoint, because a new one numbers its batches anew."""
+    """An id of the query that belongs to its checkpoint: a new checkpoint numbers batches from 0 again."""
     file = checkpoint / _WRITER_FILE
     if not file.exists():
         file.write_text(uuid.uuid4().hex)
     return file.read_text()
+
+
+def _own(rows: DataFrame) -> list[str]:
+    """The columns without those that are the pipeline's."""
+    return _quoted([name for name in rows.columns if not name.startswith("_")])
+
+
+def _quoted(names: Sequence[str]) -> list[str]:
+    return [f"`{name}`" for name in names]
 
 
 def _destination(sink: Sink) -> dict[str, str]:

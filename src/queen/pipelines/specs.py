@@ -40,21 +40,27 @@ Function = Callable[[object, Where], Callable[..., Any] | None]
 
 
 class SpecReader:
-    """Makes declarations of what a file says; `problems` tells what was wrong with it."""
+    """Makes declarations of what a file says; `problems` has everything that is wrong with it."""
 
     def __init__(self, function: Function, place: Callable[[Mapping[str, Any], str], Where | None]) -> None:
         """`place` knows where in the file a key of a spec is."""
         self.problems: list[Problem] = []
+        self.names: dict[str, set[str]] = {"sources": set(), "steps": set(), "sinks": set()}
+        """Everything that the file declares, also what is wrong."""
         self._function = function
         self._place = place
 
     def source(self, name: str, where: Where, spec: Mapping[str, Any]) -> Source | None:
+        self.names["sources"].add(name)
         kind = self._one_of(f"source '{name}'", where, spec, [kind.value for kind in SourceKind])
         if kind is None:
             return None
         allowed = SOURCE_OPTIONS[SourceKind(kind)]
         self._known(f"source '{name}'", where, spec, (kind, "schema", *_TIMED, *allowed))
-        options = {key: value for key in allowed if (value := self._text(spec, key, where)) is not None}
+        texts = {key: str(value).lower() if isinstance(value, bool) else value for key, value in spec.items()}
+        options = {key: value for key in allowed if (value := self._text(texts, key, where)) is not None}
+        if options.get("fail_on_data_loss", "true") not in ("true", "false"):
+            self.report(self._where(spec, "fail_on_data_loss", where), "'fail_on_data_loss' must be true or false")
         for key in ("rows_per_batch", "files_per_batch"):
             self._positive(options, key, spec, where)
         if kind == "rate":
@@ -70,6 +76,7 @@ class SpecReader:
         )
 
     def step(self, name: str, where: Where, spec: Mapping[str, Any]) -> Step | None:
+        self.names["steps"].add(name)
         what = f"step '{name}'"
         kind = self._one_of(what, where, spec, _ACTIONS)
         if kind is None:
@@ -86,6 +93,7 @@ class SpecReader:
         )
 
     def sink(self, name: str, where: Where, spec: Mapping[str, Any], needs_source: bool = True) -> Sink | None:
+        self.names["sinks"].add(name)
         what = f"sink '{name}'"
         kind = self._one_of(what, where, spec, [kind.value for kind in SinkKind])
         if kind is None:

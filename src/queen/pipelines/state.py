@@ -1,4 +1,4 @@
-"""Where pipelines keep what they have to remember: a directory each, with checkpoints, a lock and the status."""
+"""The state of pipelines on this machine: a directory each, with checkpoints, a lock and the status."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LIVE: Final = (PipelineState.STARTING, PipelineState.RUNNING)
 
 
 class StateDirectory:
-    """What pipelines of this machine keep under the data directory."""
+    """The directory of all pipelines, below the data directory."""
 
     def __init__(self, data_dir: Path) -> None:
         self.root = data_dir / "pipelines"
@@ -33,7 +33,7 @@ class StateDirectory:
 
     @contextmanager
     def running(self, name: str) -> Iterator[Path]:
-        """Hold the pipeline while it runs; the kernel frees the lock of one that died. Raises `AlreadyRunning`."""
+        """Lock the pipeline while it runs; the lock ends with the process. Raises `AlreadyRunning`."""
         directory = self.of(name)
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / "lock").open("a") as lock:
@@ -45,20 +45,16 @@ class StateDirectory:
                 raise AlreadyRunning(f"pipeline '{name}' runs already{by}: queen pipeline stop {name}") from None
             yield directory
 
-    def forget(self, name: str) -> None:
-        """Drop the checkpoints: the next run begins anew."""
-        shutil.rmtree(self.checkpoints(name), ignore_errors=True)
-
     def statuses(self) -> list[PipelineStatus]:
-        """Every pipeline that ran here; one whose process died without a word is shown as failed."""
-        return [self._as_it_is(status) for status in statuses(self.root)]
+        """Every pipeline that ran here; one whose process was killed is shown as failed."""
+        return [self._current(status) for status in statuses(self.root)]
 
     def status(self, name: str) -> PipelineStatus:
         status = read_status(self.of(name))
         if status is None:
             known = ", ".join(one.name for one in self.statuses()) or "none"
             raise PipelineError(f"no pipeline '{name}' has run here; there are: {known}")
-        return self._as_it_is(status)
+        return self._current(status)
 
     def stop(self, name: str, seconds: float) -> PipelineStatus:
         """Ask a pipeline to stop, and wait until it has. Raises `PipelineError`."""
@@ -67,20 +63,20 @@ class StateDirectory:
             raise PipelineError(f"pipeline '{name}' does not run (it is {status.state.value})")
         os.kill(status.pid, signal.SIGTERM)
         deadline = time.monotonic() + seconds
-        while self._held(name):
+        while self._is_locked(name):
             if time.monotonic() > deadline:
                 raise PipelineError(f"pipeline '{name}' (process {status.pid}) has not stopped within {seconds:g} s")
             time.sleep(_POLL_SECONDS)
         return self.status(name)
 
-    def _as_it_is(self, status: PipelineStatus) -> PipelineStatus:
-        if status.state in _LIVE and not self._held(status.name):
+    def _current(self, status: PipelineStatus) -> PipelineStatus:
+        if status.state in _LIVE and not self._is_locked(status.name):
             status.state = PipelineState.FAILED
-            status.error = status.error or "its process ended without a word"
+            status.error = status.error or "its process was killed"
         return status
 
-    def _held(self, name: str) -> bool:
-        """Whether a process has the pipeline. Never by its pid: that may be another's by now."""
+    def _is_locked(self, name: str) -> bool:
+        """Whether a process has the lock. The pid does not tell: another process may have it by now."""
         try:
             with (self.of(name) / "lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -89,3 +85,10 @@ class StateDirectory:
         except BlockingIOError:
             return True
         return False
+
+
+def drop_checkpoints(directory: Path) -> None:
+    """The next run starts from the beginning. A lock in the directory stays."""
+    for path in directory.iterdir() if directory.is_dir() else ():
+        if path.is_dir():
+            shutil.rmtree(path)

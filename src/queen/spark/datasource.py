@@ -1,8 +1,7 @@
-"""`format("queen")`: what Spark asks for by name."""
+"""The data source `format("queen")`."""
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
@@ -17,11 +16,9 @@ from pyspark.sql.types import StructType
 if TYPE_CHECKING:
     from queen.spark.options import ReadOptions
 
-_PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
-
 
 class QueenDataSource(DataSource):
-    """Queues as DataFrames. What it does is imported when it is asked for: Spark imports this module to find it."""
+    """Queues as DataFrames. Spark imports this module to find it, so the rest is imported when it is used."""
 
     @classmethod
     def name(cls) -> str:
@@ -33,15 +30,14 @@ class QueenDataSource(DataSource):
         return schema_of(self._read_options())
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from queen.spark.batch import FilteringReader, QueenReader
+        from queen.spark.batch import QueenReader
         from queen.spark.options import Table
         from queen.spark.tables import TableReader
 
         options = self._read_options()
         if options.table is not Table.MESSAGES:
             return TableReader(options, schema)
-        kind = FilteringReader if _filters_are_pushed() else QueenReader
-        return kind(options, schema)
+        return QueenReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from queen.spark.stream import QueenStreamReader
@@ -62,9 +58,3 @@ class QueenDataSource(DataSource):
         from queen.spark.options import parse_read_options
 
         return parse_read_options(self.options)
-
-
-def _filters_are_pushed() -> bool:
-    """Spark refuses a reader that could take filters while spark.sql.python.filterPushdown.enabled is off."""
-    main = sys.modules["__main__"].__spec__
-    return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)

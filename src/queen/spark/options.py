@@ -5,7 +5,9 @@ Names are spelled as in the documentation; Spark compares them without regard to
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,14 +22,18 @@ from queen.wire.push import check_name
 from queen.wire.stages import LARGEST_BATCH
 from queen.wire.times import parse_time
 
-_ACCESS: Final = ("databaseUrls", "encryptionKey", "server", "token")
+_ACCESS: Final = ("databaseUrls", "encryptionKey", "server", "token", "outageGraceSeconds")
+_OUTAGE_GRACE_SECONDS: Final = 30.0
 _READING: Final = (
     "queue",
     "path",
+    "subscribePattern",
+    "partitions",
     "table",
     "what",
     "columns",
     "schema",
+    "parsedColumn",
     "mode",
     "startingOffsets",
     "endingOffsets",
@@ -41,6 +47,8 @@ _READING: Final = (
     "namespace",
     "topic",
 )
+
+_OF_MESSAGES: Final = ("subscribePattern", "partitions")
 
 Offsets = dict[str, dict[str, int]]
 """Queue, partition, offset. The queue is empty where only partitions were named."""
@@ -60,7 +68,7 @@ class Table(StrEnum):
 
 
 class ParseMode(StrEnum):
-    """What becomes of a payload that does not fit the schema: it is put aside, or it ends the query."""
+    """What happens to a payload that does not fit the schema: it goes to _corrupt_record, or it ends the query."""
 
     PERMISSIVE = "PERMISSIVE"
     FAILFAST = "FAILFAST"
@@ -103,6 +111,8 @@ class Access:
     encryption_keys: tuple[bytes, ...] = ()
     server: str | None = None
     token: str | None = None
+    outage_grace: float = _OUTAGE_GRACE_SECONDS
+    """Seconds to wait for a PostgreSQL or server that is unavailable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +122,13 @@ class ReadOptions:
     access: Access
     table: Table
     queues: tuple[str, ...]
+    pattern: str | None
+    """A regular expression: the queues whose names match it as a whole."""
+    partitions: frozenset[str] | None
     columns: tuple[str, ...] | None
     schema: str | None
+    parsed_column: str | None
+    """The fields of the payload as one struct of this name, instead of columns."""
     mode: ParseMode
     starting: Edge | None
     ending: Edge
@@ -131,12 +146,13 @@ def parse_access(options: Mapping[str, str], environment: Mapping[str, str] = os
     given = _lower(options)
     server = given.get("server") or None
     # A server that is named is meant, whatever the environment says; databases that are named too are the shorter way.
+    grace = _seconds(given, "outageGraceSeconds")
     urls = _words(given.get("databaseurls") or ("" if server else environment.get("DATABASE_URLS", "")))
     if server is not None and not urls:
         parts = urlsplit(server)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise SettingsError(f"server must be a URL such as http://127.0.0.1:6632, not {server!r}")
-        return Access(server=server.rstrip("/"), token=given.get("token") or None)
+        return Access(server=server.rstrip("/"), token=given.get("token") or None, outage_grace=grace)
     if not urls:
         raise SettingsError(
             "say where the messages are: option databaseUrls (or the variable DATABASE_URLS) with the PostgreSQL of"
@@ -146,7 +162,7 @@ def parse_access(options: Mapping[str, str], environment: Mapping[str, str] = os
         if urlsplit(url).scheme not in ("postgresql", "postgres"):
             raise SettingsError("databaseUrls must be URLs that begin with postgresql://, separated by commas")
     keys = _words(given.get("encryptionkey") or environment.get("QUEEN_ENCRYPTION_KEY", ""))
-    return Access(database_urls=urls, encryption_keys=tuple(_key(text) for text in keys))
+    return Access(database_urls=urls, encryption_keys=tuple(_key(text) for text in keys), outage_grace=grace)
 
 
 def parse_read_options(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> ReadOptions:
@@ -154,26 +170,42 @@ def parse_read_options(options: Mapping[str, str], environment: Mapping[str, str
     check_known(options, _READING)
     given = _lower(options)
     table = _choice(Table, "table", given.get("table") or given.get("what") or Table.MESSAGES.value)
-    queues = _words(given.get("queue") or given.get("path") or "")
-    if table is Table.MESSAGES and not queues:
-        raise SettingsError('say which queue to read: option("queue", "orders"), or several, separated by commas')
+    queues = _names(given, "queue") or _names(given, "path")
+    pattern = _pattern(given)
+    if table is Table.MESSAGES and not queues and pattern is None:
+        raise SettingsError(
+            'say which queue to read: option("queue", "orders"), several separated by commas or as a JSON list, or'
+            ' option("subscribePattern", "orders-.*")'
+        )
+    if queues and pattern is not None:
+        raise SettingsError("give either queue or subscribePattern, not both")
     if table is not Table.MESSAGES:
-        _refuse(given, table, ("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "schema"))
+        _refuse(
+            given,
+            table,
+            (*_OF_MESSAGES, "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "schema"),
+        )
     if table is Table.TOPIC and queues:
         raise SettingsError("topics are not in queues: name them with options namespace and topic")
     if len(set(queues)) < len(queues):
         raise SettingsError(f"option queue names a queue twice: {', '.join(queues)}")
-    ending = _edge(given, "ending", len(queues)) or LATEST
+    several = len(queues) if pattern is None else 2
+    if given.get("parsedcolumn") and not given.get("schema"):
+        raise SettingsError("parsedColumn names the struct that schema is parsed into: give option schema as well")
+    ending = _edge(given, "ending", several) or LATEST
     if ending.kind is EdgeKind.EARLIEST:
         raise SettingsError("endingOffsets cannot be earliest: nothing would be read")
     return ReadOptions(
         access=parse_access(options, environment),
         table=table,
         queues=queues,
-        columns=_words(given["columns"]) if given.get("columns") else None,
+        pattern=pattern,
+        partitions=frozenset(_names(given, "partitions")) or None,
+        columns=_names(given, "columns") or None,
         schema=given.get("schema") or None,
+        parsed_column=given.get("parsedcolumn") or None,
         mode=_choice(ParseMode, "mode", (given.get("mode") or ParseMode.PERMISSIVE.value).upper()),
-        starting=_edge(given, "starting", len(queues)),
+        starting=_edge(given, "starting", several),
         ending=ending,
         max_rows_per_batch=_count(given, "maxRowsPerBatch"),
         max_tasks=_count(given, "maxTasks") or os.cpu_count() or 1,
@@ -186,12 +218,14 @@ def parse_read_options(options: Mapping[str, str], environment: Mapping[str, str
 
 
 def check_known(options: Mapping[str, str], known: Iterable[str]) -> None:
-    """Refuse an option that nobody would heed; those that say where the messages are are known everywhere."""
+    """Refuse an option that would have no effect; those that say where the messages are are known everywhere."""
     names = (*known, *_ACCESS)
     lower = {name.lower() for name in names}
     for name in options:
         if name.lower() not in lower:
-            raise SettingsError(f"format queen knows no option {name!r} here; it knows {', '.join(sorted(names))}")
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(names))}"
+            raise SettingsError(f"format queen has no option {name!r} here; {hint}")
 
 
 def _refuse(given: Mapping[str, str], table: Table, names: Iterable[str]) -> None:
@@ -206,6 +240,46 @@ def _lower(options: Mapping[str, str]) -> dict[str, str]:
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _names(given: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """Names separated by commas, or a JSON list of them for names that have a comma."""
+    return names_in(given.get(name.lower()) or "", name)
+
+
+def names_in(text: str, option: str = "queue") -> tuple[str, ...]:
+    """Names separated by commas, or a JSON list of them. Raises `SettingsError`."""
+    if not text.strip().startswith("["):
+        return _words(text)
+    try:
+        return tuple(msgspec.json.decode(text, type=list[str]))
+    except msgspec.DecodeError as error:
+        raise SettingsError(
+            f'{option} must be names separated by commas, or a JSON list such as ["a", "b,c"], not {text!r} ({error})'
+        ) from None
+
+
+def _pattern(given: Mapping[str, str]) -> str | None:
+    text = given.get("subscribepattern") or None
+    if text is not None:
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise SettingsError(f"subscribePattern {text!r} is not a regular expression: {error}") from None
+    return text
+
+
+def _seconds(given: Mapping[str, str], name: str) -> float:
+    text = given.get(name.lower())
+    if not text:
+        return _OUTAGE_GRACE_SECONDS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86_400:
+        raise SettingsError(f"{name} must be seconds from 0 to 86400, not {text!r}")
+    return seconds
 
 
 def _key(text: str) -> bytes:

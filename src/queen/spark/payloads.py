@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +17,14 @@ from queen.errors import BadRequest, SettingsError
 _BRACE: Final = ord("{")
 
 Broken = Callable[[int, str], None]
-"""Is told which payload does not fit the schema, and why. It may raise."""
+"""Called with the number of a payload that does not fit the schema, and why. It may raise."""
 
 
 class PayloadParser:
-    """Parses payloads into the fields of a schema: those that a payload lacks are null, others that it has are left."""
+    """Parses payloads into the fields of a schema: missing fields are null, unknown ones are ignored.
+
+    A value that is not text becomes its JSON in a field of text, as in Spark's from_json.
+    """
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -32,6 +36,9 @@ class PayloadParser:
         if not self._schema.names:
             return self._nothing(len(payloads)), unfit
         objects = _objects(payloads)
+        if not objects.all():
+            payloads = pc.utf8_trim_whitespace(payloads)
+            objects = _objects(payloads)
         for index in np.flatnonzero(~objects):
             broken(int(index), "it is not a JSON object")
             unfit[index] = True
@@ -55,9 +62,7 @@ class PayloadParser:
             return self._parse_all(payloads)
         except pa.ArrowInvalid as error:
             if len(payloads) == 1:
-                broken(first, str(error))
-                unfit[first] = True
-                return self._nothing(1)
+                return self._parse_leniently(payloads, first, unfit, broken, str(error))
         half = len(payloads) // 2
         return pa.concat_tables(
             [
@@ -65,6 +70,19 @@ class PayloadParser:
                 self._parse_some(payloads.slice(half), first + half, unfit, broken),
             ]
         )
+
+    def _parse_leniently(
+        self, payloads: pa.Array, index: int, unfit: npt.NDArray[np.bool_], broken: Broken, why: str
+    ) -> pa.Table:
+        """One payload that Arrow does not take as it is."""
+        try:
+            record = json.loads(payloads[0].as_py())
+            changed = json.dumps(_with_texts(record, pa.struct(list(self._parsed)))).encode()
+            return self._parse_all(pa.array([changed], pa.binary()).cast(pa.string()))
+        except (pa.ArrowInvalid, ValueError, RecursionError):
+            broken(index, why)
+            unfit[index] = True
+            return self._nothing(1)
 
     def _parse_all(self, payloads: pa.Array) -> pa.Table:
         lines = pc.binary_join_element_wise(payloads, "", "\n").buffers()[2]
@@ -81,6 +99,19 @@ class PayloadParser:
 
     def _nothing(self, rows: int) -> pa.Table:
         return pa.table([pa.nulls(rows, field.type) for field in self._schema], schema=self._schema)
+
+
+def whole_column(table: pa.Table, name: str) -> pa.Array:
+    """A column of a table as one array."""
+    chunks = table[name].combine_chunks()
+    return pa.concat_arrays(chunks.chunks) if isinstance(chunks, pa.ChunkedArray) else chunks
+
+
+def as_struct(table: pa.Table) -> pa.Array:
+    """The columns of a table as an array of structs."""
+    return pa.StructArray.from_arrays(
+        [whole_column(table, name) for name in table.schema.names], fields=list(table.schema)
+    )
 
 
 def check_payload_schema(schema: pa.Schema) -> None:
@@ -103,15 +134,35 @@ def raise_broken(place: str, why: str) -> None:
 def _objects(payloads: pa.Array) -> npt.NDArray[np.bool_]:
     """Which payloads begin as a JSON object does: Arrow's parser takes nothing else."""
     _, offsets, content = payloads.buffers()
-    starts = np.frombuffer(offsets, np.int32)[payloads.offset : payloads.offset + len(payloads)]
-    found: npt.NDArray[np.bool_] = np.frombuffer(content, np.uint8)[starts] == _BRACE
+    ends = np.frombuffer(offsets, np.int32)[payloads.offset : payloads.offset + len(payloads) + 1]
+    text = np.frombuffer(content, np.uint8) if content is not None else np.empty(0, np.uint8)
+    found = np.zeros(len(payloads), np.bool_)
+    some = ends[:-1] < ends[1:]
+    found[some] = text[ends[:-1][some]] == _BRACE
     return found
 
 
+def _with_texts(value: Any, kind: pa.DataType) -> Any:
+    """A decoded value with everything that is to be text, and is not, as its JSON."""
+    if value is None:
+        return None
+    if pa.types.is_string(kind):
+        return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    if pa.types.is_struct(kind) and isinstance(value, dict):
+        known = {field.name: field.type for field in kind}
+        return {key: _with_texts(one, known[key]) for key, one in value.items() if key in known}
+    if pa.types.is_list(kind) and isinstance(value, list):
+        return [_with_texts(one, kind.value_type) for one in value]
+    return value
+
+
 def _parsed_type(name: str, kind: pa.DataType) -> pa.DataType:
-    """The type that the parser is asked for: it reads all but dates, which are cast from text."""
+    """The type that the parser is asked for; the result is cast, which fails for what does not fit."""
     if pa.types.is_date32(kind):
         return pa.string()
+    if pa.types.is_decimal128(kind):
+        # The parser multiplies by the scale without a check: 38 digits and a scale of 38 fit into 256 bits.
+        return pa.decimal256(38, kind.scale)
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(field.name, _parsed_type(f"{name}.{field.name}", field.type)) for field in kind])
     if pa.types.is_list(kind):

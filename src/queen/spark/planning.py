@@ -1,7 +1,8 @@
-"""From the options to the spans that a batch reads."""
+"""From the options to the spans that tasks read."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -10,7 +11,15 @@ from pyspark.sql.datasource import InputPartition
 
 from queen.errors import NotFound
 from queen.spark.logs import Log, Position, Span
-from queen.spark.options import Edge, EdgeKind
+from queen.spark.options import Edge, EdgeKind, ReadOptions
+
+
+def queues_to_read(log: Log, options: ReadOptions) -> tuple[str, ...]:
+    """The queues that the options name, or those whose names match the pattern now."""
+    if options.pattern is None:
+        return options.queues
+    pattern = re.compile(options.pattern)
+    return tuple(name for name in log.queue_names() if pattern.fullmatch(name))
 
 
 def edge_offsets(log: Log, positions: Sequence[Position], edge: Edge, *, otherwise: EdgeKind) -> list[int]:
@@ -25,7 +34,7 @@ def edge_offsets(log: Log, positions: Sequence[Position], edge: Edge, *, otherwi
 
 
 def check_partitions(positions: Sequence[Position], edge: Edge) -> None:
-    """An offset that was given for a partition that is not there is a mistake, or comes too early."""
+    """An offset that was given for a partition that does not exist is a mistake, or comes too early."""
     if edge.offsets is None:
         return
     known = {(position.queue, position.partition) for position in positions}
@@ -65,7 +74,7 @@ class SpanTask(InputPartition):
 
 
 def share_out(spans: Sequence[Span], max_tasks: int) -> list[SpanTask]:
-    """At most `max_tasks` tasks of the same size, big spans cut where need be.
+    """At most `max_tasks` tasks of the same size, large spans split where need be.
 
     A task costs more than thousands of messages do, so few messages make few tasks; and so that not everything is done
     again when one fails, very many make more than `max_tasks`.

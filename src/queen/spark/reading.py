@@ -1,4 +1,4 @@
-"""What a task does: read the segments of its spans, and make record batches of them."""
+"""What a task does: read the segments of its spans as record batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from queen.errors import Conflict, SettingsError
 from queen.spark.columns import record_batches
 from queen.spark.logs import Log, ServerLog, ShardLog, Span, StoredSegment
 from queen.spark.options import Access, ParseMode, ReadOptions
-from queen.spark.payloads import PayloadParser, check_payload_schema, raise_broken
+from queen.spark.payloads import PayloadParser, as_struct, check_payload_schema, raise_broken, whole_column
 from queen.spark.schemas import CORRUPT_RECORD, MESSAGES
 from queen.wire.envelope import Envelope
 
@@ -26,10 +26,10 @@ _FOR_PARSING: Final = ("queue", "partition", "offset", "payload")
 
 
 def open_log(access: Access) -> Log:
-    """The way to the messages that the options name."""
+    """The log that the options name."""
     if access.server is not None:
-        return ServerLog(access.server, access.token)
-    return ShardLog(access.database_urls)
+        return ServerLog(access.server, access.token, access.outage_grace)
+    return ShardLog(access.database_urls, access.outage_grace)
 
 
 class MessageReading:
@@ -39,7 +39,8 @@ class MessageReading:
         self._access = options.access
         self._schema = schema
         self._fail_on_data_loss = fail_on_data_loss
-        # What is no column of a message is a field of its payload.
+        self._parsed_column = options.parsed_column
+        # What is no column of a message is a field of its payload, or the struct of all its fields.
         self.own = tuple(name for name in schema.fieldNames() if name in (options.columns or MESSAGES.fieldNames()))
         self._fields = tuple(name for name in schema.fieldNames() if name not in (*self.own, CORRUPT_RECORD))
         self._corrupt = CORRUPT_RECORD in schema.fieldNames()
@@ -67,20 +68,25 @@ class MessageReading:
                 raise_broken(f"offset {offset} of {queue}/{partition}", why)
 
         fields, unfit = parser.parse(batch["payload"], broken)
-        fields = fields.combine_chunks()
         columns = []
         for name in self._schema.fieldNames():
             if name in self.own:
                 columns.append(batch[name])
             elif name == CORRUPT_RECORD:
                 columns.append(pc.if_else(pa.array(unfit), batch["payload"], pa.scalar(None, pa.string())))
+            elif name == self._parsed_column:
+                columns.append(as_struct(fields))
             else:
-                chunks = fields[name].chunks
-                columns.append(chunks[0] if chunks else pa.nulls(0, fields.schema.field(name).type))
+                columns.append(whole_column(fields, name))
         return pa.RecordBatch.from_arrays(columns, schema=to_arrow_schema(self._schema, timezone="UTC"))
 
     def _payload_schema(self) -> pa.Schema:
-        return to_arrow_schema(StructType([self._schema[name] for name in self._fields]), timezone="UTC")
+        chosen = [self._schema[name] for name in self._fields]
+        if self._parsed_column is not None:
+            (parsed,) = chosen
+            assert isinstance(parsed.dataType, StructType)
+            chosen = parsed.dataType.fields
+        return to_arrow_schema(StructType(chosen), timezone="UTC")
 
     def _complete(self, segments: Iterator[StoredSegment], spans: Sequence[Span]) -> Iterator[StoredSegment]:
         """The segments, while it is checked that none is missing: offsets are dense, until retention removes some."""
@@ -114,10 +120,10 @@ def _check_columns(schema: StructType, own: Sequence[str]) -> None:
 
 
 def report_loss(what: str, *, fail: bool) -> None:
-    """Messages that were to be read are gone: the query ends, or goes on without them."""
+    """Messages that were to be read are lost: the query fails, or goes on without them."""
     if fail:
         raise Conflict(
-            f"{what} are gone before they were read: retention, a clearing or a deletion has removed them."
+            f"{what} were removed before they were read, by retention or a deletion."
             " Set failOnDataLoss to false to go on without them"
         )
-    log.warning("%s are gone before they were read; going on without them", what)
+    log.warning("%s were removed before they were read; going on without them (failOnDataLoss is false)", what)

@@ -123,13 +123,15 @@ def schema_of(options: ReadOptions) -> StructType | str:
         return chosen
     if options.table is not Table.MESSAGES:
         raise SettingsError(f"option schema parses the payload of messages; {options.table} has none to parse")
-    return _with_payload(chosen, options.schema.strip(), options.mode)
+    return _with_payload(chosen, options.schema.strip(), options.mode, options.parsed_column)
 
 
-def _with_payload(columns: StructType, schema: str, mode: ParseMode) -> StructType | str:
-    """Spark reads a schema as DDL itself, on the other side: here it is put behind the columns as text."""
+def _with_payload(columns: StructType, schema: str, mode: ParseMode, struct: str | None) -> StructType | str:
+    """Spark parses DDL in the JVM: here it is appended to the columns as text."""
     if schema.startswith("{"):
         payload = _from_json(schema)
+        if struct is not None:
+            payload = StructType([StructField(struct, payload)])
         if mode is ParseMode.PERMISSIVE and CORRUPT_RECORD not in payload.fieldNames():
             payload = payload.add(CORRUPT_RECORD, _TEXT)
         return StructType([*columns.fields, *payload.fields])
@@ -137,6 +139,8 @@ def _with_payload(columns: StructType, schema: str, mode: ParseMode) -> StructTy
         schema = schema[len("struct<") : -1]
     ddl = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in columns.fields)
     corrupt = f", {CORRUPT_RECORD} STRING" if mode is ParseMode.PERMISSIVE and CORRUPT_RECORD not in schema else ""
+    if struct is not None:
+        schema = f"`{struct}` STRUCT<{schema}>"
     return f"{ddl}, {schema}{corrupt}"
 
 

@@ -1,4 +1,4 @@
-"""The writing half of `format("queen")`: tasks stage their rows, the driver publishes them, once."""
+"""Writes of `format("queen")`: tasks stage their rows, the driver publishes them, once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from queen.errors import QueenError, SettingsError
 from queen.spark.options import Access, WriteOptions, parse_write_options
-from queen.spark.outlets import Outlet, ServerOutlet, ShardOutlet, StagedPart
+from queen.spark.publishers import Publisher, ServerPublisher, ShardPublisher, StagedPart
 from queen.spark.sink_rows import RowPlan, items, messages, plan_rows
 
 _QUERY: Final = "sql.streaming.queryId"
@@ -48,10 +48,10 @@ class QueenWriter(DataSourceArrowWriter):
         return _stage(self._plan, self._run, self._plan.options.batch, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        _outlet(self._plan.options).publish(self._run, self._plan.options.batch, _parts(messages))
+        _publisher(self._plan.options).publish(self._run, self._plan.options.batch, _parts(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        _outlet(self._plan.options).abandon(self._run, self._plan.options.batch)
+        _publisher(self._plan.options).abandon(self._run, self._plan.options.batch)
 
 
 class QueenStreamWriter(DataSourceStreamArrowWriter):
@@ -65,17 +65,17 @@ class QueenStreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty(_QUERY) if context is not None else None
         batch = context.getLocalProperty(_BATCH) if context is not None else None
         if query is None or batch is None:
-            raise QueenError("this Spark does not tell tasks the id of their query and batch: use PySpark 4.1 or newer")
+            raise QueenError("this Spark gives tasks no id of their query and batch: use PySpark 4.1 or newer")
         return _stage(self._plan, query, int(batch), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batch_id: int) -> None:
         # Spark makes a new writer for each commit, so only the tasks know the query.
         for run in {message.run for message in messages if isinstance(message, StagedRows)}:
-            _outlet(self._plan.options).publish(run, batch_id, _parts(messages))
+            _publisher(self._plan.options).publish(run, batch_id, _parts(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batch_id: int) -> None:
         for run in {message.run for message in messages if isinstance(message, StagedRows)}:
-            _outlet(self._plan.options).abandon(run, batch_id)
+            _publisher(self._plan.options).abandon(run, batch_id)
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> QueenWriter:
@@ -96,7 +96,7 @@ def _plan(options: Mapping[str, str], schema: StructType, overwrite: bool) -> Ro
 
 
 def _stage(plan: RowPlan, run: str, batch: int, batches: Iterator[pa.RecordBatch]) -> StagedRows:
-    staging = _outlet(plan.options).begin(run, batch)
+    staging = _publisher(plan.options).begin(run, batch)
     for rows in batches:
         if plan.to_topics:
             for topic, array, count in items(plan, rows):
@@ -111,14 +111,19 @@ def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[StagedPart]:
     return [part for message in messages if isinstance(message, StagedRows) for part in message.parts]
 
 
-def _outlet(options: WriteOptions) -> Outlet:
-    """This process's way out: Spark keeps its Python processes, and new connections for each task are slow."""
+def _publisher(options: WriteOptions) -> Publisher:
+    """The connections of this process: Spark keeps its Python processes, and new connections per task are slow."""
     return _kept(options.access, options.dedup_window, os.getpid())
 
 
 @lru_cache(maxsize=16)
-def _kept(access: Access, dedup_window: float, pid: int) -> Outlet:
+def _kept(access: Access, dedup_window: float, pid: int) -> Publisher:
     # The process is part of the key, because a fork must not share its parent's connections.
     if access.server is not None:
-        return ServerOutlet(access.server, access.token)
-    return ShardOutlet(access.database_urls, encryption_keys=access.encryption_keys, dedup_window=dedup_window)
+        return ServerPublisher(access.server, access.token)
+    return ShardPublisher(
+        access.database_urls,
+        encryption_keys=access.encryption_keys,
+        dedup_window=dedup_window,
+        outage_grace=access.outage_grace,
+    )

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from queen.errors import BadRequest, SettingsError
 from queen.spark.options import WriteOptions
-from queen.spark.outlets import TopicKey
+from queen.spark.publishers import TopicKey
 from queen.wire.push import DEFAULT_PARTITION, LONGEST_NAME, NULL, PushItem, check_items
 from queen.wire.topics import decode_enqueue_items
 
@@ -19,7 +19,7 @@ ITEMS_AT_ONCE: Final = 5000
 _PAYLOAD: Final = "payload"
 _OF_MESSAGES: Final = ("queue", "partition", "transaction_id", "trace_id")
 _OF_ITEMS: Final = ("namespace", "topic", "idempotency_key", "priority", "metadata", "deliver_after", "delay", "ttl")
-# Columns that a read of queues has and a message gets anew.
+# Columns that a read of queues has, and that every message gets when it is stored.
 _READ_ONLY: Final = ("offset", "message_id", "created_at", "producer_sub")
 
 Texts: TypeAlias = Sequence[str | None]

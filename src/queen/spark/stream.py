@@ -1,12 +1,13 @@
-"""Streaming reads: how far there is to go, and what each micro-batch reads."""
+"""Streaming reads: where the logs end, and what each micro-batch reads."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -17,69 +18,88 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from queen.errors import SettingsError
-from queen.spark.logs import Position, ShardLog
-from queen.spark.offsets import Place, from_json, to_json
+from queen.spark.logs import QueueEnds, ShardLog, Span
+from queen.spark.offsets import Numbers, PartitionOffsets, StreamOffset, decode_offset, encode_offset, offsets_of
 from queen.spark.options import LATEST, EdgeKind, ReadOptions, Table
-from queen.spark.planning import SpanTask, edge_offsets, share_out, spans_between
+from queen.spark.planning import SpanTask, edge_offsets, queues_to_read, share_out
 from queen.spark.reading import MessageReading, open_log, report_loss
+
+log = logging.getLogger(__name__)
+
+_NONE: Final = PartitionOffsets(np.empty(0, np.int64), np.empty(0, np.int64))
+_MOST_NAMED: Final = 10
 
 
 @dataclass
-class Mirror:
-    """Moves the cursors of a group to the position of a stream. Without a group it does nothing."""
+class GroupMirror:
+    """Moves the cursors of a consumer group to the offsets of a stream. Without a group it does nothing."""
 
     group: str | None
     log: ShardLog | None
-    shown: dict[tuple[str, int], int] = field(default_factory=dict)
+    moved: dict[str, dict[int, int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, options: ReadOptions) -> Mirror:
+    def of(cls, options: ReadOptions) -> GroupMirror:
         group = options.mirror_group or options.group
         if group is None:
             return cls(None, None)
         if options.access.server is not None:
             raise SettingsError("mirrorGroup needs databaseUrls: a server moves groups to times, not to offsets")
-        return cls(group, ShardLog(options.access.database_urls))
+        return cls(group, ShardLog(options.access.database_urls, options.access.outage_grace))
 
-    def show(self, places: Sequence[Place]) -> None:
-        """The stream is done with everything before these places."""
+    def move(self, offset: Mapping[str, PartitionOffsets]) -> None:
+        """The stream has processed everything before these offsets."""
         if self.group is None or self.log is None:
             return
-        moved = [place for place in places if self.shown.get((place.queue, place.id)) != place.offset]
-        if not moved:
-            return
-        self.log.move_group(self.group, moved)
-        self.shown |= {(place.queue, place.id): place.offset for place in moved}
-
-
-log = logging.getLogger(__name__)
-
-_Key = tuple[str, str]
+        for queue, offsets in offset.items():
+            before = self.moved.setdefault(queue, {})
+            changed = {
+                id: at
+                for id, at in zip(offsets.ids.tolist(), offsets.offsets.tolist(), strict=True)
+                if before.get(id) != at
+            }
+            if changed:
+                self.log.move_group(self.group, queue, changed)
+                before |= changed
 
 
 class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows queues. New partitions are read from their beginning; those that are gone are left out."""
+    """Follows queues. New partitions, and new queues of a pattern, are read from their beginning."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         if options.ending is not LATEST:
             raise SettingsError("a stream has no end: endingOffsets and endingTimestamp are for batch reads")
         if options.table is not Table.MESSAGES:
-            raise SettingsError(f"messages can be followed; table {options.table} is read in a batch")
+            raise SettingsError(f"only messages can be streamed; table {options.table} is read in a batch")
+        if options.partitions is not None:
+            raise SettingsError("option partitions is for batch reads: a stream follows all partitions of its queues")
         self._options = options
         self._log = open_log(options.access)
         self._fail = options.fail_on_data_loss is not False
         self._reading = MessageReading(options, schema, fail_on_data_loss=self._fail)
-        self._mirror = Mirror.of(options)
-        self._last_ends: dict[_Key, Position] = {}
-        self._target: dict[_Key, Position] | None = None
+        self._mirror = GroupMirror.of(options)
+        self._last_ends: list[QueueEnds] | None = None
+        self._target: list[QueueEnds] | None = None
+        self._reported: set[int] = set()
 
     def initialOffset(self) -> dict[str, Any]:
-        positions = self._log.positions(self._options.queues)
-        starts = edge_offsets(self._log, positions, self._options.starting or LATEST, otherwise=EdgeKind.EARLIEST)
-        return to_json(
-            Place(position.queue, position.partition, position.id, start)
-            for position, start in zip(positions, starts, strict=True)
-        )
+        starting = self._options.starting or LATEST
+        if starting.kind in (EdgeKind.EARLIEST, EdgeKind.LATEST):
+            earliest = starting.kind is EdgeKind.EARLIEST
+            ends = self._look() if self._target is None else self._target
+            return _encode(ends, [one.first if earliest else one.next for one in ends])
+        positions = self._log.positions(queues_to_read(self._log, self._options))
+        starts = edge_offsets(self._log, positions, starting, otherwise=EdgeKind.EARLIEST)
+        queues: dict[str, tuple[list[int], list[int]]] = {}
+        # A partition that was created since the target was set is left for the next run.
+        known = {id for one in self._target or () for id in one.ids.tolist()}
+        for position, start in zip(positions, starts, strict=True):
+            if self._target is not None and position.id not in known:
+                continue
+            ids, offsets = queues.setdefault(position.queue, ([], []))
+            ids.append(position.id)
+            offsets.append(start)
+        return encode_offset({queue: offsets_of(*columns) for queue, columns in queues.items()})
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._look()
@@ -89,92 +109,153 @@ class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        places = from_json(start)
+        began = decode_offset(start)
         # Everything before the start is done: Spark asks for the next batch once the one before is committed.
-        self._mirror.show(places)
+        self._mirror.move(began)
         ends = self._look() if self._target is None else self._target
-        began = {(place.queue, place.partition): place for place in places}
-        self._check_vanished(began, ends)
-        starts = {key: self._start(began.get(key), position) for key, position in ends.items()}
-        waiting = {key: max(position.next - starts[key], 0) for key, position in ends.items()}
-        taken = _limited(waiting, limit.max_rows) if isinstance(limit, ReadMaxRows) else waiting
+        self._check_removed(began, ends)
+        starts = [self._starts(began, one) for one in ends]
+        waiting = [np.maximum(one.next - first, 0) for one, first in zip(ends, starts, strict=True)]
+        if isinstance(limit, ReadMaxRows):
+            waiting = _limited(waiting, limit.max_rows, sum(int(first.sum()) for first in starts))
         self._last_ends = ends
-        return to_json(
-            Place(position.queue, position.partition, position.id, starts[key] + taken[key])
-            for key, position in ends.items()
-        )
+        return _encode(ends, [first + count for first, count in zip(starts, waiting, strict=True)])
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        ends = self._target or self._last_ends
-        return to_json(
-            Place(position.queue, position.partition, position.id, position.next) for position in ends.values()
-        )
+        ends = self._target or self._last_ends or []
+        return _encode(ends, [one.next for one in ends])
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        began = {(place.queue, place.partition): place for place in from_json(start)}
-        ends = from_json(end)
-        # A batch that is done again after a restart is planned before anything else was looked at.
-        known = self._last_ends or self._look()
-        positions: list[Position] = []
-        starts: list[int] = []
-        for place in ends:
-            position = known.get((place.queue, place.partition))
-            if position is None or position.id != place.id:
-                began_at = began.get((place.queue, place.partition))
-                if began_at is None or began_at.offset < place.offset:
-                    report_loss(f"messages of {place.queue}/{place.partition}", fail=self._fail)
+        began, stops = decode_offset(start), decode_offset(end)
+        # A batch that is done again after a restart is planned before anything else was looked up.
+        known = {one.queue: one for one in self._last_ends or self._look()}
+        spans: list[Span] = []
+        for queue, stop in stops.items():
+            before = began.get(queue, _NONE).of(stop.ids, np.zeros(len(stop.ids), np.int64))
+            if queue not in known:
+                self._lost(queue, stop.ids, before, stop.offsets)
                 continue
-            positions.append(position)
-            starts.append(self._start(began.get((place.queue, place.partition)), position))
-        upto = {(place.queue, place.partition): place.offset for place in ends}
-        stops = [upto[position.queue, position.partition] for position in positions]
-        return share_out(spans_between(positions, starts, stops), self._options.max_tasks)
+            ends = known[queue]
+            here = np.isin(stop.ids, ends.ids)
+            self._lost(queue, stop.ids[~here], before[~here], stop.offsets[~here])
+            ids, upto = stop.ids[here], stop.offsets[here]
+            starts = self._starts(began, ends)[np.searchsorted(ends.ids, ids)]
+            spans += self._spans(ends, ids, starts, upto)
+        return share_out(spans, self._options.max_tasks)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, SpanTask)
         return self._reading.read(partition.spans)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tasks read; what this process remembers and is connected to is no business of theirs.
+        # Tasks only read: what the driver remembers and is connected to stays with it.
         return {"_reading": self._reading}
 
-    def _look(self) -> dict[_Key, Position]:
-        positions = self._log.positions(self._options.queues)
-        return {(position.queue, position.partition): position for position in positions}
+    def _look(self) -> list[QueueEnds]:
+        return self._log.ends(queues_to_read(self._log, self._options))
 
-    def _start(self, place: Place | None, position: Position) -> int:
-        """Where to go on in a partition. One that was not there before is read from its beginning."""
-        if place is None or place.id != position.id:
-            return position.first
-        if place.offset < position.first:
-            lost = f"offsets {place.offset} to {position.first - 1} of {place.queue}/{place.partition}"
-            report_loss(lost, fail=self._fail)
-            return position.first
-        return place.offset
+    def _spans(self, ends: QueueEnds, ids: Numbers, starts: Numbers, stops: Numbers) -> list[Span]:
+        some = starts < stops
+        if not some.any():
+            return []
+        names = self._log.partition_names(ends, ids[some])
+        return [
+            Span(ends.queue, names.get(id, f"#{id}"), ends.shard, id, start, stop)
+            for id, start, stop in zip(ids[some].tolist(), starts[some].tolist(), stops[some].tolist(), strict=True)
+        ]
 
-    def _check_vanished(self, began: Mapping[_Key, Place], ends: Mapping[_Key, Position]) -> None:
-        """Partitions are removed when they are empty: that is a loss only where messages had not been read."""
-        for key, place in began.items():
-            if key in ends and ends[key].id == place.id:
-                continue
-            last = self._last_ends.get(key)
-            if last is not None and last.id == place.id and place.offset < last.next:
-                report_loss(
-                    f"offsets {place.offset} to {last.next - 1} of {place.queue}/{place.partition}", fail=self._fail
+    def _starts(self, began: StreamOffset, ends: QueueEnds) -> Numbers:
+        """Where to go on in each partition: at the first message in one that is new."""
+        starts = began.get(ends.queue, _NONE).of(ends.ids, ends.first)
+        behind = starts < ends.first
+        if behind.any():
+            names = self._log.partition_names(ends, ends.ids[behind])
+            lost = [
+                f"offsets {start} to {first - 1} of {ends.queue}/{names.get(id, f'#{id}')}"
+                for id, start, first in zip(
+                    ends.ids[behind].tolist(), starts[behind].tolist(), ends.first[behind].tolist(), strict=True
                 )
-            log.warning("partition %s/%s was removed after offset %d", place.queue, place.partition, place.offset)
+            ]
+            report_loss(_listed(lost), fail=self._fail)
+        return np.maximum(starts, ends.first)
+
+    def _check_removed(self, began: StreamOffset, ends: Sequence[QueueEnds]) -> None:
+        """Partitions are removed with their queue, or when retention has emptied them: both may lose messages."""
+        known = {one.queue: one.ids for one in ends}
+        for queue, offsets in began.items():
+            if self._options.pattern is None and queue not in self._options.queues:
+                # It is no longer among the queues of this stream.
+                continue
+            gone = ~np.isin(offsets.ids, known[queue]) if queue in known else np.ones(len(offsets.ids), np.bool_)
+            if gone.any():
+                self._report_removed(queue, offsets.ids[gone].tolist(), offsets.offsets[gone].tolist())
+
+    def _report_removed(self, queue: str, ids: Sequence[int], offsets: Sequence[int]) -> None:
+        seen: dict[int, int] = {}
+        for one in self._last_ends or ():
+            if one.queue == queue:
+                seen = dict(zip(one.ids.tolist(), one.next.tolist(), strict=True))
+        removed = self._log.removed(ids)
+        lost: list[str] = []
+        for id, offset in zip(ids, offsets, strict=True):
+            if id in self._reported:
+                continue
+            self._reported.add(id)
+            name = removed[id].name if id in removed else f"#{id}"
+            end = removed[id].next if id in removed else seen.get(id)
+            if end is None:
+                lost.append(f"messages of {queue}/{name} from offset {offset} on (how many is not known)")
+            elif end > offset:
+                lost.append(f"offsets {offset} to {end - 1} of {queue}/{name}")
+            else:
+                log.info(
+                    "partition %s/%s was removed after its last message (offset %d) was read", queue, name, end - 1
+                )
+        if lost:
+            if self._fail:
+                # It is reported again when the query is started again.
+                self._reported.clear()
+            report_loss(_listed(lost), fail=self._fail)
+
+    def _lost(self, queue: str, ids: Numbers, starts: Numbers, stops: Numbers) -> None:
+        """Part of a planned batch is in partitions that were removed."""
+        unread = starts < stops
+        if not unread.any():
+            return
+        names = self._log.removed(ids[unread].tolist())
+        lost = [
+            f"offsets {start} to {stop - 1} of {queue}/{names[id].name if id in names else f'#{id}'}"
+            for id, start, stop in zip(
+                ids[unread].tolist(), starts[unread].tolist(), stops[unread].tolist(), strict=True
+            )
+        ]
+        report_loss(_listed(lost), fail=self._fail)
 
 
-def _limited(waiting: Mapping[_Key, int], most: int) -> dict[_Key, int]:
-    """So many messages in all, each partition with its share of what waits, and none kept waiting for ever."""
-    total = sum(waiting.values())
+def _encode(ends: Sequence[QueueEnds], offsets: Sequence[Numbers]) -> dict[str, Any]:
+    return encode_offset({one.queue: PartitionOffsets(one.ids, at) for one, at in zip(ends, offsets, strict=True)})
+
+
+def _limited(waiting: Sequence[Numbers], most: int, consumed: int) -> list[Numbers]:
+    """So many messages in all, each partition with its share of what waits.
+
+    What rounding leaves goes, one each, to partitions in turn: it goes round with the messages consumed so far, so that
+    a limit below the number of partitions passes none over.
+    """
+    counts = np.concatenate(waiting) if waiting else np.empty(0, np.int64)
+    total = int(counts.sum())
     if total <= most:
-        return dict(waiting)
-    taken = {key: count * most // total for key, count in waiting.items()}
-    left = most - sum(taken.values())
-    # What rounding left over goes, one each, to those that got least: where little waits, it is done the sooner.
-    for key in sorted(waiting, key=lambda key: (taken[key], waiting[key])):
-        more = min(left, 1, waiting[key] - taken[key])
-        taken[key] += more
-        left -= more
-    return taken
+        return [*waiting]
+    shares = np.array([count * most // total for count in counts.tolist()], np.int64)
+    candidates = np.flatnonzero(counts > shares)
+    first = int(np.searchsorted(candidates, consumed % len(counts)))
+    chosen = np.roll(candidates, -first)[: most - int(shares.sum())]
+    shares[chosen] += 1
+    sizes = np.cumsum([len(one) for one in waiting])[:-1]
+    return np.split(shares, sizes)
+
+
+def _listed(lost: Sequence[str]) -> str:
+    if len(lost) <= _MOST_NAMED:
+        return ", ".join(lost)
+    return f"{', '.join(lost[:_MOST_NAMED])} and of {len(lost) - _MOST_NAMED} more partitions"

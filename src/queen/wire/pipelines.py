@@ -1,4 +1,4 @@
-"""What a running pipeline says of itself: a file that whoever runs it replaces, and that servers and commands read."""
+"""The status of a pipeline: a file that its process replaces, and that servers and commands read."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ class QueryStatus(msgspec.Struct, rename="camel", kw_only=True):
 
     name: str
     sink: str = ""
+    sources: list[str] = msgspec.field(default_factory=list)
+    """The sources that it reads: each query reads them for itself."""
     batches: int = 0
     rows: int = 0
     """Rows read since the run began."""
@@ -60,6 +62,15 @@ class PipelineStatus(msgspec.Struct, rename="camel", kw_only=True):
     dead_letter_sink: str = ""
     error: str | None = None
     queries: list[QueryStatus] = msgspec.field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """Rows read from the sources; once, however many queries read the same ones."""
+        by_sources: dict[frozenset[str], int] = {}
+        for query in self.queries:
+            key = frozenset(query.sources)
+            by_sources[key] = max(by_sources.get(key, 0), query.rows)
+        return sum(rows for key, rows in by_sources.items() if not any(key < other for other in by_sources))
 
 
 def write_status(directory: Path, status: PipelineStatus) -> None:

@@ -14,8 +14,8 @@ from queen.broker.ack.fast_path import AckFastPath, AckRequest, complete_leases
 from queen.broker.ack.leases import LeaseBook, OnFreed
 from queen.broker.ack.rules import INVALID_LEASE, NOT_FOUND, Ack, AckStatus, Decision, Outcome, decide, parse_status
 from queen.broker.batcher import Batcher
-from queen.broker.catalog import Catalog, Partition, Queue
-from queen.broker.segments import leased_offsets, locate
+from queen.log.catalog import Catalog, Partition, Queue
+from queen.log.segments import leased_offsets, locate
 from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Link
 from queen.wire.ack import AckItem

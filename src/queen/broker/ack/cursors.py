@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
 from queen.broker.ack.rules import Cursor, Decision
-from queen.broker.catalog import Partition, Queue
-from queen.broker.segments import read_segment
 from queen.errors import Conflict
+from queen.log.catalog import Partition, Queue
+from queen.log.segments import read_segment
 from queen.storage.database import Fetcher
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.segment import MalformedSegment

@@ -10,9 +10,9 @@ from typing import TypeAlias
 import msgspec
 
 from queen.broker.ack.redrive import Redriver
-from queen.broker.catalog import Catalog, Queue
-from queen.broker.segments import Place
 from queen.errors import Conflict, NotFound
+from queen.log.catalog import Catalog, Queue
+from queen.log.segments import Place
 from queen.storage.database import Database, Record, can_be_stored, storable
 from queen.wire.api.dead_letters import DeadLetter, DeadLetterList, Purged, Retried
 from queen.wire.api.fields import Pagination

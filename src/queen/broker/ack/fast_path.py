@@ -11,7 +11,7 @@ import msgspec
 
 from queen.broker.ack.cursors import CursorKey
 from queen.broker.ack.leases import LeaseBook, OnFreed
-from queen.broker.catalog import Catalog, Partition
+from queen.log.catalog import Catalog, Partition
 from queen.metrics.meter import Meter, clock
 from queen.storage.database import Fetcher
 from queen.wire.ack import AckItem

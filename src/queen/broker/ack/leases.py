@@ -10,8 +10,8 @@ from datetime import datetime
 from typing import TypeAlias
 
 from queen.broker.batcher import Batcher, fail_request
-from queen.broker.segments import find_message, leased_offsets
 from queen.errors import NotFound
+from queen.log.segments import find_message, leased_offsets
 from queen.storage.database import Database, Fetcher, Link
 from queen.wire.envelope import Envelope
 from queen.wire.ids import is_uuid, parse_lease

@@ -18,11 +18,11 @@ from typing import TypeAlias
 import asyncpg
 import msgspec
 
-from queen.broker.catalog import Catalog, Partition, Queue
-from queen.broker.push.dedup import Dedup
 from queen.broker.push.pusher import NotStored, Pusher, StoredPush
-from queen.broker.segments import Place, UnreadableSegment, find_message
 from queen.errors import Conflict, NotFound
+from queen.log.catalog import Catalog, Partition, Queue
+from queen.log.dedup import Dedup
+from queen.log.segments import Place, UnreadableSegment, find_message
 from queen.storage.database import Database, Record, Transaction
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.push import LONGEST_NAME, PushItem

@@ -12,9 +12,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from queen.broker.catalog import QUEUE_MODE, Catalog, Partition, Queue
 from queen.broker.inspect.find import MessageFinder
-from queen.broker.segments import Place, StoredMessage, StoredMessages
+from queen.log.catalog import QUEUE_MODE, Catalog, Partition, Queue
+from queen.log.segments import Place, StoredMessage, StoredMessages
 from queen.storage.database import Database, Fetcher, Record, can_be_stored
 from queen.wire.api.messages import (
     BusStatus,

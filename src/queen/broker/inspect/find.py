@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from queen.broker.catalog import Catalog, Partition, Queue
-from queen.broker.segments import Located, StoredMessage, UnreadableSegment, find_message, stored_message
 from queen.errors import NotFound
+from queen.log.catalog import Catalog, Partition, Queue
+from queen.log.segments import Located, StoredMessage, UnreadableSegment, find_message, stored_message
 from queen.storage.database import Fetcher, Record, storable
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import parse_partition_uuid

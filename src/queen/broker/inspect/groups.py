@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TypeAlias
 
-from queen.broker.catalog import Catalog
 from queen.broker.change_log import log_group_change
 from queen.broker.events import Event
-from queen.broker.segments import Moment, offsets_after
 from queen.concurrency import chunked_map
 from queen.errors import NotFound
+from queen.log.catalog import Catalog
+from queen.log.segments import Moment, offsets_after
 from queen.storage.database import Database, Record, Transaction
 from queen.wire.api.groups import GroupOnPartition, GroupOnQueue, GroupSummary, LaggingPartition
 from queen.wire.ids import partition_uuid

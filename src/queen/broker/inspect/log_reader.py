@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from queen.broker.segments import Moment, offsets_after
 from queen.errors import Conflict, NotFound
+from queen.log.segments import Moment, offsets_after
 from queen.storage.database import Database, Record
 from queen.wire.api.reading import LogPosition, LogPositions
 from queen.wire.envelope import Envelope, EnvelopeError

@@ -7,12 +7,12 @@ from typing import Any
 
 from queen.broker.ack.cursors import dead_letter
 from queen.broker.ack.redrive import Copy, Redriver
-from queen.broker.catalog import QUEUE_MODE, Catalog
 from queen.broker.change_log import log_partition_change
 from queen.broker.events import Event
 from queen.broker.inspect.find import FoundMessage, MessageFinder
-from queen.broker.segments import UnreadableSegment, read_segment
 from queen.errors import NotFound
+from queen.log.catalog import QUEUE_MODE, Catalog
+from queen.log.segments import UnreadableSegment, read_segment
 from queen.storage.database import Database, Transaction
 from queen.wire.api.messages import MessageDeadLettered, MessageDeleted, MessageRetried
 from queen.wire.envelope import Envelope, EnvelopeError

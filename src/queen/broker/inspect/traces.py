@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from queen.broker.ack.leases import LeaseBook, find_offset
-from queen.broker.catalog import QUEUE_MODE, Catalog
-from queen.broker.segments import StoredMessages, UnreadableSegment, find_message
 from queen.errors import NotFound
+from queen.log.catalog import QUEUE_MODE, Catalog
+from queen.log.segments import StoredMessages, UnreadableSegment, find_message
 from queen.storage.database import Database, Record, can_be_stored, storable
 from queen.wire.api.fields import Pagination
 from queen.wire.api.traces import NamedTraceList, TraceByName, TraceList, TraceName, TraceNameList, TraceOfMessage

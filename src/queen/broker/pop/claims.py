@@ -10,13 +10,13 @@ from datetime import datetime
 import msgspec
 
 from queen.broker.ack.leases import Lease, LeaseBook
-from queen.broker.catalog import Catalog, Partition, Queue
 from queen.broker.events import held, taken
 from queen.broker.notifications import Notifications
 from queen.broker.pop.lanes import Lane
 from queen.broker.pop.requests import Pop
-from queen.broker.segments import SegmentCache, read_segment
 from queen.errors import Conflict, QueenError
+from queen.log.catalog import Catalog, Partition, Queue
+from queen.log.segments import SegmentCache, read_segment
 from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Record
 from queen.wire.envelope import Envelope, EnvelopeError

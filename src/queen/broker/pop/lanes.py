@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 
-from queen.broker.catalog import Queue
 from queen.broker.pop.requests import Pop
+from queen.log.catalog import Queue
 
 UNKNOWN = 1 << 30
 _MOST_CURSORS = 200_000

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from queen.broker.catalog import Catalog
 from queen.broker.pop.popper import Popper
 from queen.broker.pop.requests import PopOptions
+from queen.log.catalog import Catalog
 
 _REFRESH_SECONDS = 2.0
 

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from queen.broker.catalog import QUEUE_MODE, Catalog, Queue
 from queen.broker.events import Event, EventKind, freed, named
 from queen.broker.notifications import Handlers, Notifications
 from queen.broker.pop.claims import Claim, Claimer
@@ -22,6 +21,7 @@ from queen.broker.pop.matcher import MOST_CLAIMS, Matcher
 from queen.broker.pop.requests import MissingQueuePops, Pop, PopOptions
 from queen.broker.pop.scanner import HoldTimer, LaneScanner, Share
 from queen.errors import DatabaseUnavailable, QueenError
+from queen.log.catalog import QUEUE_MODE, Catalog, Queue
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Fetcher
 

@@ -6,12 +6,12 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from queen.broker.catalog import Catalog, Partition
 from queen.broker.events import Datagram, encode_datagram, pushed
 from queen.broker.notifications import Notifications
-from queen.broker.push.appender import Spans
-from queen.broker.push.dedup import Dedup
-from queen.broker.push.dedup_filter import unpack_hashes
+from queen.log.appender import Spans
+from queen.log.catalog import Catalog, Partition
+from queen.log.dedup import Dedup
+from queen.log.dedup_filter import unpack_hashes
 from queen.metrics.meter import Meter
 
 _MOST_HASHES = 4000

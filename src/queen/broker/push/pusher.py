@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 import asyncpg
 
 from queen.broker.batcher import Batcher, fail_request
-from queen.broker.catalog import Catalog, Partition, Queue
-from queen.broker.push.append_batch import AppendBatch, ItemOutcome
 from queen.broker.push.append_lock import AppendLock
-from queen.broker.push.appender import Appender
-from queen.broker.push.results import join_results, refusal, render_results, stored_ids
-from queen.broker.push.slices import Push, PushSlice, SlicePreparer, split_by_target
+from queen.broker.push.results import join_results, render_results, stored_ids
 from queen.broker.push.spool_router import SpoolRouter
 from queen.concurrency import EagerFuture
 from queen.errors import DatabaseUnavailable, QueenError
+from queen.log.append_batch import AppendBatch, ItemOutcome
+from queen.log.appender import Appender
+from queen.log.catalog import Catalog, Partition, Queue
+from queen.log.slices import Push, PushSlice, SlicePreparer, split_by_target
 from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Fetcher, Link, TransactionConflict
 from queen.wire.ids import IdSource
@@ -348,7 +348,7 @@ def _note_tried(batches: Sequence[AppendBatch]) -> None:
 def _check_none_refused(batch: AppendBatch) -> None:
     """Raises `NotStored` when something does not fit: it refuses the whole transaction."""
     if batch.outcomes is not None and ItemOutcome.REFUSED in batch.outcomes:
-        raise NotStored(refusal(batch))
+        raise NotStored(batch.refusal)
 
 
 def _check_all_stored(batch: AppendBatch) -> None:

@@ -17,13 +17,12 @@ from datetime import UTC, datetime
 import asyncpg
 import msgspec
 
-from queen.broker.catalog import Catalog
 from queen.broker.heartbeat import MaintenanceModes
-from queen.broker.push.append_batch import AppendBatch, ItemOutcome
 from queen.broker.push.pusher import Pusher, QueueChanged
-from queen.broker.push.results import refusal
-from queen.broker.push.slices import PushSlice, Target, items_of
 from queen.errors import DatabaseUnavailable, Overloaded, QueenError
+from queen.log.append_batch import AppendBatch, ItemOutcome
+from queen.log.catalog import Catalog
+from queen.log.slices import PushSlice, Target, items_of
 from queen.spool.quarantine import Failed
 from queen.spool.reader import Taken
 from queen.spool.record import Record
@@ -315,9 +314,9 @@ class SpoolDrainer:
                     index for index, fate in zip(range(part.count), fates, strict=False) if fate is ItemOutcome.REFUSED
                 ]
                 if refused and again is not None and len(refused) == part.count:
-                    raise QueenError(refusal(lot))
+                    raise QueenError(lot.refusal)
                 for run in _runs(refused):
-                    self._spool.failed.add(self._excerpt(records[part], part, run), refusal(lot))
+                    self._spool.failed.add(self._excerpt(records[part], part, run), lot.refusal)
 
     def _part(self, record: Record) -> PushSlice:
         """The messages of a record, with their ids."""

@@ -7,8 +7,8 @@ from itertools import islice
 
 import msgspec
 
-from queen.broker.push.append_batch import AppendBatch, ItemOutcome
-from queen.broker.push.slices import PushSlice
+from queen.log.append_batch import AppendBatch, ItemOutcome
+from queen.log.slices import PushSlice
 
 _encode = msgspec.json.encode
 
@@ -104,15 +104,6 @@ def _each(batch: AppendBatch, outcomes: Sequence[ItemOutcome], ids: list[bytes])
         else:
             lines.append(
                 b',"transaction_id":%b,"status":"failed","error":%b,"queueName":%b}'
-                % (transaction, _encode(refusal(batch)), name)
+                % (transaction, _encode(batch.refusal), name)
             )
     return lines
-
-
-def refusal(batch: AppendBatch) -> str:
-    """Why items of a batch did not fit."""
-    limit = batch.queue.max_size
-    return (
-        f"Queue '{batch.queue.name}' would exceed max capacity ({limit})."
-        f" Current: {limit - (batch.room or 0)}, Batch: {batch.size}"
-    )

@@ -11,8 +11,8 @@ import msgspec
 
 from queen.broker.heartbeat import MaintenanceModes
 from queen.broker.push.results import join_results
-from queen.broker.push.slices import Chunk, Push, PushSlice, SlicePreparer, Target
 from queen.errors import Overloaded
+from queen.log.slices import Chunk, Push, PushSlice, SlicePreparer, Target
 from queen.spool.record import UNNUMBERED, Record, bucket_of
 from queen.spool.spool import Spool
 from queen.storage.database import Availability

@@ -27,8 +27,8 @@ from queen.broker.sharding.copies import (
     transfer,
 )
 from queen.broker.sharding.fleet import Fleet
-from queen.broker.topics.catalog import LOCKS
 from queen.errors import Conflict, Overloaded
+from queen.log.topics import LOCKS
 from queen.storage.database import AdvisoryLock, Connection, Record
 from queen.storage.statements import sql
 from queen.wire.shards import Kind, Name, home
@@ -300,7 +300,7 @@ class Mover:
                 await remove_leftovers(connection, row["id"])
 
     async def _refuse_in_maintenance(self, source: Connection, holder: int) -> None:
-        if await source.fetchval(sql("move_maintenance_is_on")):
+        if await source.fetchval(sql("push_maintenance_is_on")):
             raise Conflict(f"shard {holder} is in maintenance mode (pushes are in the spool): switch it off first")
 
     async def _lock(self, source: Connection, holder: int) -> None:

@@ -16,7 +16,6 @@ import msgspec
 
 from queen.broker.ack.leases import HeldLease
 from queen.broker.broker import Broker
-from queen.broker.catalog import Queue
 from queen.broker.pop.requests import Pop, PopOptions
 from queen.broker.sharding.directory import Directory
 from queen.broker.sharding.namespace_rules import NamespaceRules
@@ -24,6 +23,7 @@ from queen.broker.sharding.shard_router import Scattered, ShardRouter
 from queen.broker.sharding.sharded_topics import ShardedTopics
 from queen.broker.sharding.upkeep import Forwarding, Joining
 from queen.errors import QueenError
+from queen.log.catalog import Queue
 from queen.settings import Settings
 from queen.wire.ack import AckItem
 from queen.wire.api.messaging import AckResult, PushResult

@@ -15,9 +15,9 @@ import asyncpg
 from queen.broker.broker import Broker
 from queen.broker.sharding.namespace_rules import NamespaceRules
 from queen.broker.sharding.shard_router import ShardRouter
-from queen.broker.topics.catalog import TopicKey
 from queen.broker.topics.settle import Nacked
 from queen.errors import BadRequest, QueenError
+from queen.log.topics import TopicKey
 from queen.wire.shards import Name
 from queen.wire.topic_items import Row
 from queen.wire.topics import EnqueueItem, ExtendRef, ItemRef, NackRef

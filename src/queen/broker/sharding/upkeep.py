@@ -11,9 +11,9 @@ import asyncpg
 
 from queen.broker.broker import Broker
 from queen.broker.sharding.directory import Directory
-from queen.broker.topics.catalog import TopicKey
 from queen.concurrency import BackgroundTask
 from queen.errors import QueenError
+from queen.log.topics import TopicKey
 from queen.spool.record import Record
 from queen.storage.migrate import migrate
 from queen.storage.shard_setup import set_up_shards

@@ -7,7 +7,10 @@ from typing import Final
 
 import msgspec
 
-from queen.broker.topics.catalog import (
+from queen.broker.topics.enqueue import OnFed
+from queen.broker.topics.prefetch import PrefetchBuffer
+from queen.broker.topics.settle import find_places
+from queen.log.topics import (
     LOCKS,
     Topic,
     TopicCatalog,
@@ -15,9 +18,6 @@ from queen.broker.topics.catalog import (
     lock_keys,
     topic_options,
 )
-from queen.broker.topics.enqueue import OnFed
-from queen.broker.topics.prefetch import PrefetchBuffer
-from queen.broker.topics.settle import find_places
 from queen.storage.database import Database, Record
 from queen.wire.api.topics import ConfiguredTopic, TopicCounts, TopicOptions
 from queen.wire.options import read_options

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from queen.broker.topics.batching import RequestBatcher
-from queen.broker.topics.enqueue import ItemIds
 from queen.errors import BadRequest, Overloaded, RedisUnavailable
+from queen.log.topic_store import ItemIds
 from queen.metrics.meter import Meter
 from queen.redis.interfaces import Copied, Copies
 from queen.spool.record import UNNUMBERED, Record, bucket_of

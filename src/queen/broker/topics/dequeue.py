@@ -15,11 +15,11 @@ from typing import Final
 import asyncpg
 
 from queen.broker.topics.batching import Links, RequestBatcher
-from queen.broker.topics.catalog import LOCKS, Topic, TopicCatalog, TopicKey, lock_keys
 from queen.broker.topics.prefetch import NotReady, PrefetchBuffer, Prefetcher, PrefetchRequest
 from queen.broker.topics.throttle import TenantThrottle
 from queen.concurrency import BackgroundTasks, DeadlineTimer
 from queen.errors import DatabaseUnavailable, QueenError
+from queen.log.topics import LOCKS, Topic, TopicCatalog, TopicKey, lock_keys
 from queen.metrics.meter import Meter
 from queen.storage.database import Availability, Database, Fetcher, Record
 from queen.wire.ids import IdSource

@@ -17,11 +17,11 @@ from typing import Final
 import asyncpg
 
 from queen.broker.push.replay import SpoolPositions
-from queen.broker.topics.catalog import TopicCatalog
 from queen.broker.topics.enqueue import OnFed
 from queen.broker.topics.wal_store import Moved, SendOn, Stretch, WalStore, is_readable
 from queen.concurrency import BackgroundTask
 from queen.errors import QueenError, RedisUnavailable
+from queen.log.topics import TopicCatalog
 from queen.redis.interfaces import Copied, Copies
 from queen.spool.files import HEADER_BYTES
 from queen.spool.reader import Taken

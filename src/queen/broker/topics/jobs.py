@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from queen.broker.maintenance.election import Job, Session
-from queen.broker.topics.catalog import lock_keys
+from queen.log.topics import lock_keys
 from queen.settings import Settings
 
 _STEPS_PER_RUN: Final = 20

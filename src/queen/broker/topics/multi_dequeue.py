@@ -17,13 +17,13 @@ from typing import Final
 import asyncpg
 
 from queen.broker.topics.batching import Links, RequestBatcher
-from queen.broker.topics.catalog import Topic, TopicCatalog, TopicKey
 from queen.broker.topics.dequeue import Dequeue, Heads, OutageGrace, remove_leased, service_order
 from queen.broker.topics.prefetch import PrefetchBuffer
 from queen.broker.topics.settle import Settler
 from queen.broker.topics.throttle import TenantThrottle
 from queen.concurrency import BackgroundTasks, DeadlineTimer
 from queen.errors import QueenError
+from queen.log.topics import Topic, TopicCatalog, TopicKey
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Record
 from queen.wire.ids import IdSource

@@ -13,10 +13,10 @@ from typing import Final, NoReturn
 import asyncpg
 
 from queen.broker.topics.batching import Links
-from queen.broker.topics.catalog import Topic, TopicCatalog, TopicKey, lock_keys
 from queen.broker.topics.settle import SETTLED_SECONDS
 from queen.concurrency import BackgroundTask, BackgroundTasks
 from queen.errors import QueenError, RedisUnavailable
+from queen.log.topics import Topic, TopicCatalog, TopicKey, lock_keys
 from queen.redis.interfaces import TURN_SECONDS, FillTurn, FillTurnState, ReadyQueue
 from queen.storage.database import Database, Record
 from queen.wire.ids import IdSource

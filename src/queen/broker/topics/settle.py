@@ -15,11 +15,11 @@ from typing import Any, Final, Generic, TypeVar
 import asyncpg
 
 from queen.broker.topics.batching import Links, RequestBatcher
-from queen.broker.topics.catalog import TopicCatalog, TopicKey, lock_keys
 from queen.broker.topics.enqueue import OnFed
 from queen.broker.topics.throttle import TenantThrottle
 from queen.concurrency import BackgroundTask
 from queen.errors import QueenError
+from queen.log.topics import TopicCatalog, TopicKey, lock_keys
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Fetcher, storable
 from queen.wire.topics import ExtendRef, ItemRef, NackRef

@@ -13,19 +13,20 @@ import asyncpg
 from queen.broker.events import Event, EventKind, named, signal, topic_fed
 from queen.broker.topics.admin import TopicAdmin, TopicDeadLetters
 from queen.broker.topics.buffer import Buffer
-from queen.broker.topics.catalog import TopicCatalog, TopicKey
 from queen.broker.topics.dequeue import Dequeuer, Heads
-from queen.broker.topics.enqueue import Enqueuer, ItemIds, SeenKeys
+from queen.broker.topics.enqueue import Enqueuer, SeenKeys
 from queen.broker.topics.flusher import Flusher
 from queen.broker.topics.multi_dequeue import MultiTopicDequeuer
 from queen.broker.topics.prefetch import LeaseDaemon, PrefetchBuffer, Prefetcher
-from queen.broker.topics.quotas import Quotas
 from queen.broker.topics.settle import LeaseExpiry, Settler
 from queen.broker.topics.throttle import TenantThrottle
 from queen.broker.topics.transaction_ops import TopicTransactionOps
 from queen.broker.topics.write_modes import SYNC, TopicWriter, WriteModes
 from queen.concurrency import BackgroundTask
 from queen.errors import QueenError
+from queen.log.quotas import Quotas
+from queen.log.topic_store import ItemIds
+from queen.log.topics import TopicCatalog, TopicKey
 from queen.metrics.meter import Meter
 from queen.redis.interfaces import Counters, ReadyQueue
 from queen.redis.link import RedisLink

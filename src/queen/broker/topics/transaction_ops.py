@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from queen.broker.topics.catalog import TopicCatalog
-from queen.broker.topics.enqueue import Enqueuer, Entry, Stored
-from queen.broker.topics.quotas import Quotas
+from queen.broker.topics.enqueue import Enqueuer
 from queen.broker.topics.settle import NOT_LEASED, ack_in, find_places
+from queen.log.quotas import Quotas
+from queen.log.topic_store import Entry, Stored
+from queen.log.topics import TopicCatalog
 from queen.storage.database import Transaction, TransactionRefused
 from queen.wire.topics import EnqueueItem, ItemRef
 

@@ -14,9 +14,9 @@ import asyncpg
 import msgspec
 
 from queen.broker.topics.buffer import ServerTime, ticks
-from queen.broker.topics.catalog import TopicCatalog, TopicKey, lock_keys
 from queen.broker.topics.enqueue import OnFed
 from queen.errors import QueenError
+from queen.log.topics import TopicCatalog, TopicKey, lock_keys
 from queen.spool.quarantine import FailedRecords
 from queen.spool.record import Record
 from queen.storage.database import Database

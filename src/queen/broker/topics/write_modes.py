@@ -8,8 +8,8 @@ from typing import Final
 
 from queen.broker.topics.buffer import Buffer
 from queen.broker.topics.enqueue import Enqueuer
-from queen.broker.topics.quotas import Quotas
 from queen.errors import DatabaseUnavailable
+from queen.log.quotas import Quotas
 from queen.storage.database import Database
 from queen.wire.topics import EnqueueItem
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from queen.broker.ack.cursors import CursorKey, apply_decisions, lock_cursors
 from queen.broker.ack.leases import LeaseBook, OnFreed
 from queen.broker.ack.rules import INVALID_LEASE, NOT_FOUND, Ack, Cursor, Decision, decide_in_transaction, parse_status
-from queen.broker.catalog import QUEUE_MODE, Catalog, Partition, Queue
 from queen.broker.push.pusher import NotStored, Pusher, StoredPush
-from queen.broker.segments import leased_offsets, locate
-from queen.broker.topics.enqueue import Entry
 from queen.broker.topics.transaction_ops import TopicTransactionOps
+from queen.log.catalog import QUEUE_MODE, Catalog, Partition, Queue
+from queen.log.segments import leased_offsets, locate
+from queen.log.topic_store import Entry
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Transaction, TransactionRefused, retry_transaction
 from queen.wire.api.messaging import (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from queen.broker.catalog import QUEUE_MODE
 from queen.broker.inspect.browse import MessageFilter
 from queen.errors import BadRequest, NotFound
 from queen.http.api.call import Call
@@ -13,6 +12,7 @@ from queen.http.api.context import Shard
 from queen.http.api.placement import Paged, by_partition
 from queen.http.api.route import DATABASE, SEALED, RouteTable
 from queen.http.server.message import Access
+from queen.log.catalog import QUEUE_MODE
 from queen.storage.database import can_be_stored
 from queen.wire.api.messages import (
     DeadLetterQuery,

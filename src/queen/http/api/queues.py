@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from queen.broker.queues import option_values
+from queen.errors import NotFound
 from queen.http.api.call import Call
 from queen.http.api.context import Shard
 from queen.http.api.placement import Everywhere, Paged, by_queue, labelled, summed
@@ -20,6 +21,7 @@ from queen.wire.api.queues import (
     PartitionList,
     PartitionsQuery,
     PartitionsUpdated,
+    QueueDepth,
     QueueList,
     QueuesQuery,
     QueuesUpdated,
@@ -115,6 +117,25 @@ async def queues(shard: Shard, call: Call[QueuesQuery, None]) -> QueueList:
 )
 async def queue(shard: Shard, call: Call[None, None]) -> QueueView:
     return await shard.resources.queue(call.name("queue"))
+
+
+@routes.on_shard(
+    "GET",
+    "/api/v1/resources/queues/{queue}/depth",
+    access=Access.READ_ONLY,
+    placement=by_queue(),
+    summary="The number of messages in a queue, and the lag of each group",
+    returns={200: QueueDepth},
+    example={"queue": "orders", "depth": 17, "groups": {"billing": 3}},
+    errors=FOUND,
+)
+async def queue_depth(shard: Shard, call: Call[None, None]) -> QueueDepth:
+    name = call.name("queue")
+    rows = await shard.broker.database.fetch("queue_depth", name)
+    if not rows:
+        raise NotFound("Queue not found")
+    total, *groups = rows
+    return QueueDepth(name, total["depth"], {row["group_name"]: row["depth"] for row in groups})
 
 
 @routes.on_shard(

@@ -6,13 +6,13 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from queen.broker.transactions.stager import Stager
-from queen.broker.transactions.stages import Attempt
 from queen.http.api.call import Call
 from queen.http.api.context import Shard
 from queen.http.api.placement import Custom, Everywhere, Invoke, summed
 from queen.http.api.route import SEALED, RouteTable
 from queen.http.server.message import Access
+from queen.log.stager import Stager
+from queen.log.stages import Attempt
 from queen.wire.api.stages import AbandonedBatch, PublishedBatch, Staged, StagedPlace
 from queen.wire.push import PushItem
 from queen.wire.shards import Name

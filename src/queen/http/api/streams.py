@@ -64,7 +64,7 @@ async def _place_cycle(shards: Any, invoke: Invoke, call: Call[None, Cycle]) -> 
     returns={200: RegisteredStream, 409: StreamConflict},
     errors=DATABASE,
 )
-async def register(shard: Shard, call: Call[None, Registration]) -> dict[str, Any] | Reply:
+async def register(shard: Shard, call: Call[None, Registration]) -> RegisteredStream | Reply:
     try:
         return await shard.broker.stream_queries.register(call.body)
     except HashMismatch as error:
@@ -93,7 +93,7 @@ async def register(shard: Shard, call: Call[None, Registration]) -> dict[str, An
     returns={200: StreamCycleResult},
     errors=SEALED,
 )
-async def cycle(shard: Shard, call: Call[None, Cycle]) -> dict[str, Any]:
+async def cycle(shard: Shard, call: Call[None, Cycle]) -> StreamCycleResult:
     return await shard.broker.stream_cycles.run(call.body)
 
 
@@ -118,7 +118,7 @@ def _decode_state_query(body: bytes) -> StateQuery | BadRequest:
     returns={200: StreamState},
     errors=SEALED,
 )
-async def state(shard: Shard, call: Call[None, StateQuery | BadRequest]) -> dict[str, Any] | Reply:
+async def state(shard: Shard, call: Call[None, StateQuery | BadRequest]) -> StreamState | Reply:
     try:
         if isinstance(call.body, BadRequest):
             raise call.body

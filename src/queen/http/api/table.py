@@ -29,9 +29,10 @@ from queen.http.api import (
 from queen.http.api.call import Call
 from queen.http.api.context import Api, Shard
 from queen.http.api.route import Operation, bind_shard, bind_worker, parse_query, serving
-from queen.http.api.view_cache import ViewCache
+from queen.http.api.view_cache import cached
 from queen.http.server.message import Connection, Handler, Request, Response, UpgradeHandler
 from queen.http.server.router import Router
+from queen.single_flight import SingleFlightCache
 
 if TYPE_CHECKING:
     from queen.broker.sharding.shard_router import ShardRouter
@@ -65,13 +66,17 @@ def all_routes() -> list[Operation]:
 
 
 def add_routes(
-    router: Router, api: Api, shards: Sequence[Shard], views: ViewCache, shard_router: ShardRouter | None = None
+    router: Router,
+    api: Api,
+    shards: Sequence[Shard],
+    views: SingleFlightCache[Response],
+    shard_router: ShardRouter | None = None,
 ) -> None:
     """Bind every handler to the worker or its shard, and add it to the router; `shard_router`: there are several."""
     for operation in all_routes():
         handler = _bind(operation, api, shards, shard_router)
         if operation.cached:
-            handler = views.of(handler)
+            handler = cached(handler, views)
         router.add(
             operation.method,
             operation.path,

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import msgspec
 
-from queen.broker.topics.catalog import TopicKey
 from queen.broker.topics.settle import NOT_LEASED, Nacked
 from queen.broker.topics.write_modes import BUFFERED
 from queen.errors import NotFound, QueenError
@@ -27,6 +26,7 @@ from queen.http.api.placement import (
 )
 from queen.http.api.route import DATABASE, FOUND, Media, RouteTable
 from queen.http.server.message import Access, Request, Response
+from queen.log.topics import TopicKey
 from queen.metrics.meter import clock
 from queen.wire.api.topics import (
     ConfiguredTopic,

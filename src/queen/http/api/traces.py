@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from queen.broker.catalog import QUEUE_MODE
 from queen.broker.inspect.traces import Trace
 from queen.errors import BadRequest, NotFound
 from queen.http.api.call import Call, Reply
@@ -14,6 +13,7 @@ from queen.http.api.context import Shard
 from queen.http.api.placement import Paged, by_partition
 from queen.http.api.route import DATABASE, FOUND, RouteTable
 from queen.http.server.message import Access
+from queen.log.catalog import QUEUE_MODE
 from queen.storage.database import can_be_stored
 from queen.wire.api.fields import Error, Page
 from queen.wire.api.traces import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from queen.broker.catalog import QUEUE_MODE
+from queen.log.catalog import QUEUE_MODE
 from queen.wire.push import check_name
 from queen.wire.times import parse_time
 

@@ -12,7 +12,6 @@ import asyncpg
 
 from queen.broker.ack.leases import HeldLease
 from queen.broker.broker import Broker
-from queen.broker.catalog import QUEUE_MODE
 from queen.broker.pop.requests import PopOptions
 from queen.errors import BadRequest, Conflict, NotFound, QueenError
 from queen.http.consume import answers
@@ -34,6 +33,7 @@ from queen.http.consume.requests import (
 from queen.http.consume.subscription import Subscription
 from queen.http.server.errors import status_of
 from queen.http.server.websocket import WebSocket
+from queen.log.catalog import QUEUE_MODE
 from queen.wire.ack import AckItem
 from queen.wire.push import check_name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ def archive_declaration(
     return Declaration(
         name=archive_name(root),
         where=here,
-        sources=(Source("messages", here, SourceKind.QUEUE, ",".join(queues), options=options),),
+        sources=(Source("messages", here, SourceKind.QUEUE, json.dumps(list(queues)), options=options),),
         steps=(Step("dated", here, Sql(_QUERY), ("messages",)),),
         sinks=(Sink(SINK, here, "dated", SinkKind.PARQUET, str(root), {"partition_by": ",".join(PARTITION_BY)}),),
         trigger=trigger,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -53,7 +54,7 @@ def reconcile(
         if not names:
             return []
         archived = read_files(spark, manifest, files_of(snapshot.files, names))
-        stored = spark.read.format("queen").options(**connection.options()).option("queue", ",".join(names)).load()
+        stored = spark.read.format("queen").options(**connection.options()).option("queue", json.dumps(names)).load()
         rows = _compared(stored, archived).orderBy("queue", "partition").collect()
     return [_report(row) for row in rows]
 
@@ -90,7 +91,7 @@ def _compared(stored: DataFrame, archived: DataFrame) -> DataFrame:
 
 
 def _hash() -> Column:
-    # A missing value and an empty one are not the same, which the hash alone would not tell.
+    # A missing value and an empty one are not the same, and the hash alone is the same for both.
     absent = functions.concat(*(functions.col(name).isNull().cast("string") for name in _REST))
     return functions.xxhash64(*_KEY, *_REST, absent)
 

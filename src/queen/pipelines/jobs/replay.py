@@ -15,8 +15,7 @@ from pyspark.sql import functions
 
 from queen.client.sync import QueenSync
 from queen.pipelines.archive_files import files_of, open_archive, read_files
-from queen.pipelines.errors import PipelineError
-from queen.pipelines.frames import said
+from queen.pipelines.errors import PipelineError, cause_of
 from queen.pipelines.session import Connection
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def select(spark: SparkSession, options: ReplayOptions, files: Sequence[Any]) ->
         try:
             rows = rows.where(options.condition)
         except PySparkException as error:
-            raise PipelineError(f"--filter {options.condition}: {said(error)}") from error
+            raise PipelineError(f"--filter {options.condition}: {cause_of(error)}") from error
     return rows.orderBy("created_at", "queue", "partition", "offset")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -57,9 +58,7 @@ def rollup(
         since = now - _FIRST_TIME if last is None else last - _AGAIN
     since = min(_minute(since), until)
     queues = [name for url in connection.databases for (name,) in shard_connection(url).fetch("rollup_queues")]
-    # A list of queues is separated by commas; a name that has one cannot be in it.
-    readable = [name for name in queues if "," not in name]
-    stored = list(_stored(spark, connection, readable, since, until)) if readable and since < until else []
+    stored = list(_stored(spark, connection, queues, since, until)) if queues and since < until else []
     rows = [*stored, *_latencies(connection, since, until), *_errors(spark, connection, since, until)]
     rows += _lags(spark, connection, _minute(now))
     merged = list(_merged(rows))
@@ -76,7 +75,7 @@ def _stored(
     messages = (
         spark.read.format("queen")
         .options(**connection.options())
-        .option("queue", ",".join(queues))
+        .option("queue", json.dumps(list(queues)))
         .option("columns", "queue,partition,created_at,payload")
         .option("startingTimestamp", since.isoformat())
         .option("endingTimestamp", until.isoformat())

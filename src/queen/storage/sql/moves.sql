@@ -12,10 +12,6 @@ SELECT pg_advisory_unlock($1);
 -- How long statements of this transaction wait for a lock.
 SELECT set_config('lock_timeout', $1, true);
 
--- name: move_maintenance_is_on
--- Whether pushes to this shard go to the spool.
-SELECT EXISTS (SELECT FROM queen.system_state WHERE key = 'maintenance_mode' AND (value ->> 'enabled')::boolean);
-
 -- name: move_begin
 -- Record a move.
 INSERT INTO queen.moves (id, kind, name, from_shard, to_shard) VALUES ($1, $2, $3, $4, $5);

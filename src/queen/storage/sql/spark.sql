@@ -1,4 +1,4 @@
--- Reading logs by offset, for Spark and whoever else reads whole queues: nothing is consumed, no lock is taken.
+-- Reading logs by offset, for Spark and other readers of whole queues: nothing is consumed, no lock is taken.
 
 -- name: log_positions
 -- The partitions of queues, and where their logs begin and end: nothing at or above the floor was removed.
@@ -6,6 +6,25 @@ SELECT q.name AS queue, p.name AS partition, p.id, p.floor_offset, p.next_offset
 FROM queen.queues q JOIN queen.partitions p ON p.queue_id = q.id
 WHERE q.name = ANY($1::text[])
 ORDER BY q.name, p.name;
+
+-- name: log_ends
+-- Where the logs of all partitions of queues begin and end, as arrays in the order of the partitions' ids.
+SELECT s.queue, array_agg(s.id), array_agg(s.floor_offset), array_agg(s.next_offset)
+FROM (
+    SELECT q.name AS queue, p.id, p.floor_offset, p.next_offset
+    FROM queen.queues q JOIN queen.partitions p ON p.queue_id = q.id
+    WHERE q.name = ANY($1::text[])
+    ORDER BY q.name, p.id
+) s
+GROUP BY s.queue ORDER BY s.queue;
+
+-- name: log_partition_names
+-- The names of partitions.
+SELECT id, name FROM queen.partitions WHERE id = ANY($1::bigint[]);
+
+-- name: log_removed_partitions
+-- Where the logs of removed partitions ended, as far as that is remembered.
+SELECT partition_id, name, next_offset FROM queen.removed_partitions WHERE partition_id = ANY($1::bigint[]);
 
 -- name: known_queues
 -- Which of these queues there are.
@@ -41,8 +60,8 @@ ORDER BY g.base_offset LIMIT $4;
 SELECT 1;
 
 -- name: mirror_group
--- Put the cursors of a group (made if need be) where a stream stands, and leave a note for those who remember where the
--- group was. A partition that a consumer of the group holds is left to it. Partitions of other queues are passed over.
+-- Move the cursors of a group (created if need be) to the offsets of a stream, and notify servers, which cache cursors.
+-- A partition that a consumer of the group holds is left to it. Partitions of other queues are passed over.
 WITH made AS (
     INSERT INTO queen.groups (name) SELECT $1 WHERE NOT EXISTS (SELECT FROM queen.groups WHERE name = $1)
     ON CONFLICT (name) DO UPDATE SET name = excluded.name RETURNING id

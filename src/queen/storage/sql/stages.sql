@@ -28,7 +28,7 @@ SELECT DISTINCT queue, partition, partition_id FROM queen.stages
 WHERE run = $1 AND batch = $2 AND attempt = ANY($3::uuid[]);
 
 -- name: stage_list
--- What some attempts staged, in the order in which it is published; without bodies, of which only the first byte tells.
+-- What some attempts staged, in the order in which it is published; with the first byte of each body, which says whether it is encrypted.
 SELECT s.attempt, s.seq, s.partition_id, s.queue, s.partition, s.count, s.named, octet_length(s.body) AS nbytes,
     get_byte(substring(s.body FROM 1 FOR 1), 0) AS kind
 FROM unnest($3::uuid[]) WITH ORDINALITY AS a (attempt, place)
@@ -56,10 +56,20 @@ FROM unnest($3::uuid[], $4::bigint[], $5::bigint[], $6::bigint[], $7::timestampt
 JOIN queen.stages s ON s.run = $1 AND s.batch = $2 AND s.attempt = i.attempt AND s.seq = i.seq
 RETURNING 1;
 
--- name: stage_tell
--- Let servers know, by the log of changes, what got messages: kinds, queues, partitions and names of topics.
+-- name: stage_notify_partitions
+-- Notify servers, by the change log, of partitions that got messages ('p').
 INSERT INTO queen.changes (kind, queue_id, partition_id, name)
-SELECT * FROM unnest($1::text[], $2::integer[], $3::bigint[], $4::text[]);
+SELECT 'p', i.queue_id, i.partition_id, '' FROM unnest($1::integer[], $2::bigint[]) AS i (queue_id, partition_id);
+
+-- name: stage_notify_topics
+-- Notify servers of topics that got items ('e'): namespace and topic, with a line break between them.
+INSERT INTO queen.changes (kind, queue_id, partition_id, name) SELECT 'e', 0, 0, unnest($1::text[]);
+
+-- name: push_maintenance_is_on
+-- Whether pushes go to the spool.
+SELECT EXISTS (
+    SELECT FROM queen.system_state WHERE key = 'maintenance_mode' AND (value ->> 'enabled')::boolean
+) AS enabled;
 
 -- name: stage_remove
 -- Remove what a run staged for batches up to one.
@@ -70,7 +80,7 @@ DELETE FROM queen.stages WHERE run = $1 AND batch <= $2;
 DELETE FROM queen.stages WHERE run = $1 AND batch = $2 RETURNING count;
 
 -- name: remove_old_stages
--- Staged rows of which nobody will speak any more, some at a time.
+-- Staged rows that no run will publish any more, some at a time.
 DELETE FROM queen.stages WHERE (run, batch, attempt, seq) IN (
     SELECT run, batch, attempt, seq FROM queen.stages
     WHERE staged_at < clock_timestamp() - make_interval(secs => $1::float8) LIMIT $2

@@ -93,6 +93,40 @@ FROM (
 JOIN queen.groups g ON g.id = l.group_id
 JOIN queen.queues q ON q.id = l.queue_id;
 
+-- name: queue_depth
+-- How many messages a queue stores (the first row), and how many of them each group has yet to consume, by name. On a
+-- partition that a subscription covers but where the group has no cursor yet, those stored after its time count. No rows:
+-- there is no such queue.
+WITH stored AS (
+    SELECT q.name AS queue_name, p.id, p.name, p.floor_offset, p.next_offset, p.last_at
+    FROM queen.queues q LEFT JOIN queen.partitions p ON p.queue_id = q.id
+    WHERE q.name = $1
+), lags AS (
+    SELECT c.group_id, p.next_offset - greatest(c.committed, p.floor_offset) AS behind
+    FROM stored p JOIN queen.cursors c ON c.partition_id = p.id
+    UNION ALL
+    SELECT u.group_id, CASE WHEN u.last_at > u.since THEN u.next_offset - greatest(f.first_offset, u.floor_offset) ELSE 0 END
+    FROM (
+        SELECT DISTINCT ON (s.group_id, p.id) s.group_id, s.since, p.id, p.floor_offset, p.next_offset, p.last_at
+        FROM stored p
+        JOIN queen.subscriptions s ON s.queue_name = p.queue_name AND s.partition_name IN ('', p.name)
+        WHERE NOT EXISTS (SELECT FROM queen.cursors c WHERE c.partition_id = p.id AND c.group_id = s.group_id)
+        ORDER BY s.group_id, p.id, s.partition_name DESC
+    ) u
+    CROSS JOIN LATERAL (
+        SELECT coalesce(min(g.base_offset), u.next_offset) AS first_offset
+        FROM queen.segments g WHERE g.partition_id = u.id AND g.created_at > u.since
+    ) f
+)
+SELECT group_name, depth
+FROM (
+    SELECT NULL AS group_name, coalesce(sum(next_offset - floor_offset), 0)::bigint AS depth
+    FROM stored HAVING count(*) > 0
+    UNION ALL
+    SELECT g.name, sum(l.behind)::bigint FROM lags l JOIN queen.groups g ON g.id = l.group_id GROUP BY g.name
+) d
+ORDER BY group_name NULLS FIRST;
+
 -- name: dead_letter_counts
 -- How many dead letters each queue has, and of how many partitions.
 SELECT q.name, d.messages, d.partitions

@@ -180,6 +180,14 @@ class QueueView(Answer):
     totals: Counters
 
 
+class QueueDepth(Answer):
+    """How many messages a queue stores, and how many of them each consumer group has not consumed yet."""
+
+    queue: str
+    depth: Count
+    groups: dict[str, Count]
+
+
 class PartitionList(Answer):
     """A page of partitions."""
 

@@ -1,4 +1,4 @@
-"""Where rows are staged and published: in the PostgreSQL shards, or through a server."""
+"""Publishers of staged rows: directly to the PostgreSQL shards, or through a server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import msgspec
 
 from queen.client.config import ClientLog, read_config
 from queen.client.http import HttpClient, decode_as
-from queen.spark.publish import Attempt, Shard, ShardStager
+from queen.log.stages import Attempt, StageLost
+from queen.spark.shard_writer import Shard, ShardStager
 from queen.wire.push import PushItem
 from queen.wire.shards import Name, home
 
@@ -40,7 +41,7 @@ class Staging(Protocol):
     def finish(self) -> list[StagedPart]: ...
 
 
-class Outlet(Protocol):
+class Publisher(Protocol):
     """Publishes batches: all of one in each place, and once."""
 
     def begin(self, run: str, batch: int) -> Staging: ...
@@ -50,69 +51,71 @@ class Outlet(Protocol):
     def abandon(self, run: str, batch: int) -> None: ...
 
 
-class ShardOutlet:
+class ShardPublisher:
     """Stages and publishes in every shard that something goes to."""
 
-    def __init__(self, urls: Sequence[str], *, encryption_keys: Sequence[bytes], dedup_window: float) -> None:
-        self._shards = [Shard(url, encryption_keys=encryption_keys, dedup_window=dedup_window) for url in urls]
-        self._queues: dict[str, int] = {}
-        self._topics: dict[TopicKey, int] = {}
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        encryption_keys: Sequence[bytes],
+        dedup_window: float,
+        outage_grace: float = 0.0,
+    ) -> None:
+        self.shards = [
+            Shard(url, encryption_keys=encryption_keys, dedup_window=dedup_window, outage_grace=outage_grace)
+            for url in urls
+        ]
 
     def begin(self, run: str, batch: int) -> ShardStaging:
-        return ShardStaging(self, run, batch)
-
-    def stager(self, place: int, run: str, batch: int) -> ShardStager:
-        return self._shards[place].stager(run, batch, uuid.uuid4())
+        return ShardStaging(self.shards, run, batch)
 
     def publish(self, run: str, batch: int, parts: Sequence[StagedPart]) -> None:
-        for place in sorted({part.place for part in parts}):
-            attempts = [Attempt(part.attempt, part.messages) for part in parts if part.place == place]
-            self._shards[place].publish(run, batch, attempts)
+        attempts: dict[int, list[Attempt]] = {}
+        for part in parts:
+            attempts.setdefault(part.place, []).append(Attempt(part.attempt, part.messages))
+        if len(self.shards) > 1:
+            for place, own in attempts.items():
+                self._check_placement(place, self.shards[place].staged_queues(run, batch, own))
+        for place, own in sorted(attempts.items()):
+            self.shards[place].publish(run, batch, own)
 
     def abandon(self, run: str, batch: int) -> None:
-        for shard in self._shards:
+        for shard in self.shards:
             shard.abandon(run, batch)
 
     def close(self) -> None:
-        for shard in self._shards:
+        for shard in self.shards:
             shard.close()
 
-    def place_of_queue(self, queue: str) -> int:
-        """The shard on which a queue lives; for a new one, that on which a server would make it."""
-        if len(self._shards) == 1:
-            return 0
-        place = self._queues.get(queue)
-        if place is None:
-            homes = [number for number, shard in enumerate(self._shards) if shard.holds_queue(queue)]
-            place = self._queues[queue] = homes[0] if homes else home(Name.queue(queue), self._layout())
-        return place
-
-    def place_of_topic(self, topic: TopicKey) -> int:
-        if len(self._shards) == 1:
-            return 0
-        place = self._topics.get(topic)
-        if place is None:
-            homes = [number for number, shard in enumerate(self._shards) if shard.holds_topic(topic)]
-            place = self._topics[topic] = homes[0] if homes else home(Name.topic(*topic), self._layout())
-        return place
-
-    def _layout(self) -> Sequence[int]:
-        """The shards that take new names."""
-        return self._shards[0].layout() or range(len(self._shards))
+    def _check_placement(self, place: int, queues: set[str]) -> None:
+        """Before anything is published: a queue that was moved since it was staged for has to be staged for again."""
+        missing = queues - self.shards[place].queues_here(queues)
+        for number, shard in enumerate(self.shards):
+            moved = shard.queues_here(missing) if missing and number != place else set()
+            if moved:
+                raise StageLost(
+                    f"queue {', '.join(sorted(moved))} was moved to shard {number} after the batch was staged;"
+                    " nothing was published, write the batch again"
+                )
 
 
 class ShardStaging:
-    """Stages what one attempt of a task writes, in as many shards as that concerns."""
+    """Stages what one attempt of a task writes, in as many shards as that concerns.
 
-    def __init__(self, outlet: ShardOutlet, run: str, batch: int) -> None:
-        self._outlet = outlet
+    Where queues and topics live is looked up for each attempt: they may be moved between two batches.
+    """
+
+    def __init__(self, shards: Sequence[Shard], run: str, batch: int) -> None:
+        self._shards = shards
         self._key = (run, batch)
         self._stagers: dict[int, ShardStager] = {}
+        self._queues: dict[str, int] = {}
+        self._topics: dict[TopicKey, int] = {}
 
     def add(self, items: Sequence[PushItem]) -> None:
         by_place: dict[int, list[PushItem]] = {}
-        place_of = self._outlet.place_of_queue
-        places = {queue: place_of(queue) for queue in {item.queue for item in items}}
+        places = self._places({item.queue for item in items})
         if len(set(places.values())) == 1:
             self._stager(next(iter(places.values()))).add(items)
             return
@@ -122,16 +125,43 @@ class ShardStaging:
             self._stager(place).add(some)
 
     def add_topic_items(self, topic: TopicKey, array: bytes, count: int) -> None:
-        self._stager(self._outlet.place_of_topic(topic)).add_topic_items(array, count)
+        self._stager(self._place_of_topic(topic)).add_topic_items(array, count)
 
     def finish(self) -> list[StagedPart]:
         attempts = [(place, stager.finish()) for place, stager in self._stagers.items()]
         return [StagedPart(place, attempt.id, attempt.messages) for place, attempt in attempts]
 
+    def _places(self, queues: set[str]) -> dict[str, int]:
+        """The shard on which each queue lives; for a new one, that on which a server would create it."""
+        if len(self._shards) == 1:
+            return dict.fromkeys(queues, 0)
+        unknown = queues - self._queues.keys()
+        if unknown:
+            for number, shard in enumerate(self._shards):
+                self._queues |= dict.fromkeys(shard.queues_here(unknown), number)
+            absent = unknown - self._queues.keys()
+            if absent:
+                layout = self._layout()
+                self._queues |= {queue: home(Name.queue(queue), layout) for queue in absent}
+        return {queue: self._queues[queue] for queue in queues}
+
+    def _place_of_topic(self, topic: TopicKey) -> int:
+        if len(self._shards) == 1:
+            return 0
+        place = self._topics.get(topic)
+        if place is None:
+            homes = [number for number, shard in enumerate(self._shards) if shard.has_topic(topic)]
+            place = self._topics[topic] = homes[0] if homes else home(Name.topic(*topic), self._layout())
+        return place
+
+    def _layout(self) -> Sequence[int]:
+        """The shards that take new names."""
+        return self._shards[0].layout() or range(len(self._shards))
+
     def _stager(self, place: int) -> ShardStager:
         stager = self._stagers.get(place)
         if stager is None:
-            stager = self._stagers[place] = self._outlet.stager(place, *self._key)
+            stager = self._stagers[place] = self._shards[place].stager(*self._key, uuid.uuid4())
         return stager
 
 
@@ -156,7 +186,7 @@ _encode = msgspec.json.encode
 _staged = msgspec.json.Decoder(_Staged)
 
 
-class ServerOutlet:
+class ServerPublisher:
     """Stages and publishes by requests. All of them can be sent again: what was done already is not done twice."""
 
     def __init__(self, url: str, token: str | None) -> None:
@@ -186,8 +216,8 @@ class ServerOutlet:
 class ServerStaging:
     """Stages what one attempt of a task writes, in pieces."""
 
-    def __init__(self, outlet: ServerOutlet, run: str, batch: int) -> None:
-        self._outlet = outlet
+    def __init__(self, publisher: ServerPublisher, run: str, batch: int) -> None:
+        self._publisher = publisher
         self._attempt = uuid.uuid4()
         self._body: dict[str, Any] = {"run": run, "batch": batch, "attempt": self._attempt}
         self._piece = 0
@@ -215,7 +245,7 @@ class ServerStaging:
         self._waiting, self._waiting_bytes = [], 0
 
     def _send(self, content: dict[str, Any]) -> None:
-        answer = self._outlet.send("", {**self._body, "piece": self._piece, **content})
+        answer = self._publisher.send("", {**self._body, "piece": self._piece, **content})
         for place in decode_as(_staged, answer).shards:
             self._staged[place.shard] += place.messages
         self._piece += 1

@@ -9,11 +9,11 @@ from datetime import datetime
 from functools import partial
 from typing import TypeAlias
 
-from queen.broker.catalog import Partition
-from queen.broker.push.append_batch import AppendBatch, BatchAssembler
-from queen.broker.push.dedup import Dedup
-from queen.broker.push.slices import PushSlice
-from queen.broker.segments import SegmentCache
+from queen.log.append_batch import AppendBatch, BatchAssembler
+from queen.log.catalog import Partition
+from queen.log.dedup import Dedup
+from queen.log.segments import SegmentCache
+from queen.log.slices import PushSlice
 from queen.storage.database import Fetcher, Link
 
 Spans: TypeAlias = Sequence[tuple[Partition, int, int]]

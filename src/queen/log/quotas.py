@@ -7,10 +7,9 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from queen.errors import BadRequest, QuotaExceeded, RedisUnavailable
-from queen.metrics.meter import Meter
 from queen.redis.interfaces import Counters
 from queen.storage.database import Database
 from queen.wire.topics import EnqueueItem
@@ -29,13 +28,23 @@ class _Share:
     until: float = 0.0
 
 
+class RefusalMeter(Protocol):
+    """Counts items of topics."""
+
+    def topic_items(self, event: str, namespace: str, topic: str, count: int) -> None: ...
+
+
 class Quotas:
     """Admits items within their quotas. A worker reserves a little more than it needs, so it seldom has to ask."""
 
     def __init__(
-        self, database: Database, configured: Mapping[str, int], meter: Meter, shared: Counters | None = None
+        self,
+        database: Database,
+        configured: Mapping[str, int],
+        meter: RefusalMeter | None = None,
+        shared: Counters | None = None,
     ) -> None:
-        """`configured` are quotas by namespace; one that was set by `set` wins.
+        """`configured` are quotas by namespace; one that was set by `set` wins. `meter` counts refused items.
 
         `shared` counts for all workers and hosts; without, and whenever it is away, PostgreSQL does.
         """
@@ -104,7 +113,8 @@ class Quotas:
             if share.left < count:
                 wait = await self._reserve(share, namespace, count - share.left, limit)
                 if wait is not None:
-                    self._meter.topic_items("refused", namespace, "", count)
+                    if self._meter is not None:
+                        self._meter.topic_items("refused", namespace, "", count)
                     raise QuotaExceeded(
                         f"namespace {namespace} may enqueue {limit} items a minute; nothing was stored,"
                         f" try again in {wait} s",

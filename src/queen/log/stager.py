@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from queen.broker.catalog import Partition, Queue
-from queen.broker.push.slices import Chunk, PushSlice, Target
-from queen.broker.transactions.stages import TOPIC_ITEMS, Attempt, Stages, StageSender
 from queen.errors import Overloaded
+from queen.log.catalog import Partition, Queue
+from queen.log.slices import Chunk, PushSlice, Target
+from queen.log.stages import TOPIC_ITEMS, Attempt, Stages, StageSender
 from queen.wire.push import PushItem
 
 SEGMENT_MESSAGES: Final = 1024
@@ -104,15 +104,17 @@ class Stager:
             if queue is not None and partition is not None:
                 return queue, partition
             await catalog.ensure_partitions([target])
-        raise Overloaded(f"queue {target[0]!r} is changed again and again while it is written to; try later")
+        raise Overloaded(f"queue {target[0]!r} was changed again and again while it was written to; try later")
 
     def _chunks(self, part: PushSlice, queue: Queue, partition: Partition) -> list[Chunk]:
         preparer = self._stages.preparer
         preparer.prepare(part, partition, queue)
         if part.chunks is not None:
             return part.chunks
-        nobody = [None] * len(part.items)
-        return preparer.pack(part.items, part.lengths, part.hashes, part.transactions, nobody, queue.encryption_enabled)
+        unknown = [None] * len(part.items)
+        return preparer.pack(
+            part.items, part.lengths, part.hashes, part.transactions, unknown, queue.encryption_enabled
+        )
 
     def _add_row(self, partition_id: int, target: Target, count: int, named: bool, hashes: bytes, body: bytes) -> None:
         self._rows.append((self._next, partition_id, *target, count, named, hashes, body))

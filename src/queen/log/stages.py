@@ -1,4 +1,4 @@
-"""Staged publishing: what tasks have staged becomes messages in one transaction, once, however often it is asked for.
+"""Staged publishing: what tasks have staged becomes messages in one transaction, once, however often it is tried.
 
 Tasks stage segments that are packed and hashed already. As long as nothing can be a duplicate and nothing has changed
 since, publishing gives out offsets and has PostgreSQL move the segments, so no message comes here. Otherwise they are
@@ -16,31 +16,26 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from queen.broker.catalog import Catalog, Partition, Queue
-from queen.broker.events import EventKind
-from queen.broker.heartbeat import Mode
-from queen.broker.push.append_batch import AppendBatch, BatchAssembler, ItemOutcome
-from queen.broker.push.appender import Appender
-from queen.broker.push.dedup import Dedup
-from queen.broker.push.dedup_filter import DedupFilter
-from queen.broker.push.pusher import QueueChanged
-from queen.broker.push.results import refusal
-from queen.broker.push.slices import Chunk, PushSlice, SlicePreparer
-from queen.broker.segments import SegmentCache
-from queen.broker.topics.catalog import TopicKey
-from queen.broker.topics.enqueue import Entry, Stored
-from queen.broker.topics.transaction_ops import TopicTransactionOps
-from queen.errors import Conflict
-from queen.storage.database import Database, Fetcher, Record, Transaction, retry_transaction
+from queen.errors import Conflict, Overloaded
+from queen.log.append_batch import AppendBatch, BatchAssembler, ItemOutcome
+from queen.log.appender import Appender
+from queen.log.catalog import Catalog, Partition, Queue
+from queen.log.dedup import Dedup
+from queen.log.dedup_filter import DedupFilter
+from queen.log.segments import SegmentCache
+from queen.log.slices import Chunk, PushSlice, SlicePreparer
+from queen.log.topic_store import Entry, Stored
+from queen.log.topics import TopicKey
+from queen.storage.database import Database, Fetcher, Record, Transaction, TransactionConflict, retry_transaction
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdBlock, IdSource
 from queen.wire.push import PushItem
 from queen.wire.segment import Segment
-from queen.wire.topics import decode_enqueue_items
+from queen.wire.topics import EnqueueItem, decode_enqueue_items
 
 Fed: TypeAlias = tuple[Partition, int]
 """A partition, and how many messages it got."""
@@ -72,6 +67,10 @@ class Published:
     repeated: bool = False
 
 
+class QueueChanged(Overloaded, TransactionConflict):
+    """A queue was changed or deleted since the transaction began; the next attempt finds it as it is now."""
+
+
 class StageLost(Conflict):
     """What was staged is not all there (any more): the batch has to be written again."""
 
@@ -82,6 +81,16 @@ class StageSender:
 
     subject: str | None = None
     blocks: frozenset[bytes] = frozenset()
+
+
+class TopicEnqueuer(Protocol):
+    """Enqueues items of topics inside the transaction that publishes a batch."""
+
+    async def admit(self, items: Sequence[EnqueueItem]) -> None: ...
+
+    async def enqueue_in(self, transaction: Transaction, entries: Sequence[Entry]) -> Stored: ...
+
+    def settle(self, stored: Stored) -> None: ...
 
 
 @dataclass(slots=True)
@@ -105,13 +114,13 @@ class Stages:
         database: Database,
         envelope: Envelope,
         ids: IdSource,
-        topics: TopicTransactionOps,
+        topics: TopicEnqueuer,
         on_published: Callable[[Sequence[Fed]], None],
         *,
         dedup_window: float,
         seen: DedupFilter,
     ) -> None:
-        """`on_published` is told what partitions got, once that is committed; `seen` becomes theirs alone."""
+        """`on_published` is called with what partitions got, once that is committed; `seen` is used by no other."""
         self._database = database
         self.envelope = envelope
         self.ids = ids
@@ -131,7 +140,7 @@ class Stages:
         self._lock = asyncio.Lock()
 
     async def stage(self, run: str, batch: int, attempt: uuid.UUID, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Put rows where they are found when the batch is published; those that are there already stay."""
+        """Store rows for the batch; those that are stored already stay as they are."""
         await self._database.fetch("stage", run, batch, attempt, *[list(column) for column in zip(*rows, strict=True)])
 
     async def publish(self, run: str, batch: int, attempts: Sequence[Attempt]) -> Published:
@@ -143,7 +152,7 @@ class Stages:
         async with self._lock:
             published = await self.published(run, batch)
             if published is not None:
-                # Who did not know that staged it all again.
+                # A writer that did not see the result has staged all of it again.
                 await self._database.fetch("stage_remove", run, batch)
                 return published
             return await retry_transaction(lambda: self._publish(run, batch, attempts))
@@ -162,12 +171,12 @@ class Stages:
         return sum(row["count"] for row in await self._database.fetch("stage_abandon", run, batch))
 
     async def _publish(self, run: str, batch: int, attempts: Sequence[Attempt]) -> Published:
-        await self._meet(run, batch, attempts)
+        await self._refresh_targets(run, batch, attempts)
         publishing = _Publishing(run, batch)
         try:
             async with self._database.transaction() as transaction:
                 if not await transaction.fetch("stage_claim", run, batch):
-                    # Somebody else did it since we looked.
+                    # Another session has published it since.
                     return Published(0, 0, repeated=True)
                 await _check_modes(transaction)
                 rows = await transaction.fetch("stage_list", run, batch, [attempt.id for attempt in attempts])
@@ -180,7 +189,7 @@ class Stages:
                 )
                 await publishing.finish(transaction)
         except BaseException:
-            # What was learnt of them may include what is not stored after all.
+            # The filter may hold ids that were rolled back.
             for partition in publishing.checked:
                 partition.known_to = None
             raise
@@ -189,8 +198,8 @@ class Stages:
             self._topics.settle(stored)
         return publishing.result
 
-    async def _meet(self, run: str, batch: int, attempts: Sequence[Attempt]) -> None:
-        """Know the queues as they are now, and make what does not exist (any more)."""
+    async def _refresh_targets(self, run: str, batch: int, attempts: Sequence[Attempt]) -> None:
+        """Refresh the queues in the catalog, and create what does not exist."""
         rows = await self._database.fetch("stage_targets", run, batch, [attempt.id for attempt in attempts])
         targets = {(row["queue"], row["partition"]) for row in rows if row["partition_id"] != TOPIC_ITEMS}
         known = {queue for queue, _ in targets} & self.catalog.known_queues()
@@ -207,7 +216,7 @@ class Stages:
         if len(locked) < len(staged):
             for one in staged:
                 self.catalog.forget_queue(one.queue.name)
-            raise QueueChanged("a queue is deleted again and again while it is published to; try later")
+            raise QueueChanged("a queue was deleted while it was published to")
         ends = {row["id"]: row["next_offset"] for row in locked}
         simple = [one for one in staged if self._is_simple(one)]
         await self._move(transaction, publishing, simple, ends)
@@ -215,7 +224,7 @@ class Stages:
             await self._append(transaction, publishing, piece)
 
     def _by_partition(self, rows: Sequence[Record]) -> list[_Staged]:
-        """In ascending order of the partitions' ids, in which everybody locks them."""
+        """In ascending order of the partitions' ids: the order of all locks."""
         staged: dict[tuple[str, str], _Staged] = {}
         for row in rows:
             target = row["queue"], row["partition"]
@@ -224,7 +233,7 @@ class Stages:
                 queue = self.catalog.cached_queue(target[0])
                 partition = self.catalog.cached_partition_in(queue, target[1]) if queue is not None else None
                 if queue is None or partition is None:
-                    raise QueueChanged("a queue is changed again and again while it is published to; try later")
+                    raise QueueChanged("a queue was changed while it was published to")
                 one = staged[target] = _Staged(partition, queue)
             one.rows.append(row)
         return sorted(staged.values(), key=lambda one: one.partition.id)
@@ -268,15 +277,15 @@ class Stages:
     async def _append(self, transaction: Fetcher, publishing: _Publishing, staged: Sequence[_Staged]) -> None:
         """Store what is staged as a push would."""
         publishing.checked |= {one.partition for one in staged}
-        lots = await self._lots(transaction, publishing, staged)
-        if await self._appender.append_locked(transaction, lots) is None:
-            raise QueueChanged("a queue is deleted again and again while it is published to; try later")
-        for lot in lots:
-            if lot.outcomes is not None and ItemOutcome.REFUSED in lot.outcomes:
-                raise Conflict(refusal(lot))
-            publishing.add(lot.partition, lot.count, lot.size - lot.count)
+        batches = await self._append_batches(transaction, publishing, staged)
+        if await self._appender.append_locked(transaction, batches) is None:
+            raise QueueChanged("a queue was deleted while it was published to")
+        for one in batches:
+            if one.outcomes is not None and ItemOutcome.REFUSED in one.outcomes:
+                raise Conflict(one.refusal)
+            publishing.add(one.partition, one.count, one.size - one.count)
 
-    async def _lots(
+    async def _append_batches(
         self, transaction: Fetcher, publishing: _Publishing, staged: Sequence[_Staged]
     ) -> list[AppendBatch]:
         rows = [row for one in staged for row in one.rows]
@@ -285,15 +294,15 @@ class Stages:
         )
         _check_found(rows, bodies)
         rest = iter(bodies)
-        lots = []
+        batches = []
         for one in staged:
-            lot = AppendBatch(one.partition, one.queue)
+            batch = AppendBatch(one.partition, one.queue)
             for row in one.rows:
-                lot.add(self._part(row, next(rest), one))
-            lots.append(lot)
-        return lots
+                batch.add(self._slice(row, next(rest), one))
+            batches.append(batch)
+        return batches
 
-    def _part(self, row: Record, stored: Record, staged: _Staged) -> PushSlice:
+    def _slice(self, row: Record, stored: Record, staged: _Staged) -> PushSlice:
         """The messages of a staged segment; packed already, if that is how they are to be stored."""
         sealed: bytes = stored["body"]
         plain = self.envelope.open(sealed)
@@ -335,7 +344,7 @@ class Stages:
 
 
 class _Publishing:
-    """What publishing a batch has come to so far."""
+    """The progress of publishing a batch."""
 
     def __init__(self, run: str, batch: int) -> None:
         self.key = (run, batch)
@@ -362,24 +371,22 @@ class _Publishing:
         return Published(self.messages, self.duplicates)
 
     async def finish(self, transaction: Fetcher) -> None:
-        """Still inside the transaction: leave word of it, and nothing behind."""
+        """Inside the transaction: record the result, remove what was staged, notify the servers."""
         run, batch = self.key
         await transaction.fetch("stage_note", run, self.messages, self.duplicates)
         await transaction.fetch("stage_remove", run, batch)
-        notes = [
-            (EventKind.PUSHED.value, partition.queue_id, partition.id, "")
-            for partition in {partition.id: partition for partition, _ in self.fed}.values()
-        ]
-        fed: set[TopicKey] = {key for stored in self.topics for key in stored.fed}
-        notes += [(EventKind.TOPIC_FED.value, 0, 0, "\n".join(key)) for key in sorted(fed)]
-        if notes:
-            await transaction.fetch("stage_tell", *[list(column) for column in zip(*notes, strict=True)])
+        partitions = {partition.id: partition.queue_id for partition, _ in self.fed}
+        if partitions:
+            await transaction.fetch("stage_notify_partitions", list(partitions.values()), list(partitions))
+        topics: set[TopicKey] = {key for stored in self.topics for key in stored.fed}
+        if topics:
+            await transaction.fetch("stage_notify_topics", ["\n".join(key) for key in sorted(topics)])
 
 
 async def _check_modes(transaction: Fetcher) -> None:
-    on = {row["key"] for row in await transaction.fetch("system_modes") if row["enabled"]}
-    if Mode.PUSH_MAINTENANCE in on:
-        raise Conflict("push maintenance is on: nothing was published, try again when it is over")
+    (row,) = await transaction.fetch("push_maintenance_is_on")
+    if row["enabled"]:
+        raise Conflict("push maintenance is on: nothing was published, try again when it is off")
 
 
 def _check_complete(rows: Sequence[Record], attempts: Sequence[Attempt]) -> None:
@@ -389,7 +396,7 @@ def _check_complete(rows: Sequence[Record], attempts: Sequence[Attempt]) -> None
     for attempt in attempts:
         if found[attempt.id] != attempt.messages:
             raise StageLost(
-                f"attempt {attempt.id} staged {attempt.messages} messages and {found[attempt.id]} of them are there:"
+                f"attempt {attempt.id} staged {attempt.messages} messages and {found[attempt.id]} of them are stored:"
                 " PostgreSQL has crashed since, or they waited for more than a day; nothing was published,"
                 " write the batch again"
             )

@@ -11,9 +11,9 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 import xxhash
 
-from queen.broker.catalog import Partition, Queue
 from queen.concurrency import EagerFuture
 from queen.errors import Conflict
+from queen.log.catalog import Partition, Queue
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdBlock, IdSource
 from queen.wire.push import Hold, PushItem

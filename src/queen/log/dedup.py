@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from queen.broker.catalog import Partition
-from queen.broker.push.dedup_filter import DedupFilter, Hashes
-from queen.broker.segments import Moment, offsets_after, read_segment
+from queen.log.catalog import Partition
+from queen.log.dedup_filter import DedupFilter, Hashes
+from queen.log.segments import Moment, offsets_after, read_segment
 from queen.storage.database import Fetcher, Record
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import IdBlock

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, auto
 
-from queen.broker.catalog import Partition, Queue
-from queen.broker.push.dedup import Dedup, Earlier
-from queen.broker.push.slices import Chunk, PushSlice, SlicePreparer
+from queen.log.catalog import Partition, Queue
+from queen.log.dedup import Dedup, Earlier
+from queen.log.slices import Chunk, PushSlice, SlicePreparer
 from queen.storage.database import Fetcher
 from queen.wire.push import PushItem
 from queen.wire.segment import Segment
@@ -58,6 +58,15 @@ class AppendBatch:
         self.chunks = chunks
         self.count = sum([chunk.count for chunk in chunks])
         self.outcomes = outcomes
+
+    @property
+    def refusal(self) -> str:
+        """Why items did not fit."""
+        limit = self.queue.max_size
+        return (
+            f"Queue '{self.queue.name}' would exceed max capacity ({limit})."
+            f" Current: {limit - (self.room or 0)}, Batch: {self.size}"
+        )
 
     def items(self) -> Iterator[PushItem]:
         for slice_ in self.slices:
