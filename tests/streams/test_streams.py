@@ -284,7 +284,7 @@ async def test_a_server_that_is_not_there_or_refuses_is_an_error_at_the_start(ap
     with pytest.raises(StreamsHttpError) as caught:
         await Stream.from_("in").to("out").run("q\n", api.url)
     assert caught.value.status == 400
-    with pytest.raises(ValueError, match="needs the url"):
+    with pytest.raises(ValueError, match="requires the url"):
         await Stream.from_("in").run("q")
     with pytest.raises(ValueError, match="query_id"):
         await Stream.from_("in").run("", api.url)
