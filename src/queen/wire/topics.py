@@ -152,7 +152,7 @@ def decode_item_ref(ref: Mapping[str, object], where: str) -> ItemRef:
         item = msgspec.convert({key: value for key, value in ref.items() if value is not None}, ItemRef)
     except msgspec.ValidationError as error:
         raise refusal(error, ItemRef, where) from error
-    _check_ref(item, f"{where}.")
+    check_ref(item, f"{where}.")
     return item
 
 
@@ -240,11 +240,12 @@ def _refs(decoded: list[Ref] | Ref) -> tuple[list[Ref], bool]:
     refs, several = (decoded, True) if isinstance(decoded, list) else ([decoded], False)
     _check_count(len(refs))
     for index, ref in enumerate(refs):
-        _check_ref(ref, f"[{index}]." if several else "")
+        check_ref(ref, f"[{index}]." if several else "")
     return refs, several
 
 
-def _check_ref(ref: ItemRef, at: str) -> None:
+def check_ref(ref: ItemRef, at: str) -> None:
+    """Raises `BadRequest` when a name or the lease owner cannot be stored."""
     check_topic(ref.namespace, ref.topic, at)
     if ref.lease_owner is not None and "\0" in ref.lease_owner:
         raise BadRequest(f"lease_owner must not contain NUL (at {at}lease_owner)")
