@@ -12,8 +12,8 @@ from queen.spool.drainer import BreakerState, Drainer, RecordsRefused, Span, adv
 from queen.spool.record import UNNUMBERED, Record
 from queen.spool.spool import Spool
 from queen.storage.database import Database
+from tests.ageing import until
 from tests.database import Connection
-from tests.faults.load import until
 
 
 def record(number: int, partition: str = "p") -> Record:
