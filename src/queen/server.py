@@ -201,7 +201,7 @@ class Worker:
         for broker in self.brokers:
             self.shell.shutting_down.append(broker.popper.release_parked)
             self.shell.shutting_down.append(broker.topics.dequeuer.release_parked)
-            self.shell.shutting_down.append(broker.topics.many.release_parked)
+            self.shell.shutting_down.append(broker.topics.multi_dequeuer.release_parked)
 
     async def stop(self) -> None:
         self.api.stopping = True
@@ -315,13 +315,13 @@ def make_broker(
         base.ids,
         pop.popper.leases_ended,
         meter,
-        topics.steps,
+        topics.transaction_ops,
     )
     stages = Stages(
         base.database,
         base.envelope,
         base.ids,
-        topics.steps,
+        topics.transaction_ops,
         push.announcer.published,
         dedup_window=settings.dedup_window_seconds,
         seen=_dedup_filter(settings),
@@ -341,7 +341,7 @@ def make_broker(
     )
     heartbeat = _heartbeat(base, push, pop)
     _subscribe(base, push, pop, topics, jobs, heartbeat)
-    base.changes.on_unnotified_writes(pop.popper.poll, topics.dequeuer.wake_all, topics.many.wake_all)
+    base.changes.on_unnotified_writes(pop.popper.poll, topics.dequeuer.wake_all, topics.multi_dequeuer.wake_all)
     return Broker(
         settings=settings,
         worker_id=worker_id,
@@ -560,7 +560,7 @@ def _heartbeat(base: _Base, push: _Push, pop: _Pop) -> DatabaseHeartbeat:
         base.database,
         base.modes,
         grace=base.settings.db_away_ms / 1000,
-        on_down=lambda: push.spool.board.set_trouble(True),
+        on_down=lambda: push.spool.state.set_trouble(True),
         on_modes=modes_changed,
     )
 

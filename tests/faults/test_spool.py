@@ -180,7 +180,7 @@ async def test_a_server_starts_without_its_database_if_it_has_known_it(
 
 
 def is_drained(worker: Worker) -> bool:
-    return not worker.broker.spool.board.engaged
+    return not worker.broker.spool.state.engaged
 
 
 async def test_two_hosts_that_replay_at_once_store_everything_once(

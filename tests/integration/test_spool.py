@@ -33,7 +33,7 @@ def worker_of(api: Api) -> Worker:
 
 async def drained(api: Api) -> None:
     """Until nothing waits in the spool any more, and pushes go straight to PostgreSQL again."""
-    await until(lambda: not worker_of(api).broker.spool.board.engaged)
+    await until(lambda: not worker_of(api).broker.spool.state.engaged)
 
 
 async def switch(api: Api, enabled: bool, path: str = "") -> dict[str, Any]:
