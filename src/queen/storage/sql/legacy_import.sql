@@ -14,7 +14,10 @@ SELECT column_name FROM information_schema.columns WHERE table_schema = 'queen' 
 SELECT least(
     clock_timestamp(),
     coalesce(
-        (SELECT min(xact_start) FROM pg_stat_activity WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid()),
+        (
+            SELECT min(xact_start) FROM pg_stat_activity
+            WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid() AND datname = current_database()
+        ),
         clock_timestamp()
     )
 ) AS at;
