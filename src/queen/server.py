@@ -98,6 +98,7 @@ if TYPE_CHECKING:
 
     from queen.broker.sharding.sharded_broker import ShardedBroker
     from queen.http.tracing import Tracing
+    from queen.proxy.inside import ServerLogin
 
 _GRACE_SECONDS = 8.0
 _LAST_SPANS_SECONDS = 1.5
@@ -154,6 +155,10 @@ class Worker:
             open_connections=self.shell.open_connections,
         )
         router.fallback = Dashboard()
+        self._login = _login(settings, settings.database_dsns[0]) if settings.queen_login else None
+        if self._login is not None:
+            router.fallback = self._login.before(router.fallback)
+            self.guard.identify_session = self._login.identify
         host_cache = HostViewCache(runtime_dir) if settings.num_workers > 1 else None
         shards = [self._shard(broker, some) for broker, some in zip(self.brokers, standings, strict=True)]
         shard_router = self._sharded.router if self._sharded is not None else None
@@ -191,6 +196,8 @@ class Worker:
             await self._sharded.start()
         self.recorder.start()
         self.guard.start()
+        if self._login is not None:
+            await self._login.start()
         server = await self.shell.serve(
             self.settings.listen_host, self.port, reuse_port=True, tls=self.tls.context if self.tls else None
         )
@@ -209,6 +216,8 @@ class Worker:
         await asyncio.sleep(self.settings.shutdown_delay_ms / 1000)
         await asyncio.gather(self.consumers.shutdown(), self.shell.shutdown(_GRACE_SECONDS))
         await self.guard.stop()
+        if self._login is not None:
+            await self._login.stop()
         if self.tls is not None:
             await self.tls.stop()
         await self.recorder.stop()
@@ -610,6 +619,13 @@ def _sharded(settings: Settings, brokers: Sequence[Broker]) -> ShardedBroker | N
     from queen.broker.sharding.sharded_broker import ShardedBroker
 
     return ShardedBroker(settings, brokers)
+
+
+def _login(settings: Settings, dsn: str) -> ServerLogin:
+    # Loaded where people log in, and not in every worker.
+    from queen.proxy.inside import ServerLogin
+
+    return ServerLogin(settings, dsn)
 
 
 def _limits(settings: Settings) -> Limits:

@@ -303,7 +303,8 @@ def test_what_an_open_transaction_may_still_store_is_left_for_the_next_run(
                 (row,) = (await asyncio.to_thread(no_server, *take)).json
                 assert row["new"] == 1
                 await slow.execute(
-                    "INSERT INTO queen.messages (id, partition_id, transaction_id, payload) VALUES ($1, $2, 't-2', '2')",
+                    "INSERT INTO queen.messages (id, partition_id, transaction_id, payload)"
+                    " VALUES ($1, $2, 't-2', '2')",
                     uuid.uuid4(),
                     partition,
                 )

@@ -46,7 +46,7 @@ async def test_a_person_logs_in_and_out(site: Site, browser: Browser) -> None:
     await page.fill("input[name=username]", "alice")
     await page.fill("input[name=password]", "wrong")
     await page.click("button")
-    await page.wait_for_function("document.getElementById('error').textContent == 'Invalid credentials'")
+    await page.wait_for_selector("text=Invalid credentials")
     await page.fill("input[name=password]", PASSWORD)
     await page.click("button")
     await page.wait_for_url(f"{site.url}/docs")

@@ -85,6 +85,7 @@ class Proxy:
             raise DatabaseUnavailable(f"cannot connect to PostgreSQL: {error or type(error).__name__}") from error
         self._users = UserStore(pool)
         await self._users.prepare()
+        await self._users.forget_sessions()
         self.login = Login(self.settings, self._users)
         self.login.start()
         self._upstream = aiohttp.ClientSession(

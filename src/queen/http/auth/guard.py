@@ -18,6 +18,7 @@ from queen.http.server.message import Access, Headers, Request, Response, Route,
 from queen.http.server.tls import ServerTls
 from queen.settings import Settings
 
+IdentifySession = Callable[[Request], Awaitable[Principal | Response | None]]
 Refusal = Response | None | Awaitable[Response | None]
 
 _CHALLENGE: Final = b'Bearer realm="queen"'
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 def check_security(settings: Settings) -> None:
     """Raises `SettingsError` where settings ask for security that they do not give; warns where they ask for none."""
+    if settings.queen_login and not settings.jwt_secret:
+        raise SettingsError("QUEEN_LOGIN is true, but JWT_SECRET is not set: sessions are signed with it")
     if settings.jwt_enabled:
         TokenVerifier.from_settings(settings)
     server_tls(settings)
@@ -93,6 +96,8 @@ class Guard:
         self._skipped = frozenset(skip_paths)
         self._skipped_below = tuple(path for path in skip_paths if path.endswith("/") and len(path) > 1)
         self._certificate_principal = certificate_principal
+        self.identify_session: IdentifySession | None = None
+        """Whose session a cookie is, where people log in at the server itself."""
         self.refused: Counter[str] = Counter()
         """How many requests were refused, by reason."""
 
@@ -100,7 +105,7 @@ class Guard:
     def from_settings(cls, settings: Settings, lookup: QueueLookup, browsers: BrowserRules) -> Guard:
         """Raises `SettingsError` where the settings ask for security that they do not give."""
         return cls(
-            TokenVerifier.from_settings(settings) if settings.jwt_enabled else None,
+            TokenVerifier.from_settings(settings) if settings.jwt_enabled or settings.queen_login else None,
             lookup,
             browsers,
             guarded=settings.is_guarded,
@@ -145,6 +150,8 @@ class Guard:
         token = bearer_token(request)
         if token is None:
             principal = self._certificate_principal(request)
+            if principal is None and self.identify_session is not None and b"cookie" in headers:
+                return self._check_session(request, route, self.identify_session)
             if principal is None:
                 return self._refuse(request, 401, "missing", "Authentication required")
             return self._admit(request, route, principal)
@@ -159,6 +166,16 @@ class Guard:
         except TokenRefused as refused:
             return self._refuse_token(request, refused)
         return self._admit(request, route, principal)
+
+    async def _check_session(self, request: Request, route: Route, identify: IdentifySession) -> Response | None:
+        found = await identify(request)
+        if isinstance(found, Response):
+            self.refused["browser"] += 1
+            return found
+        if found is None:
+            return self._refuse(request, 401, "missing", "Authentication required")
+        admitted = self._admit(request, route, found)
+        return admitted if admitted is None or isinstance(admitted, Response) else await admitted
 
     async def _verify_with_new_keys(
         self, request: Request, route: Route, token: bytes, unknown: KeyUnknown

@@ -1,0 +1,187 @@
+"""Attacks on a server, each with what it does to its memory and to an honest client beside it.
+
+    python -m bench.abuse [--seconds 5] [--memory 256] [--workers 2] [--only unread,chunks]
+
+An honest client pushes one message at a time, over one connection, all the while. What counts: that memory stays
+within bounds (`QUEEN_MEMORY_MB` beside what the server takes when it rests) and that the honest client is served.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from typing import cast
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from bench.processes import Usage
+from bench.target import Target, fresh_server
+from queen.bus.packets import Heartbeat, PacketSigner, PacketWriter
+
+Attack = Callable[["Attacker"], Awaitable[None]]
+_HEAD = b"POST /api/v1/push HTTP/1.1\r\nHost: localhost\r\n"
+
+
+class Attacker:
+    """Opens connections, and closes them all afterwards."""
+
+    def __init__(self, url: str) -> None:
+        place = urlsplit(url)
+        self.url = url
+        self._host, self._port = str(place.hostname), place.port
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(self._host, self._port)
+        self._writers.append(writer)
+        return reader, writer
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+
+async def unfinished(attacker: Attacker) -> None:
+    """Bodies of 60 MB that never come to their end."""
+    for _ in range(20):
+        _, writer = await attacker.connect()
+        writer.write(_HEAD + b"Content-Length: 62914560\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(59):
+                writer.write(b"x" * (1 << 20))
+                await writer.drain()
+    await asyncio.Event().wait()
+
+
+async def chunks(attacker: Attacker) -> None:
+    """A body of 60 MB in chunks of two bytes."""
+    _, writer = await attacker.connect()
+    writer.write(_HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+    piece = b"2\r\nxx\r\n" * 10_000
+    with contextlib.suppress(ConnectionError):
+        for _ in range(3000):
+            writer.write(piece)
+            await writer.drain()
+    await asyncio.Event().wait()
+
+
+async def unread(attacker: Attacker) -> None:
+    """Large answers that are asked for and never read."""
+    async with aiohttp.ClientSession() as session:
+        for _ in range(20):
+            items = [{"queue": "large", "payload": "x" * 100_000}] * 20
+            async with session.post(f"{attacker.url}/api/v1/push", json={"items": items}) as answer:
+                await answer.read()
+    while True:
+        with contextlib.suppress(ConnectionError):
+            _, writer = await attacker.connect()
+            cast(asyncio.Transport, writer.transport).pause_reading()
+            writer.write(b"GET /api/v1/messages?queue=large&limit=400 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await asyncio.sleep(0.05)
+
+
+async def pipelined(attacker: Attacker) -> None:
+    """As many requests as go, without waiting for answers."""
+    reader, writer = await attacker.connect()
+
+    async def discard() -> None:
+        while await reader.read(1 << 20):
+            pass
+
+    reading = asyncio.ensure_future(discard())
+    try:
+        while True:
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10_000)
+            await writer.drain()
+    finally:
+        reading.cancel()
+
+
+async def forged(attacker: Attacker) -> None:
+    """Signs of life of hosts that do not exist."""
+    async with aiohttp.ClientSession() as session:
+        boot = 0
+        while True:
+            boot += 1
+            packet = PacketWriter(boot, PacketSigner(())).heartbeat(Heartbeat(f"host-{boot}:1", "here"))
+            async with session.post(f"{attacker.url}/internal/api/events", data=packet) as answer:
+                await answer.read()
+
+
+async def connections(attacker: Attacker) -> None:
+    """Connections that ask nothing."""
+    for _ in range(5000):
+        with contextlib.suppress(OSError):
+            await attacker.connect()
+    await asyncio.Event().wait()
+
+
+ATTACKS: dict[str, Attack] = {
+    attack.__name__: attack for attack in (unfinished, chunks, unread, pipelined, forged, connections)
+}
+
+
+async def honest(url: str, seconds: float) -> tuple[list[float], int]:
+    """Latencies of pushes in milliseconds, and how many were not answered 201."""
+    body = {"items": [{"queue": "honest", "payload": {"n": 1}}]}
+    took: list[float] = []
+    failed = 0
+    until = time.perf_counter() + seconds
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
+        while (began := time.perf_counter()) < until:
+            try:
+                async with session.post(f"{url}/api/v1/push", json=body) as answer:
+                    await answer.read()
+                    failed += answer.status != 201
+            except (aiohttp.ClientError, TimeoutError):
+                failed += 1
+            took.append((time.perf_counter() - began) * 1000)
+    return took, failed
+
+
+async def measure(target: Target, attack: Attack | None, seconds: float) -> tuple[list[float], int, int]:
+    """The honest client's latencies and failures, and the most memory of the server meanwhile, in MB."""
+    url = f"http://{target.host}:{target.port}"
+    usage, attacker = Usage(target.watched), Attacker(url)
+    tasks = [asyncio.ensure_future(usage.watch_memory())]
+    if attack is not None:
+        tasks.append(asyncio.ensure_future(attack(attacker)))
+    try:
+        took, failed = await honest(url, seconds)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        attacker.close()
+    return took, failed, usage.peak_memory_bytes >> 20
+
+
+async def run(options: argparse.Namespace) -> None:
+    settings = {"QUEEN_MEMORY_MB": str(options.memory), "HOST": "127.0.0.1"}
+    names = options.only.split(",") if options.only else list(ATTACKS)
+    print(f"{'attack':12} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8} {'pushes':>7} {'failed':>7} {'memory MB':>10}")
+    for name in ("(none)", *names):
+        async with fresh_server(options.workers, settings) as target:
+            took, failed, memory = await measure(target, ATTACKS.get(name), options.seconds)
+        p99 = statistics.quantiles(took, n=100)[98] if len(took) > 1 else took[0]
+        print(
+            f"{name:12} {statistics.median(took):8.2f} {p99:8.2f} {max(took):8.2f} {len(took):7} {failed:7} {memory:10}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--memory", type=int, default=256, help="QUEEN_MEMORY_MB")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", default="", help=", ".join(ATTACKS))
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The login page inside a server: QUEEN_LOGIN=true, for installations without a proxy."""
+
+from __future__ import annotations
+
+from http.cookies import CookieError, SimpleCookie
+
+import asyncpg
+from yarl import URL
+
+from queen.errors import DatabaseUnavailable, SettingsError
+from queen.http.auth.principal import ROLES, Principal
+from queen.http.server.message import Handler, Request, Response
+from queen.proxy.login import COOKIE, Asked, Login, Reply
+from queen.proxy.settings import ProxySettings
+from queen.proxy.users import UserStore
+from queen.settings import Settings
+
+
+class ServerLogin:
+    """Serves the routes of logging in beside those of the server, and knows whose cookie a request carries."""
+
+    def __init__(self, settings: Settings, dsn: str) -> None:
+        if not settings.jwt_secret:
+            raise SettingsError("QUEEN_LOGIN is true, but JWT_SECRET is not set: sessions are signed with it")
+        self._secure = bool(settings.tls_cert)
+        self._dsn = dsn
+        self._settings = ProxySettings(
+            database_url=dsn, jwt_secret=settings.jwt_secret, secure_cookies=self._secure, queen_server_url="inside"
+        )
+        self._pool: asyncpg.Pool[asyncpg.Record]
+        self._login: Login
+
+    async def start(self) -> None:
+        self._pool = await asyncpg.create_pool(self._dsn, min_size=0, max_size=2, timeout=10)
+        self._login = Login(self._settings, UserStore(self._pool))
+
+    async def stop(self) -> None:
+        await self._pool.close()
+
+    def before(self, pages: Handler) -> Handler:
+        """The handler of paths that no route knows: those of logging in, and `pages` for those who have."""
+
+        async def serve(request: Request) -> Response:
+            asked = self._asked(request)
+            try:
+                if self._login.is_own(asked.path):
+                    return _response(await self._login.answer(asked))
+                if asked.wants_page and await self._login.identify(asked) is None:
+                    return _response(self._login.unauthenticated(asked))
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                raise DatabaseUnavailable(f"PostgreSQL is unavailable: {error or type(error).__name__}") from error
+            answer = pages(request)
+            return answer if isinstance(answer, Response) else await answer
+
+        return serve
+
+    async def identify(self, request: Request) -> Principal | Response | None:
+        """Whose session a request carries; a refusal where another site had it sent; None without one."""
+        if b"cookie" not in request.headers:
+            return None
+        asked = self._asked(request)
+        if COOKIE not in asked.cookies:
+            return None
+        try:
+            identity = await self._login.identify(asked)
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise DatabaseUnavailable(f"PostgreSQL is unavailable: {error or type(error).__name__}") from error
+        if identity is None:
+            return None
+        refused = self._login.refuse_forgery(asked, identity)
+        return _response(refused) if refused is not None else Principal(identity.username, ROLES[identity.role])
+
+    def _asked(self, request: Request) -> Asked:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.items()}
+        cookies: SimpleCookie = SimpleCookie()
+        try:
+            cookies.load(headers.get("cookie", ""))
+        except CookieError:
+            cookies.clear()
+        return Asked(
+            request.method,
+            URL(request.path, encoded=True).path,
+            request.query,
+            headers,
+            {name: morsel.value for name, morsel in cookies.items()},
+            request.peer,
+            self._secure,
+            request.body,
+        )
+
+
+def _response(reply: Reply) -> Response:
+    headers = [(name.encode(), value.encode("latin-1", "replace")) for name, value in reply.headers.items()]
+    headers += [(b"Set-Cookie", cookie.encode()) for cookie in reply.cookies]
+    return Response(reply.status, reply.body, reply.content_type.encode(), tuple(headers))
