@@ -1,6 +1,7 @@
 -- What administrators did.
 
 -- name: audit_write
+-- Store entries of the audit log.
 INSERT INTO queen.audit (actor, address, action, object, status, before, after)
 VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7::text::jsonb);
 

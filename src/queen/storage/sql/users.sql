@@ -5,24 +5,27 @@
 SELECT pg_advisory_xact_lock(hashtext('queen_proxy'));
 
 -- name: users_ping
+-- Whether the database of users answers.
 SELECT 1;
 
 -- name: user_by_name
+-- The user with a name.
 SELECT * FROM queen_proxy.users WHERE username = $1;
 
--- name: user_by_id
-SELECT * FROM queen_proxy.users WHERE id = $1;
-
 -- name: user_by_google
+-- The user with an account at Google.
 SELECT * FROM queen_proxy.users WHERE google_sub = $1;
 
 -- name: user_by_identity
+-- The user with an identity of an OpenID provider.
 SELECT * FROM queen_proxy.users WHERE oidc_identity = $1;
 
 -- name: user_by_email
+-- The user with an e-mail address.
 SELECT * FROM queen_proxy.users WHERE lower(email) = lower($1);
 
 -- name: all_users
+-- Every user.
 SELECT u.*, count(s.id) FILTER (WHERE s.revoked_at IS NULL AND (s.expires_at IS NULL OR s.expires_at > now())) AS sessions
 FROM queen_proxy.users u LEFT JOIN queen_proxy.sessions s ON s.user_id = u.id
 GROUP BY u.id ORDER BY u.username;
@@ -35,23 +38,29 @@ ON CONFLICT DO NOTHING
 RETURNING *;
 
 -- name: link_google
+-- Link an account at Google to a user.
 UPDATE queen_proxy.users SET google_sub = $2, updated_at = now() WHERE id = $1;
 
 -- name: link_identity
+-- Link an identity of an OpenID provider to a user.
 UPDATE queen_proxy.users SET oidc_identity = $2, updated_at = now() WHERE id = $1;
 
 -- name: set_password
+-- Set the hash of the password of a user.
 UPDATE queen_proxy.users
 SET password_hash = $2, failed_logins = 0, locked_until = NULL, updated_at = now()
 WHERE id = $1;
 
 -- name: set_role
+-- Set the role of a user.
 UPDATE queen_proxy.users SET role = $2, updated_at = now() WHERE id = $1;
 
 -- name: set_disabled
+-- Disable a user, or enable it again.
 UPDATE queen_proxy.users SET disabled = $2, updated_at = now() WHERE id = $1;
 
 -- name: delete_user
+-- Delete a user.
 DELETE FROM queen_proxy.users WHERE id = $1;
 
 -- name: login_failed
@@ -63,9 +72,11 @@ SET failed_logins = failed_logins + 1,
 WHERE id = $1;
 
 -- name: login_succeeded
+-- A login succeeded: the count of failures begins at 0 again.
 UPDATE queen_proxy.users SET failed_logins = 0, locked_until = NULL WHERE id = $1 AND failed_logins > 0;
 
 -- name: begin_session
+-- Store a session.
 INSERT INTO queen_proxy.sessions (user_id, token_jti, expires_at, address, description) VALUES ($1, $2, $3, $4, $5);
 
 -- name: live_session
@@ -75,12 +86,15 @@ FROM queen_proxy.sessions s JOIN queen_proxy.users u ON u.id = s.user_id
 WHERE s.token_jti = $1 AND s.revoked_at IS NULL AND (s.expires_at IS NULL OR s.expires_at > now()) AND NOT u.disabled;
 
 -- name: revoke_session
+-- Revoke one session.
 UPDATE queen_proxy.sessions SET revoked_at = now() WHERE token_jti = $1 AND revoked_at IS NULL;
 
 -- name: revoke_sessions
+-- Revoke sessions of a user.
 UPDATE queen_proxy.sessions SET revoked_at = now() WHERE user_id = $1 AND revoked_at IS NULL;
 
 -- name: sessions_of
+-- The sessions of a user.
 SELECT token_jti, created_at, expires_at, address, description
 FROM queen_proxy.sessions
 WHERE user_id = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
