@@ -299,7 +299,11 @@ async def test_messages_of_dense_partitions_are_counted_between_any_two_times(ap
         ("status/queues", {"namespace": "a\n"}, "Namespace must not contain control characters"),
         ("status/analytics", {"interval": "second"}, "interval must be one of day, hour, minute, not 'second'"),
         ("status/analytics", {"interval": "minute", "from": "2020-01-01", "to": "2021-01-01"}, "more than 10000"),
-        ("analytics/system-metrics", {"workerId": "x"}, "workerId must be a whole number from 0 up to 999999999, not 'x'"),
+        (
+            "analytics/system-metrics",
+            {"workerId": "x"},
+            "workerId must be a whole number from 0 up to 999999999, not 'x'",
+        ),
         ("analytics/worker-metrics", {"workerId": "-1"}, "workerId must be a whole number"),
         ("analytics/queue-ops", {"from": "x"}, "from must be an ISO-8601 time"),
         ("analytics/queue-lag", {"queue": "\x7f"}, "Queue must not contain control characters"),
