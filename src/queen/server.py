@@ -53,9 +53,7 @@ from queen.broker.transactions.stream_queries import StreamQueries
 from queen.broker.transactions.transactions import Transactions
 from queen.bus.peers import Peers, ShardPeers
 from queen.dashboard import Dashboard
-from queen.http.api.context import Api, MetricSource, Shard
 from queen.http.api.table import add_routes
-from queen.http.api.view_cache import HostViewCache
 from queen.http.auth.audit import Audit, is_audited
 from queen.http.auth.browser import BrowserRules
 from queen.http.auth.guard import Guard, server_tls
@@ -63,6 +61,8 @@ from queen.http.auth.ip_limit import IpLimit
 from queen.http.auth.lookup import BrokerLookup
 from queen.http.auth.metrics import access_families
 from queen.http.consume.consumers import Consumers
+from queen.http.routing.context import Api, MetricSource, Shard
+from queen.http.routing.view_cache import HostViewCache
 from queen.http.server.limits import Limits, raise_file_limit
 from queen.http.server.message import Access, Handler, Request, Response, Route
 from queen.http.server.observe import SlowLog, watched

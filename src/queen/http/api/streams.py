@@ -7,10 +7,10 @@ from typing import Any
 
 from queen.broker.transactions.stream_queries import HashMismatch
 from queen.errors import BadRequest
-from queen.http.api.call import Call, Reply
-from queen.http.api.context import Shard
-from queen.http.api.placement import Custom, Everywhere, Invoke, by_partition
-from queen.http.api.route import DATABASE, SEALED, RouteTable
+from queen.http.routing.call import Call, Reply
+from queen.http.routing.context import Shard
+from queen.http.routing.placement import Custom, Everywhere, Invoke, by_partition
+from queen.http.routing.route import DATABASE, SEALED, RouteTable
 from queen.http.server.message import Access
 from queen.wire.api.fields import Error
 from queen.wire.api.streams import RegisteredStream, StreamConflict, StreamCycleResult, StreamQuery, StreamState

@@ -13,9 +13,9 @@ import msgspec
 from queen.broker.topics.buffered import BUFFERED
 from queen.broker.topics.settle import NOT_LEASED, Nacked
 from queen.errors import NotFound, QueenError
-from queen.http.api.call import Call
-from queen.http.api.context import Api, Shard
-from queen.http.api.placement import (
+from queen.http.routing.call import Call
+from queen.http.routing.context import Api, Shard
+from queen.http.routing.placement import (
     Custom,
     Everywhere,
     Invoke,
@@ -24,7 +24,7 @@ from queen.http.api.placement import (
     first_answer,
     sorted_union,
 )
-from queen.http.api.route import DATABASE, FOUND, Media, RouteTable
+from queen.http.routing.route import DATABASE, FOUND, Media, RouteTable
 from queen.http.server.message import Access, Request, Response
 from queen.log.topics import TopicKey
 from queen.metrics.meter import clock
