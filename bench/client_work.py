@@ -60,7 +60,7 @@ async def produce(url: str, queue: str, count: int) -> None:
 
 
 class Clock:
-    """Time and CPU of this process since it was made."""
+    """Elapsed and CPU time of this process since creation."""
 
     def __init__(self) -> None:
         self._cpu = cpu_seconds()

@@ -62,7 +62,7 @@ class Round:
 
 
 def watch(url: str, dashboards: int, stop: Any, ready: Any, report: Any) -> None:
-    """The dashboards, in their own process; they report their CPU seconds and how long each path took."""
+    """The dashboards, in their own process; they report their CPU seconds and the latency of each path."""
 
     async def dashboard(number: int, took: dict[str, list[float]]) -> None:
         async with aiohttp.ClientSession() as session:
@@ -125,7 +125,7 @@ async def push(target: Target, generator: Generator, arguments: argparse.Namespa
 
 
 async def idle_cpu(target: Target, seconds: float) -> float:
-    """Cores that the server and PostgreSQL use while nobody pushes."""
+    """Cores used by the server and PostgreSQL while idle."""
     usage = Usage(target.watched)
     usage.start()
     await asyncio.sleep(seconds)
@@ -169,7 +169,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     shares = [there.rate / here.rate for here, there in zip(alone, looked_at, strict=True)]
     print(f"watched / alone: {statistics.median(shares):.3f} ({min(shares):.3f} - {max(shares):.3f})")
     print(f"the dashboards' own CPU: {statistics.median(own_cpu):.3f} cores of {os.cpu_count()}")
-    print(f"server and PostgreSQL when nobody pushes: {quiet:.3f} cores unwatched, {busy:.3f} watched")
+    print(f"idle server and PostgreSQL: {quiet:.3f} cores unwatched, {busy:.3f} watched")
     for path, times in took.items():
         times.sort()
         middle, high = times[len(times) // 2], times[int(len(times) * 0.99)]

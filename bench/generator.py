@@ -1,4 +1,4 @@
-"""The compiled load generator: built on demand, run, its answer read."""
+"""Builds and runs the load generator, and reads its output."""
 
 import asyncio
 import subprocess
@@ -73,7 +73,7 @@ class LoadResult(msgspec.Struct, frozen=True):
 
 
 class LoadError(Exception):
-    """The generator could not be built or run, or the server answered wrongly while it ran."""
+    """The generator could not be built or run, or the server sent unexpected responses."""
 
 
 def nothing() -> None:

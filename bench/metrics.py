@@ -1,4 +1,4 @@
-"""Numbers made from what the generator counted and what the processes used."""
+"""Metrics computed from the counters of the generator and of the processes."""
 
 from bench.generator import LoadResult, Second
 from bench.processes import Usage

@@ -1,4 +1,4 @@
-"""Two hosts on one PostgreSQL: how long after a push at one a pop parked at the other has the message.
+"""Two hosts on one PostgreSQL: latency from a push on one to a long poll on the other.
 
 `push` and `pop` are from the sending of the push to the answer of each; `after` is from one answer to the other.
 
@@ -34,7 +34,7 @@ def main() -> None:
     try:
         with EmbeddedPostgres(directory / "postgres") as postgres:
             columns = ("rounds", "push p50", "pop p50", "pop p99", "after p50", "after p99")
-            print(f"{'told by':10}" + "".join(f"{column:>11}" for column in columns) + "   ms")
+            print(f"{'notified':10}" + "".join(f"{column:>11}" for column in columns) + "   ms")
             for way in WAYS:
                 (directory / way).mkdir()
                 rounds = UNTOLD_ROUNDS if way == "neither" else arguments.rounds
@@ -47,7 +47,7 @@ async def measure(dsn: str, directory: Path, way: str, rounds: int, workers: int
     pushes: list[float] = []
     pops: list[float] = []
     async with two_hosts(dsn, directory, way, workers) as (here, there), aiohttp.ClientSession() as session:
-        # The first round makes the queue; hosts have found each other when it is over.
+        # The first round creates the queue; afterwards the hosts know each other.
         for number in range(rounds + 20):
             pushed, popped = await one_round(session, here, there, way)
             if number >= 20 or (way == "neither" and number >= 2):
@@ -67,13 +67,13 @@ async def measure(dsn: str, directory: Path, way: str, rounds: int, workers: int
 
 
 async def one_round(session: aiohttp.ClientSession, here: str, there: str, queue: str) -> tuple[float, float]:
-    """Seconds from sending the push to its answer, and to the answer of the pop."""
+    """Seconds from sending the push to its response, and to the response of the pop."""
     query = {"wait": "true", "timeout": str(TIMEOUT_MS), "autoAck": "true"}
 
     async def pop() -> float:
         async with session.get(f"{there}/api/v1/pop/queue/{queue}", params=query) as answer:
             if answer.status != 200:
-                raise RuntimeError(f"the pop was answered {answer.status}: {await answer.text()}")
+                raise RuntimeError(f"pop failed with status {answer.status}: {await answer.text()}")
             return time.perf_counter()
 
     waiting = asyncio.create_task(pop())
@@ -81,7 +81,7 @@ async def one_round(session: aiohttp.ClientSession, here: str, there: str, queue
     began = time.perf_counter()
     async with session.post(f"{here}/api/v1/push", json={"items": [{"queue": queue, "payload": 1}]}) as answer:
         if answer.status != 201:
-            raise RuntimeError(f"the push was answered {answer.status}: {await answer.text()}")
+            raise RuntimeError(f"push failed with status {answer.status}: {await answer.text()}")
     pushed = time.perf_counter() - began
     return pushed, await waiting - began
 

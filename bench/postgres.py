@@ -81,7 +81,7 @@ async def read_settings(database: Database) -> dict[str, str]:
 
 
 def not_durable(settings: dict[str, str]) -> list[str]:
-    """Settings under which a commit is answered before it is on disk."""
+    """Settings with which a commit returns before it is durable."""
     wanted = {"fsync": ("on",), "synchronous_commit": ("on", "local", "remote_apply", "remote_write")}
     return [f"{name}={settings.get(name)}" for name, values in wanted.items() if settings.get(name) not in values]
 

@@ -114,7 +114,7 @@ def descendants(processes: dict[int, Process], root: int | None) -> set[int]:
 
 
 def memory_bytes(pid: int) -> int:
-    """Proportional set size where the kernel tells it, else the resident set size; 0 for an ended process."""
+    """Proportional set size if the kernel provides it, else the resident set size; 0 for an ended process."""
     with contextlib.suppress(OSError):
         for line in (PROC / str(pid) / "smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

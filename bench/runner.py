@@ -172,7 +172,7 @@ class Session:
         return await wal_fsyncs(self._target.database)
 
     async def _judge_single_push(self, measurement: Measurement, result: LoadResult, fsyncs_before: int | None) -> None:
-        """A push on one connection has nobody to share a flush with: each must have had one of its own."""
+        """Pushes on one connection cannot share WAL flushes: there must be one flush per push."""
         if self._commit_ms:
             measurement.metrics["commits"] = result.push_ms.p50 / self._commit_ms
         if fsyncs_before is None or self._target.database is None:

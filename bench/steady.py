@@ -82,7 +82,7 @@ async def run(seconds: int, rate: int, partitions: int, hold: bool, workers: int
             length = min(SLICE_SECONDS, seconds - start)
             result = await generator.run("mixed", load | {"seconds": length})
             if result.errors.total:
-                raise SystemExit(f"the server answered wrongly: {result.errors.first}")
+                raise SystemExit(f"unexpected response: {result.errors.first}")
             stored += result.total_pushed
             sizes, dead = await look(target.database)
             sample = Sample(

@@ -75,7 +75,7 @@ async def sharded_server(workers: int, shards: int, settings: dict[str, str]) ->
 
 @asynccontextmanager
 async def running_server(url: str, dsn: str | None, pid: int | None) -> AsyncIterator[Target]:
-    """A server that somebody else started; without its DSN and process id some columns stay empty."""
+    """A server that is already running; without its DSN and process id some columns stay empty."""
     parts = urlsplit(url if "//" in url else f"//{url}")
     if not parts.hostname:
         raise ServerError(f"--against {url!r} names no host: expected something like http://127.0.0.1:6632")
@@ -121,7 +121,7 @@ async def until_healthy(host: str, port: int, process: subprocess.Popen[bytes] |
     while not await asyncio.to_thread(is_healthy, host, port):
         ended = process is not None and process.poll() is not None
         if ended or time.monotonic() > deadline:
-            what = f"ended with code {process.returncode}" if process and ended else "does not answer /health"
+            what = f"exited with code {process.returncode}" if process and ended else "does not respond to /health"
             raise ServerError(f"the server at {host}:{port} {what}\n{last_lines(log)}")
         await asyncio.sleep(0.1)
 

@@ -40,7 +40,7 @@ class Tenant:
         self._body = msgspec.json.encode([{"namespace": namespace, "topic": "t", "data": PAYLOAD}] * batch)
 
     async def step(self, took: Callable[[str, float], None]) -> None:
-        """One round of all three; `took` is told how long each lasted."""
+        """One round of all three; durations are added to `took`."""
         began = time.perf_counter()
         async with self._session.post(f"{self._url}/enqueue", data=self._body) as answer:
             await answer.read()

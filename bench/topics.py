@@ -73,7 +73,7 @@ class Load:
         """How long dequeues took, in seconds."""
         self._decode = msgspec.json.Decoder(list[Ref]).decode
         self.refused = 0
-        """Requests that were sent away because the buffer was full."""
+        """Requests rejected because the buffer was full."""
 
     async def rate(self, step: Callable[[int], Awaitable[int]]) -> Rate:
         """How fast it is; `step` does one round trip for the topic of this number, and says how many it moved."""
@@ -133,7 +133,7 @@ class Load:
             answer.raise_for_status()
 
     async def drained(self) -> None:
-        """Until all that was answered is in PostgreSQL. Asking costs more than many an item: not too often."""
+        """Wait until all accepted items are in PostgreSQL; polls rarely, because the query is expensive."""
         while True:
             async with self._session.get(f"{self._url.removesuffix('/api/v1/topics')}/metrics/prometheus") as answer:
                 if "queen_topic_buffer_items 0.0" in await answer.text():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
@@ -39,11 +40,20 @@ async def age(connection: Connection, seconds: float, *names: str) -> None:
         await connection.execute(statement, seconds, [row["id"] for row in ids])
 
 
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 10.0) -> None:
-    """Wait for what can only be asked for, at most so long."""
-    deadline = asyncio.get_running_loop().time() + seconds
-    while asyncio.get_running_loop().time() < deadline:
-        if await condition():
-            return
-        await asyncio.sleep(0.02)
-    raise TimeoutError(f"still not so after {seconds} s")
+async def until(condition: Callable[[], object | Awaitable[object]], seconds: float = 45.0) -> None:
+    """Poll until the condition, a function or a coroutine function, is true; raises TimeoutError."""
+    async with asyncio.timeout(seconds):
+        while True:
+            result = condition()
+            if await result if isinstance(result, Awaitable) else result:
+                return
+            await asyncio.sleep(0.01)
+
+
+def block_until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+    """`until` for threads without an event loop."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not so after {seconds:.0f} s")
+        time.sleep(0.05)

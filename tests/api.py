@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,3 +109,8 @@ class Api:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+def payloads(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The payloads of messages, in order."""
+    return [message["data"] for message in messages]

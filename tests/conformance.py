@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from queen.http.api.document import refusals
-from queen.http.api.route import Media, Operation
+from queen.http.routing.document import refusals
+from queen.http.routing.route import Media, Operation
 from queen.http.server.router import Router
 from queen.wire.api.fields import Error
 

@@ -79,10 +79,6 @@ def acknowledgments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: message[key] for key in ("transactionId", "partitionId", "leaseId")} for message in messages]
 
 
-def payloads(messages: Sequence[dict[str, Any]]) -> list[Any]:
-    return [message["data"] for message in messages]
-
-
 @asynccontextmanager
 async def consuming(api: Api | str, **options: Any) -> AsyncIterator[Consumer]:
     """A connection to a server; `options` are those of aiohttp."""

@@ -17,6 +17,8 @@ TOGETHER: Final = {
     "tests/pipelines/": "spark",
     # One server on one copy of the old data.
     "tests/compat/": "compat",
+    # All pages are walked on one server.
+    "tests/docs/": "docs",
     # One server and one Prometheus.
     "tests/deploy/test_prometheus.py": "prometheus",
     # One server and one browser.

@@ -53,9 +53,7 @@ from queen.broker.transactions.stream_queries import StreamQueries
 from queen.broker.transactions.transactions import Transactions
 from queen.bus.peers import Peers, ShardPeers
 from queen.dashboard import Dashboard
-from queen.http.api.context import Api, MetricSource, Shard
 from queen.http.api.table import add_routes
-from queen.http.api.view_cache import HostViewCache
 from queen.http.auth.audit import Audit, is_audited
 from queen.http.auth.browser import BrowserRules
 from queen.http.auth.guard import Guard, server_tls
@@ -63,6 +61,8 @@ from queen.http.auth.ip_limit import IpLimit
 from queen.http.auth.lookup import BrokerLookup
 from queen.http.auth.metrics import access_families
 from queen.http.consume.consumers import Consumers
+from queen.http.routing.context import Api, MetricSource, Shard
+from queen.http.routing.view_cache import HostViewCache
 from queen.http.server.limits import Limits, raise_file_limit
 from queen.http.server.message import Access, Handler, Request, Response, Route
 from queen.http.server.observe import SlowLog, watched
@@ -208,7 +208,7 @@ class Worker:
         for broker in self.brokers:
             self.shell.shutting_down.append(broker.popper.release_parked)
             self.shell.shutting_down.append(broker.topics.dequeuer.release_parked)
-            self.shell.shutting_down.append(broker.topics.many.release_parked)
+            self.shell.shutting_down.append(broker.topics.multi_dequeuer.release_parked)
 
     async def stop(self) -> None:
         self.api.stopping = True
@@ -324,13 +324,13 @@ def make_broker(
         base.ids,
         pop.popper.leases_ended,
         meter,
-        topics.steps,
+        topics.transaction_ops,
     )
     stages = Stages(
         base.database,
         base.envelope,
         base.ids,
-        topics.steps,
+        topics.transaction_ops,
         push.announcer.published,
         dedup_window=settings.dedup_window_seconds,
         seen=_dedup_filter(settings),
@@ -350,7 +350,7 @@ def make_broker(
     )
     heartbeat = _heartbeat(base, push, pop)
     _subscribe(base, push, pop, topics, jobs, heartbeat)
-    base.changes.on_unnotified_writes(pop.popper.poll, topics.dequeuer.wake_all, topics.many.wake_all)
+    base.changes.on_unnotified_writes(pop.popper.poll, topics.dequeuer.wake_all, topics.multi_dequeuer.wake_all)
     return Broker(
         settings=settings,
         worker_id=worker_id,
@@ -569,7 +569,7 @@ def _heartbeat(base: _Base, push: _Push, pop: _Pop) -> DatabaseHeartbeat:
         base.database,
         base.modes,
         grace=base.settings.db_away_ms / 1000,
-        on_down=lambda: push.spool.board.set_trouble(True),
+        on_down=lambda: push.spool.state.set_trouble(True),
         on_modes=modes_changed,
     )
 

@@ -1,4 +1,4 @@
-"""The kinds of value a setting can have: how its text is read, written and explained."""
+"""Types of setting values: parsing, formatting, and the description of valid values."""
 
 import dataclasses
 import re
@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
-    """How the text of a variable becomes a value and back.
+    """A type of value: how it is parsed and formatted.
 
-    `parse` raises ValueError for a text that is not what `expected` says.
+    `parse` raises ValueError for a text that does not match `expected`.
     """
 
     name: str
@@ -23,10 +23,10 @@ class Kind:
 
 
 def whole(low: int, high: int) -> Kind:
-    """A whole number in a range, both ends included."""
+    """An integer in a range, inclusive."""
 
     def parse(text: str) -> int:
-        # int() alone would also take "1_000" and digits of other scripts.
+        # int() would also accept "1_000" and digits of other scripts.
         if not (text.isascii() and text.removeprefix("-").isdigit()):
             raise ValueError
         number = int(text)
@@ -34,19 +34,19 @@ def whole(low: int, high: int) -> Kind:
             raise ValueError
         return number
 
-    return Kind("whole number", f"a whole number from {low} to {high}", parse)
+    return Kind("integer", f"an integer from {low} to {high}", parse)
 
 
 def choice(*options: str) -> Kind:
-    """One of a few words; the empty word may be one of them."""
+    """One of several values; an empty one may be among them."""
 
     def parse(text: str) -> str:
         if text not in options:
             raise ValueError
         return text
 
-    words = ", ".join(option or "(empty)" for option in options)
-    return Kind(words, f"one of {words}", parse)
+    values = ", ".join(option or "(empty)" for option in options)
+    return Kind(values, f"one of {values}", parse)
 
 
 def _parse_flag(text: str) -> bool:
@@ -57,7 +57,7 @@ def _parse_flag(text: str) -> bool:
 
 
 def _parse_database_urls(text: str) -> tuple[str, ...]:
-    # One URL may itself name several hosts with commas, so only a comma before the next URL separates.
+    # A URL may contain several hosts separated by commas: split only before the next URL.
     urls = tuple(url.strip() for url in re.split(r",(?=\s*postgres(?:ql)?://)", text))
     if not all(url.startswith(("postgresql://", "postgres://")) for url in urls):
         raise ValueError
@@ -66,7 +66,7 @@ def _parse_database_urls(text: str) -> tuple[str, ...]:
 
 def _parse_keys(text: str) -> tuple[str, ...]:
     keys = tuple(key.strip() for key in text.split(","))
-    # The length of the text counts too: fromhex() skips spaces.
+    # Also check the length of the text: fromhex() ignores spaces.
     if any(len(key) != 64 or len(bytes.fromhex(key)) != 32 for key in keys):
         raise ValueError
     return keys
@@ -174,39 +174,39 @@ def _parse_path(text: str) -> Path:
 TEXT = Kind("text", "text", str)
 FLAG = Kind(
     "true, false",
-    "true, 1, false, 0 or nothing",
+    "true, 1, false, 0 or empty",
     _parse_flag,
     format=lambda value: "true" if value else "false",
     empty_is_unset=False,
 )
 PATH = Kind("path", "a path", _parse_path)
 DATABASE_URLS = Kind(
-    "URLs, by comma",
-    "URLs that begin with postgresql://, separated by commas",
+    "URLs, comma-separated",
+    "postgresql:// URLs, separated by commas",
     _parse_database_urls,
     format=",".join,
 )
 KEYS = Kind(
-    "keys, by comma",
+    "keys, comma-separated",
     "keys of 64 hexadecimal digits, separated by commas",
     _parse_keys,
     format=",".join,
 )
 ORIGINS = Kind(
-    "origins, by comma",
+    "origins, comma-separated",
     "origins such as https://app.example.com, separated by commas, or *",
     _parse_origins,
     format=",".join,
 )
 PEERS = Kind(
-    "hosts, by comma",
+    "hosts, comma-separated",
     "hosts as name, name:port, [ipv6]:port, separated by commas",
     _parse_peers,
     format=",".join,
 )
 URLS = Kind(
-    "URLs, by comma",
-    "URLs that begin with http:// or https://, separated by commas",
+    "URLs, comma-separated",
+    "http:// or https:// URLs, separated by commas",
     _parse_urls,
     format=",".join,
 )
@@ -219,18 +219,18 @@ ROLES = Kind(
     format=lambda roles: ",".join(f"{name}:{role}" for name, role in roles),
 )
 QUOTAS = Kind(
-    "namespace:number, by comma",
-    "namespaces, each with a number of items per minute, such as default:10000,payments:5000",
+    "namespace:number, comma-separated",
+    "namespaces with a number of items per minute, such as default:10000,payments:5000",
     _parse_quotas,
     format=lambda quotas: ",".join(f"{namespace}:{number}" for namespace, number in quotas),
 )
 MODES = Kind(
-    "namespace:mode, by comma",
-    "namespaces, each with sync or buffered, such as payments:buffered",
+    "namespace:mode, comma-separated",
+    "namespaces with sync or buffered, such as payments:buffered",
     _parse_modes,
     format=lambda modes: ",".join(f"{namespace}:{mode}" for namespace, mode in modes),
 )
 SECONDS = Kind("duration", "a number of seconds, or hours, minutes and seconds such as 24h or 1h30m", _parse_seconds)
-# 2^31 - 1 is the most that PostgreSQL takes for a timeout.
+# 2^31 - 1 is the maximum of PostgreSQL's timeouts.
 DURATION_MS = whole(0, 2**31 - 1)
 INTERVAL_MS = whole(1, 2**31 - 1)

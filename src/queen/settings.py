@@ -1,7 +1,7 @@
 """All settings of the server, read once from the environment.
 
 A setting is one field of `Settings`. Its variable is the field's name in upper case; `Declared` gives the
-kind of value, the meaning and the unit. The table in docs/settings.md is made from these declarations.
+kind of value, the meaning and the unit. The table in docs/settings.md is generated from these declarations.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ TlsClientAuth = Literal["off", "optional", "required"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Declared:
-    """What a setting says of itself. `default_text` is for a default that depends on the machine."""
+    """The declaration of a setting. `default_text` describes a default that depends on the machine."""
 
     kind: Kind
     meaning: str
@@ -57,7 +57,7 @@ class Declared:
 
 
 def usable_cores() -> int:
-    """The cores this process may use: its CPU affinity, and the quota of its container if there is one."""
+    """The cores available to this process, by CPU affinity and cgroup quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -78,7 +78,7 @@ def _default_data_dir() -> Path:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Settings:
-    """Everything that can be set. Make one with `Settings.from_env(os.environ)`."""
+    """The settings of a server, read by `Settings.from_env(os.environ)`."""
 
     port: Annotated[int, Declared(whole(1, 65535), "TCP port of the HTTP server.")] = 6632
     host: Annotated[
@@ -93,8 +93,8 @@ class Settings:
         int,
         Declared(
             whole(1, 256),
-            "Worker processes that share the port.",
-            default_text="the usable cores, at most 8",
+            "Number of worker processes.",
+            default_text="the available cores, at most 8",
         ),
     ] = dataclasses.field(default_factory=_default_num_workers)
 
@@ -102,29 +102,29 @@ class Settings:
         int,
         Declared(
             DURATION_MS,
-            "How long `/readyz` says 503 before a server that is to stop takes no more connections.",
+            "On shutdown, how long `/readyz` returns 503 before the server stops accepting connections.",
             "ms",
         ),
     ] = 0
 
     pg_host: Annotated[
         str,
-        Declared(TEXT, "Host of your PostgreSQL, or the directory of its socket; unset: the embedded one."),
+        Declared(TEXT, "Host of PostgreSQL, or the directory of its Unix socket; unset: the embedded PostgreSQL."),
     ] = ""
-    pg_port: Annotated[int, Declared(whole(1, 65535), "Port of your PostgreSQL.")] = 5432
-    pg_user: Annotated[str, Declared(TEXT, "User to connect as.")] = "postgres"
-    pg_password: Annotated[str, Declared(TEXT, "Password to connect with.", secret=True)] = ""
-    pg_db: Annotated[str, Declared(TEXT, "Database that holds the queues.")] = "postgres"
+    pg_port: Annotated[int, Declared(whole(1, 65535), "Port of PostgreSQL.")] = 5432
+    pg_user: Annotated[str, Declared(TEXT, "PostgreSQL user.")] = "postgres"
+    pg_password: Annotated[str, Declared(TEXT, "PostgreSQL password.", secret=True)] = ""
+    pg_db: Annotated[str, Declared(TEXT, "Name of the PostgreSQL database.")] = "postgres"
     pg_use_ssl: Annotated[bool, Declared(FLAG, "Connect to `PG_HOST` over TLS.")] = False
     pg_ssl_reject_unauthorized: Annotated[
         bool,
-        Declared(FLAG, "With TLS, refuse a PostgreSQL whose certificate or host name cannot be verified."),
+        Declared(FLAG, "With TLS, reject a server whose certificate or host name cannot be verified."),
     ] = True
     database_urls: Annotated[
         tuple[str, ...],
         Declared(
             DATABASE_URLS,
-            "Databases as URLs, instead of the `PG_` variables: one, or one per shard in the order of their numbers.",
+            "Database URLs, instead of the `PG_` variables: one, or one per shard, in the order of the shard numbers.",
             secret=True,
         ),
     ] = ()
@@ -132,88 +132,80 @@ class Settings:
         Path,
         Declared(
             PATH,
-            "Directory of all that is kept on this machine, the embedded PostgreSQL among it.",
+            "Data directory: spool, embedded PostgreSQL, and other local files.",
             default_text="the user's data directory (on Linux `~/.local/share/queen`)",
         ),
     ] = dataclasses.field(default_factory=_default_data_dir)
-    db_pool_size: Annotated[int, Declared(whole(1, 1000), "Connections to PostgreSQL that each worker may open.")] = 10
-    db_connection_timeout: Annotated[
-        int, Declared(INTERVAL_MS, "How long opening a connection to PostgreSQL may take.", "ms")
-    ] = 2000
+    db_pool_size: Annotated[int, Declared(whole(1, 1000), "Maximum number of PostgreSQL connections per worker.")] = 10
+    db_connection_timeout: Annotated[int, Declared(INTERVAL_MS, "Timeout for connecting to PostgreSQL.", "ms")] = 2000
     db_away_ms: Annotated[
         int,
         Declared(
             INTERVAL_MS,
-            "A PostgreSQL that answers nothing at all for this long is taken to be away: pushes go to the spool, "
-            "other requests are answered 503.",
+            "PostgreSQL is considered unavailable when it does not respond for this long: pushes go to the spool, "
+            "other requests get 503.",
             "ms",
         ),
     ] = 1500
-    db_statement_timeout: Annotated[
-        int, Declared(DURATION_MS, "How long one statement may run; 0 means no limit.", "ms")
-    ] = 30000
-    db_lock_timeout: Annotated[
-        int, Declared(DURATION_MS, "How long a statement may wait for a lock; 0 means no limit.", "ms")
-    ] = 10000
+    db_statement_timeout: Annotated[int, Declared(DURATION_MS, "Statement timeout of PostgreSQL; 0: none.", "ms")] = (
+        30000
+    )
+    db_lock_timeout: Annotated[int, Declared(DURATION_MS, "Lock timeout of PostgreSQL; 0: none.", "ms")] = 10000
 
-    default_timeout: Annotated[
-        int, Declared(DURATION_MS, "How long a waiting pop stays open when the request does not say.", "ms")
-    ] = 30000
-    default_batch_size: Annotated[
-        int, Declared(whole(1, 100000), "Messages a pop returns at most when the request does not say.")
-    ] = 1
+    default_timeout: Annotated[int, Declared(DURATION_MS, "Default long-poll timeout of a pop.", "ms")] = 30000
+    default_batch_size: Annotated[int, Declared(whole(1, 100000), "Default batch size of a pop.")] = 1
     default_subscription_mode: Annotated[
         SubscriptionMode,
         Declared(
             choice("", "all", "new", "new-only"),
-            "Where a new consumer group begins when the request does not say: empty or `all` at the oldest "
-            "message, `new` or `new-only` at its first pop.",
+            "Default start position of a new consumer group: empty or `all` for the oldest message, `new` or "
+            "`new-only` for messages pushed after its first pop.",
         ),
     ] = ""
     pop_safety_poll_ms: Annotated[
         int,
         Declared(
             INTERVAL_MS,
-            "How often waiting pops look for messages unasked, should a wake-up be lost.",
+            "Fallback polling interval of long polls, in case a notification is lost.",
             "ms",
         ),
     ] = 5000
-    max_body_bytes: Annotated[int, Declared(whole(1, 2**31 - 1), "Largest request body accepted.", "bytes")] = 67108864
+    max_body_bytes: Annotated[int, Declared(whole(1, 2**31 - 1), "Maximum size of a request body.", "bytes")] = 67108864
 
     websocket_origins: Annotated[
         tuple[str, ...],
         Declared(
             ORIGINS,
-            "Web pages that may open a WebSocket, besides those of this server's own host; `*` admits all.",
+            "Origins of web pages that may open a WebSocket, besides the server's own host; `*`: any.",
         ),
     ] = ()
     websocket_max_message_bytes: Annotated[
-        int, Declared(whole(1024, 2**31 - 1), "Largest message a client may send over a WebSocket.", "bytes")
+        int, Declared(whole(1024, 2**31 - 1), "Maximum size of a WebSocket message from a client.", "bytes")
     ] = 4194304
     websocket_max_subscriptions: Annotated[
-        int, Declared(whole(1, 10000), "Subscriptions that one WebSocket may have at a time.")
+        int, Declared(whole(1, 10000), "Maximum number of subscriptions per WebSocket.")
     ] = 64
     websocket_buffer_bytes: Annotated[
         int,
         Declared(
             whole(1024, 2**31 - 1),
-            "What may wait for the client of a WebSocket to read it before it is sent nothing more.",
+            "Send buffer of a WebSocket; when it is full, no more messages are leased for the client.",
             "bytes",
         ),
     ] = 1048576
-    websocket_ping_ms: Annotated[
-        int, Declared(INTERVAL_MS, "A WebSocket that was silent for this long is pinged.", "ms")
-    ] = 20000
+    websocket_ping_ms: Annotated[int, Declared(INTERVAL_MS, "Idle time after which a WebSocket is pinged.", "ms")] = (
+        20000
+    )
     websocket_pong_ms: Annotated[
-        int, Declared(INTERVAL_MS, "A WebSocket that does not answer a ping for this long is closed.", "ms")
+        int, Declared(INTERVAL_MS, "Ping timeout after which a WebSocket is closed.", "ms")
     ] = 40000
     websocket_drain_ms: Annotated[
         int,
-        Declared(DURATION_MS, "How long consumers on WebSockets may still ack after the server began to stop.", "ms"),
+        Declared(DURATION_MS, "On shutdown, how long WebSocket consumers may still ack.", "ms"),
     ] = 2000
     websocket_compression: Annotated[
         bool,
-        Declared(FLAG, "Compress what goes over WebSockets whose client can; saves traffic, costs much CPU."),
+        Declared(FLAG, "Offer permessage-deflate compression on WebSockets; costs much CPU."),
     ] = False
 
     jwt_enabled: Annotated[
@@ -345,58 +337,58 @@ class Settings:
         int,
         Declared(
             whole(1, 2**31 - 1),
-            "How long a transactionId is remembered when its queue does not say.",
+            "Default deduplication window of a queue: how long a transactionId is remembered.",
             "s",
         ),
     ] = 3600
     dedup_memory_mb: Annotated[
-        int, Declared(whole(1, 2**20), "Memory each worker may use to remember transactionIds.", "MB")
+        int, Declared(whole(1, 2**20), "Memory per worker for the deduplication filter.", "MB")
     ] = 64
     dedup_disk_mb: Annotated[
         int,
         Declared(
             whole(0, 2**24),
-            "Space in `QUEEN_DATA_DIR` that each worker may use for transactionIds that memory has no room for.",
+            "Disk space per worker in `QUEEN_DATA_DIR` for transactionIds that do not fit into memory.",
             "MB",
         ),
     ] = 1024
     segment_cache_mb: Annotated[
-        int, Declared(whole(0, 2**20), "Memory each worker may use to keep recent messages at hand.", "MB")
+        int, Declared(whole(0, 2**20), "Memory per worker for the cache of recent segments.", "MB")
     ] = 12
 
     file_buffer_dir: Annotated[
         str,
         Declared(
             TEXT,
-            "Directory of the spool, which takes pushes while PostgreSQL cannot; on a disk that keeps what is fsynced.",
+            "Directory of the spool, which stores pushes while PostgreSQL is unavailable; must be on a durable disk.",
             default_text="`spool` in `QUEEN_DATA_DIR`",
         ),
     ] = ""
     file_buffer_flush_ms: Annotated[
-        int, Declared(INTERVAL_MS, "How often it is looked whether the spool can be replayed.", "ms")
+        int, Declared(INTERVAL_MS, "Interval at which the spool is checked for records to replay.", "ms")
     ] = 100
     file_buffer_max_batch: Annotated[
-        int, Declared(whole(1, 10000), "Records of the spool that one transaction of replay stores at most.")
+        int, Declared(whole(1, 10000), "Maximum number of spool records per replay transaction.")
     ] = 100
     file_buffer_events_per_file: Annotated[
-        int, Declared(whole(1, 10**6), "Records after which a spool file is finished and another begun.")
+        int, Declared(whole(1, 10**6), "Number of records after which a spool file is rotated.")
     ] = 10000
     file_buffer_max_mb: Annotated[
         int,
-        Declared(whole(1, 2**20), "What the spool of a host may hold; beyond it pushes are answered 503.", "MB"),
+        Declared(whole(1, 2**20), "Maximum size of the spool of a host; when it is full, pushes get 503.", "MB"),
     ] = 4096
 
     mqueue_node_id: Annotated[
         int,
         Declared(
             whole(-1, 1023),
-            "Node number in the ids of topic items that the first worker prefers, the next worker the next; -1: any.",
+            "Node id in the ids of topic items, for the first worker; following workers use the next ones. -1: any.",
         ),
     ] = -1
     namespace_quotas: Annotated[
         tuple[tuple[str, int], ...],
         Declared(
-            QUOTAS, "Items that namespaces of topics may enqueue in any minute, such as `default:10000,payments:5000`."
+            QUOTAS, "Enqueue quotas of topic namespaces in items per minute, such as `default:10000,payments:5000`."
         ),
     ] = ()
 
@@ -404,26 +396,29 @@ class Settings:
         int,
         Declared(
             whole(0, 100),
-            "How many times as long as its batch took a namespace of topics with much to do pauses at most, while one "
-            "with little to do is served slower than usual because of it; 0 means that none pauses.",
+            "Throttle for busy topic namespaces that slow down others: the maximum pause between batches, as a "
+            "multiple of the duration of the last batch; 0: no throttle.",
         ),
     ] = 4
     namespace_modes: Annotated[
         tuple[tuple[str, str], ...],
         Declared(
             MODES,
-            "How namespaces of topics are written to, `sync` (the default) or `buffered`, such as `payments:buffered`.",
+            "Write modes of topic namespaces, `sync` (default) or `buffered`, such as `payments:buffered`.",
         ),
     ] = ()
     max_buffer_length: Annotated[
         int,
-        Declared(whole(1, 10**9), "Items of buffered namespaces that may wait on a host; beyond it they get 503."),
+        Declared(
+            whole(1, 10**9),
+            "Maximum number of unflushed items of buffered namespaces per host; when full, enqueues get 503.",
+        ),
     ] = 100_000
     wal_dir: Annotated[
         str,
         Declared(
             TEXT,
-            "Directory of the log of buffered namespaces; on a disk of this host that keeps what is fsynced.",
+            "Directory of the write-ahead log of buffered namespaces; must be on a durable local disk.",
             default_text="`topics` in the directory of the spool",
         ),
     ] = ""
@@ -431,7 +426,7 @@ class Settings:
         int,
         Declared(
             SECONDS,
-            "How long a file of that log is kept once all of it is in PostgreSQL, such as `24h`; 0: not at all.",
+            "How long a file of that log is kept after its flush to PostgreSQL, such as `24h`; 0: deleted at once.",
             "s",
         ),
     ] = 0
@@ -439,21 +434,21 @@ class Settings:
         tuple[str, ...],
         Declared(
             PEERS,
-            "Redis, as host:port: one server, or the Sentinels, or nodes of a cluster; unset: memory serves instead.",
+            "Redis addresses (host:port): one server, the Sentinels, or nodes of a cluster; unset: in-memory fallback.",
         ),
     ] = ()
     redis_password: Annotated[str, Declared(TEXT, "Password of Redis.", secret=True)] = ""
-    redis_sentinel_master: Annotated[
-        str, Declared(TEXT, "Name under which the Sentinels at `REDIS_ADDRS` know the server to use.")
-    ] = ""
+    redis_sentinel_master: Annotated[str, Declared(TEXT, "Master name; `REDIS_ADDRS` are then Sentinels.")] = ""
     redis_cluster_mode: Annotated[bool, Declared(FLAG, "`REDIS_ADDRS` are nodes of a Redis cluster.")] = False
     redis_prefix: Annotated[
-        str, Declared(TEXT, "What keys in Redis begin with; deployments that share a Redis need one each.")
+        str, Declared(TEXT, "Prefix of Redis keys; must differ between deployments that share a Redis.")
     ] = "queen"
     redis_timeout_ms: Annotated[
         int,
         Declared(
-            INTERVAL_MS, "A Redis that takes longer to answer is taken to be away: PostgreSQL serves alone.", "ms"
+            INTERVAL_MS,
+            "Timeout of Redis commands; after a timeout Redis is considered unavailable and bypassed.",
+            "ms",
         ),
     ] = 500
 
@@ -461,96 +456,93 @@ class Settings:
         int,
         Declared(
             whole(0, 10**9),
-            "Requests that one client address may send in any minute; 0: as many as it likes. Redis counts them, or "
-            "else each worker for itself.",
+            "Rate limit in requests per minute and client address; 0: none. Counted in Redis, else per worker.",
         ),
     ] = 0
     topic_ready_queues: Annotated[
         ReadyQueues,
         Declared(
             choice("on", "off"),
-            "Whether hot topics have ready queues (several workers need Redis for it): less work for PostgreSQL, more "
-            "for this server.",
+            "Prefetch buffers (ready queues) for hot topics: less load on PostgreSQL, more on the server. Several "
+            "workers need Redis for them.",
         ),
     ] = "off"
-    topic_ready_items: Annotated[
-        int, Declared(whole(1, 100_000), "Items that are leased ahead into the ready queue of a hot topic.")
-    ] = 1000
+    topic_ready_items: Annotated[int, Declared(whole(1, 100_000), "Number of items prefetched per hot topic.")] = 1000
 
-    retention_interval: Annotated[int, Declared(INTERVAL_MS, "Time between runs of retention.", "ms")] = 300000
+    retention_interval: Annotated[int, Declared(INTERVAL_MS, "Interval of retention runs.", "ms")] = 300000
     retention_batch_size: Annotated[
-        int, Declared(whole(1, 10**6), "Rows that one statement of retention removes at most.")
+        int, Declared(whole(1, 10**6), "Maximum number of rows deleted per retention statement.")
     ] = 1000
     rewrite_hot_tables: Annotated[
         bool,
         Declared(
             FLAG,
-            "Write small, busy tables anew when a long transaction keeps vacuum from cleaning them. That transaction,"
-            " should it read them later at its isolation level, finds them empty.",
+            "Rewrite small, busy tables when a long-running transaction prevents vacuum. A REPEATABLE READ transaction "
+            "that started before sees them empty.",
         ),
     ] = True
     partition_cleanup_days: Annotated[
-        int, Declared(whole(1, 36500), "A partition empty and unused for this long is removed.", "days")
+        int, Declared(whole(1, 36500), "Idle time after which an empty partition is deleted.", "days")
     ] = 30
-    eviction_interval: Annotated[int, Declared(INTERVAL_MS, "Time between runs of eviction.", "ms")] = 60000
+    eviction_interval: Annotated[int, Declared(INTERVAL_MS, "Interval of eviction runs.", "ms")] = 60000
     eviction_batch_size: Annotated[
-        int, Declared(whole(1, 10**6), "Rows that one statement of eviction removes at most.")
+        int, Declared(whole(1, 10**6), "Maximum number of rows deleted per eviction statement.")
     ] = 1000
 
-    queen_sync_enabled: Annotated[
-        bool, Declared(FLAG, "Tell the peers named below what happens here, and hear from other hosts.")
-    ] = True
+    queen_sync_enabled: Annotated[bool, Declared(FLAG, "Exchange notifications with the peers configured below.")] = (
+        True
+    )
     queen_udp_peers: Annotated[
         tuple[str, ...],
-        Declared(PEERS, "Other hosts on the same database, to be told by UDP; this host may be among them."),
+        Declared(PEERS, "Other hosts on the same database, notified by UDP; the list may include this host."),
     ] = ()
     queen_udp_notify_port: Annotated[
         int,
-        Declared(whole(1, 65535), "UDP port this host listens on, and that of peers without a port of their own."),
+        Declared(whole(1, 65535), "UDP port for notifications, also the default port of peers."),
     ] = 6633
     queen_peers: Annotated[
         tuple[str, ...],
-        Declared(URLS, "Other hosts on the same database, to be told by HTTP; this host may be among them."),
+        Declared(URLS, "Other hosts on the same database, notified by HTTP; the list may include this host."),
     ] = ()
     peer_notify_batch_ms: Annotated[
-        int, Declared(whole(0, 10_000), "How long events are gathered before they are sent by HTTP.", "ms")
+        int, Declared(whole(0, 10_000), "Batching delay of notifications sent by HTTP.", "ms")
     ] = 10
     queen_sync_secret: Annotated[
         tuple[str, ...],
         Declared(
             KEYS,
-            "Keys that all hosts share, each 64 hexadecimal digits: the first signs what is sent, all of them verify.",
+            "Shared keys of all hosts, 64 hexadecimal digits each: the first signs notifications, all verify.",
             secret=True,
         ),
     ] = ()
-    queen_sync_heartbeat_ms: Annotated[int, Declared(INTERVAL_MS, "Time between signs of life to peers.", "ms")] = 1000
+    queen_sync_heartbeat_ms: Annotated[int, Declared(INTERVAL_MS, "Heartbeat interval to peers.", "ms")] = 1000
     queen_sync_dead_threshold_ms: Annotated[
-        int, Declared(INTERVAL_MS, "A host that was not heard for this long counts as dead.", "ms")
+        int, Declared(INTERVAL_MS, "A peer without a heartbeat for this long is considered dead.", "ms")
     ] = 5000
     queen_sync_reconcile_ms: Annotated[
         int,
-        Declared(INTERVAL_MS, "How often a worker looks for changes of queues and groups it was not told of.", "ms"),
+        Declared(INTERVAL_MS, "Polling interval for changes of queues and groups whose notification was lost.", "ms"),
     ] = 1000
 
-    metrics_sample_interval_ms: Annotated[
-        int, Declared(INTERVAL_MS, "How often each worker takes a look at itself, and lets the others know.", "ms")
-    ] = 1000
+    metrics_sample_interval_ms: Annotated[int, Declared(INTERVAL_MS, "Sampling interval of worker metrics.", "ms")] = (
+        1000
+    )
     metrics_aggregate_interval_s: Annotated[
-        int, Declared(whole(1, 3600), "How often each worker writes what it has counted to PostgreSQL.", "s")
+        int, Declared(whole(1, 3600), "Interval at which workers write metrics to PostgreSQL.", "s")
     ] = 60
-    metrics_retention_days: Annotated[int, Declared(whole(1, 36500), "How long what was counted is kept.", "days")] = 90
+    metrics_retention_days: Annotated[int, Declared(whole(1, 36500), "Retention of metrics history.", "days")] = 90
     metrics_max_queues: Annotated[
         int,
         Declared(
-            whole(0, 10**6), "Queues that `/metrics/prometheus` has numbers of: those with the most pending messages."
+            whole(0, 10**6), "Maximum number of queues in `/metrics/prometheus`: those with the most pending messages."
         ),
     ] = 200
     stats_cache_ms: Annotated[
         int,
         Declared(
             DURATION_MS,
-            "How long an answer about status that took over 5 ms to find is given again to others who ask: a hundred "
-            "times what finding it took, this at most, but ten times at least; 0 means never.",
+            "Maximum cache time of status responses that took over 5 ms to compute: 100 times the computing time, at "
+            "most this, but at least 10 times; 0: no cache.",
             "ms",
         ),
     ] = 2000
@@ -559,41 +551,41 @@ class Settings:
         tuple[str, ...],
         Declared(
             KEYS,
-            "Keys for encrypted queues, each 64 hexadecimal digits: the first encrypts, all of them decrypt.",
+            "Keys for encrypted queues, 64 hexadecimal digits each: the first encrypts, all decrypt.",
             secret=True,
         ),
     ] = ()
     log_level: Annotated[
         LogLevel,
-        Declared(choice("trace", "debug", "info", "warn", "error"), "The least important messages to log."),
+        Declared(choice("trace", "debug", "info", "warn", "error"), "Minimum level of log messages."),
     ] = "info"
     log_encoding: Annotated[
         LogEncoding,
         Declared(
             choice("text", "json", "console"),
-            "How log lines look: for people (`console` is another word for `text`), or one JSON object per line.",
+            "Log format: plain text (`console` is an alias of `text`), or one JSON object per line.",
         ),
     ] = "text"
     log_slow_ms: Annotated[
         int,
         Declared(
             DURATION_MS,
-            "A request that takes this long or longer is logged, unless it is a pop that waits; 0 means none is.",
+            "Log requests that take at least this long, except long polls; 0: none.",
             "ms",
         ),
     ] = 0
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **overrides: object) -> Self:
-        """Read every setting from `environ`; `overrides` are values by field name, and win unless None.
+        """Read all settings from `environ`; `overrides` are values by field name and take precedence unless None.
 
-        The variable `X` may also be given as `X_FILE`, a file that holds the value. An empty variable
-        counts as unset, except that it makes a true-or-false setting false.
+        The variable `X` may also be given as `X_FILE`, a file that contains the value. An empty variable
+        counts as unset, except for boolean settings, where it means false.
         """
         items = {item.field: item for item in describe_settings()}
         unknown = overrides.keys() - items.keys()
         if unknown:
-            raise SettingsError(f"there is no setting named {', '.join(sorted(unknown))}")
+            raise SettingsError(f"unknown setting: {', '.join(sorted(unknown))}")
         values: dict[str, Any] = {}
         for name, item in items.items():
             source, given = name, overrides.get(name)
@@ -608,7 +600,7 @@ class Settings:
         return cls(**values)
 
     def to_env(self) -> dict[str, str]:
-        """The settings as variables, secrets included; `Settings.from_env` makes equal settings of them."""
+        """The settings as variables, secrets included; the inverse of `Settings.from_env`."""
         return {item.variable: item.kind.format(getattr(self, item.field)) for item in describe_settings()}
 
     @property
@@ -625,12 +617,12 @@ class Settings:
 
     @property
     def embedded(self) -> bool:
-        """Whether no database is configured, so that the embedded PostgreSQL is used."""
+        """Whether the embedded PostgreSQL is used, because no database is configured."""
         return not self.pg_host and not self.database_urls
 
     @property
     def spool_dir(self) -> Path:
-        """Where pushes go while PostgreSQL cannot take them."""
+        """Directory of the spool."""
         return (
             Path(self.file_buffer_dir).expanduser().absolute()
             if self.file_buffer_dir
@@ -639,12 +631,12 @@ class Settings:
 
     @property
     def wal_path(self) -> Path:
-        """Where items of buffered namespaces lie until they are in PostgreSQL."""
+        """Directory of the write-ahead log of buffered namespaces."""
         return Path(self.wal_dir).expanduser().absolute() if self.wal_dir else self.spool_dir / "topics"
 
     @property
     def database_dsns(self) -> tuple[str, ...]:
-        """The configured databases as connection URLs; none when PostgreSQL is embedded."""
+        """The configured databases as connection URLs; empty for the embedded PostgreSQL."""
         if self.database_urls:
             return self.database_urls
         if not self.pg_host:
@@ -657,7 +649,7 @@ class Settings:
             login += ":" + quote(self.pg_password, safe="")
         database = quote(self.pg_db, safe="")
         if self.pg_host.startswith("/"):
-            # A socket of the file system has no TLS.
+            # There is no TLS over Unix sockets.
             where = urlencode({"host": self.pg_host, "port": self.pg_port})
             return f"postgresql://{login}@/{database}?{where}"
         host = f"[{self.pg_host}]" if ":" in self.pg_host else self.pg_host
@@ -678,7 +670,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SettingItem:
-    """One setting as declared, for those who read, print or document settings."""
+    """A setting with its declaration."""
 
     field: str
     kind: Kind
@@ -692,7 +684,7 @@ class SettingItem:
         return self.field.upper()
 
     def parse(self, text: str, *, source: str) -> object:
-        """The value that `text` stands for; `source` is what its writer calls this setting."""
+        """Parse a value; `source` is the name used in the error message."""
         try:
             return self.kind.parse(text)
         except ValueError:
@@ -700,13 +692,13 @@ class SettingItem:
             raise SettingsError(f"{source}={shown}: expected {self.kind.expected}") from None
 
     def show(self, settings: Settings) -> str:
-        """The value in `settings` as text that may be printed."""
+        """The value in `settings` as printable text, without secrets."""
         text = self.kind.format(getattr(settings, self.field))
         return "(set, not shown)" if text and self.secret else text
 
 
 def describe_settings() -> Iterator[SettingItem]:
-    """Every setting, in the order of declaration."""
+    """All settings, in order of declaration."""
     hints = get_type_hints(Settings, include_extras=True)
     for field in dataclasses.fields(Settings):
         (declared,) = hints[field.name].__metadata__
@@ -731,11 +723,11 @@ def look_up(environ: Mapping[str, str], variable: str) -> str | None:
         return Path(file).read_text().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise SettingsError(f"{variable}_FILE={file}: expected a file that can be read: {reason}") from None
+        raise SettingsError(f"{variable}_FILE={file}: expected a readable file: {reason}") from None
 
 
 def _certificate_bundle() -> str | None:
-    """The system's trusted certificates, unless PGSSLROOTCERT or ~/.postgresql/root.crt name others."""
+    """The system's CA bundle, unless PGSSLROOTCERT or ~/.postgresql/root.crt is set."""
     if os.environ.get("PGSSLROOTCERT") or (Path.home() / ".postgresql" / "root.crt").exists():
         return None
     # OpenSSL's own default is often a directory, but a database URL can only name a file.

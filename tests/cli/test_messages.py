@@ -41,7 +41,7 @@ def test_push_counts_what_became_of_messages(cli: Cli, name: str, tmp_path: Path
 def test_push_says_what_is_wrong_with_its_input(cli: Cli, name: str) -> None:
     assert cli("push", name).code == 4
     bad = cli("push", name, stdin='{"a": 1}\n{"a": \n')
-    assert (bad.code, bad.err) == (1, bad.err)
+    assert bad.code == 1
     assert "line 2 of stdin is not JSON" in bad.err
     assert cli("push", name, "--partition-key", "a.b", stdin='{"a": 1}').code == 1
     assert cli("push", name, "--wrapped", stdin='{"a": 1}').code == 1
@@ -209,7 +209,7 @@ def test_a_dead_letter_is_edited(cli: Cli, name: str, monkeypatch: Any, tmp_path
     assert cli("dlq", "edit", *other, "--data", "{").code == 1
     assert cli("dlq", "edit", *other, "--data", "3", "--keep").code == 0
     assert len(cli("dlq", "list", "--queue", name).json) == 1
-    assert "no dead letter" in cli("dlq", "edit", *place).err or cli("dlq", "edit", *place).code == 2
+    assert "no dead letter" in cli("dlq", "edit", *place, "--data", "4").err
 
 
 def test_dead_letters_are_thrown_away(cli: Cli, name: str) -> None:

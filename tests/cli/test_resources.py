@@ -212,13 +212,16 @@ def test_streaming_queries_are_registered_and_their_state_is_shown(cli: Cli, nam
     cli("push", name, "--partition", "a", "--data", "1")
     registered = cli("stream", "register", name, "--source", name, "--hash", "v1")
     assert registered.out.startswith(f"registered {name} ")
-    query = registered.out.split()[-1]
+    (listed,) = [row for row in cli("stream", "list").json if row["name"] == name]
+    assert (listed["query_id"], listed["source_queue"]) == (registered.out.split()[-1], name)
+    assert cli("streams", "ls", "-o", "wide").out.split()[:4] == ["NAME", "SOURCE", "SINK", "UPDATED"]
     assert cli("stream", "register", name, "--source", name, "--hash", "v1").out.startswith("found ")
     conflict = cli("stream", "register", name, "--source", name, "--hash", "v2")
     assert conflict.code == 2
     assert "--reset" in conflict.err
-    assert cli("stream", "state", query, name).json == []
-    assert cli("stream", "state", query, name, "--prefix", "w", "--key", "k", "--ripe", "now", "-o", "table").code == 0
+    assert cli("stream", "state", name).json == []
+    assert cli("stream", "state", name, "--prefix", "w", "--key", "k", "--ripe", "now", "-o", "table").code == 0
+    assert cli("stream", "state", "no-such-query").code == 2
     assert cli("stream", "register", name, "--source", name, "--hash", "v2", "--reset").code == 0
 
 

@@ -1,4 +1,4 @@
-"""Buffers: bounded, in order, and nothing is lost while the server is away."""
+"""Buffers: bounded, in order, and nothing is lost while the server is unavailable."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from queen import BadRequestError, ClientClosedError, PushError, Queen, QueenConnectionError, UnsentError
 from queen.client.types import BufferOptions
+from tests.ageing import until
 from tests.api import Api
 from tests.client.conftest import MakeClient, url_of
-from tests.faults.load import until
 from tests.faults.proxy import TcpProxy
 
 SLOW: BufferOptions = {"message_count": 1000, "time_millis": 60_000}
@@ -82,7 +82,7 @@ async def test_lost_answer_to_a_push_is_no_duplicate(api: Api, make_client: Make
     wire.lose_answers(1, lambda sent: b"/push" in sent)
     results = await queen.queue("q").push([{"data": 1}, {"data": 2, "transactionId": "given"}])
     assert wire.lost_answers == 1
-    # An id that the program chose may have been there before; it has to be told.
+    # An id that the program chose may have been there before; it has to be reported.
     assert [result["status"] for result in results] == ["queued", "duplicate"]
     assert await stored(api, "q") == [1, 2]
 
@@ -149,7 +149,7 @@ async def test_payload_that_is_no_json_is_refused_when_it_is_pushed(queen: Queen
     not_all_dicts: Any = [{"data": 1}, "text"]
     with pytest.raises(TypeError, match="object"):
         await queen.queue("q").buffer(SLOW).push({"data": object()})
-    with pytest.raises(TypeError, match="item 1 to push is no dict"):
+    with pytest.raises(TypeError, match="item 1 to push must be a dict"):
         await queen.queue("q").push(not_all_dicts)
     with pytest.raises(ValueError, match="message_count must be a number above 0"):
         await queen.queue("q").buffer({"message_count": 0}).push({"data": 1})
@@ -166,23 +166,23 @@ async def test_closed_client_takes_nothing(api: Api, make_client: MakeClient) ->
 
 
 async def test_callbacks_hear_what_became_of_the_items(api: Api, queen: Queen) -> None:
-    heard: list[tuple[str, list[Any]]] = []
+    called: list[tuple[str, list[Any]]] = []
 
     async def succeeded(items: list[dict[str, Any]]) -> None:
-        heard.append(("queued", [item["payload"] for item in items]))
+        called.append(("queued", [item["payload"] for item in items]))
 
     async def duplicated(items: list[dict[str, Any]], error: Exception) -> None:
-        heard.append(("duplicate", [item["payload"] for item in items]))
+        called.append(("duplicate", [item["payload"] for item in items]))
 
     async def failed(items: list[dict[str, Any]], error: Exception) -> None:
-        heard.append((str(error), [item["payload"] for item in items]))
+        called.append((str(error), [item["payload"] for item in items]))
 
     await queen.queue("q").push({"data": 0, "transactionId": "same"})
     pushing = queen.queue("q").push([{"data": 1, "transactionId": "same"}, {"data": 2}])
     await pushing.on_success(succeeded).on_duplicate(duplicated).on_error(failed)
-    assert heard == [("duplicate", [1]), ("queued", [2])]
-    heard.clear()
+    assert called == [("duplicate", [1]), ("queued", [2])]
+    called.clear()
     answer = await queen.queue("q").push({"data": 3, "transactionId": "x" * 300}).on_error(failed)
-    assert answer is None and heard[0][1] == [3] and "TransactionId" in heard[0][0]
+    assert answer is None and called[0][1] == [3] and "TransactionId" in called[0][0]
     with pytest.raises(BadRequestError, match="TransactionId"):
         await queen.queue("q").push({"data": 3, "transactionId": "x" * 300})

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from queen import LeaseLostError, Message, NotFoundError, Queen
+from tests.ageing import until
 from tests.api import Api
 from tests.client.conftest import MakeClient, url_of
-from tests.faults.load import until
 from tests.faults.proxy import TcpProxy
 
 
@@ -19,7 +19,7 @@ async def push_numbers(queen: Queen, queue: str, count: int, partition: str = "D
 
 
 async def left(queen: Queen, queue: str, group: str | None = None) -> list[Any]:
-    """What the group has not consumed and nobody holds."""
+    """Messages that the group has not consumed and that are not leased."""
     builder = queen.queue(queue).batch(100).partitions(10).wait(False)
     return [message["data"] for message in await (builder.group(group) if group else builder).pop()]
 
@@ -271,7 +271,7 @@ async def test_consumer_goes_on_when_the_server_was_away(
     await first.wait()
     async with wire.away():
         await queen.queue("q").push([{"data": "last"}])
-        await until(lambda: "nothing can be fetched" in caplog.text or "not acknowledged yet" in caplog.text)
+        await until(lambda: "fetch failed" in caplog.text or "ack of" in caplog.text)
     await asyncio.wait_for(last.wait(), 10)
     await consuming
     assert got == [0, "last"]
@@ -291,7 +291,7 @@ async def test_acknowledgment_waits_for_the_server_to_return(
         wire.cut()
 
     consuming = asyncio.ensure_future(far.queue("q").limit(1).consume(handle))
-    await until(lambda: "not acknowledged yet" in caplog.text)
+    await until(lambda: "ack of" in caplog.text)
     wire.refusing = False
     await asyncio.wait_for(consuming, 10)
     assert calls == [0]

@@ -13,13 +13,14 @@ from queen.client.config import Strategy
 from queen.client.http import Balancer, fnv1a
 from tests.api import Api
 from tests.client.conftest import MakeClient, proxy_to, url_of
+from tests.clock import Clock
 from tests.conftest import StartServer
 
 URLS = ("http://a", "http://b", "http://c")
 
 
-def balancer(strategy: Strategy, clock: list[float] | None = None) -> Balancer:
-    return Balancer(URLS, strategy, 128, 5.0, clock=lambda: clock[0] if clock else 0.0)
+def balancer(strategy: Strategy, clock: Clock[float] | None = None) -> Balancer:
+    return Balancer(URLS, strategy, 128, 5.0, clock=clock or Clock(0.0))
 
 
 def test_hash_is_the_one_all_clients_agree_on() -> None:
@@ -45,16 +46,16 @@ def test_round_robin_takes_turns_and_session_does_not() -> None:
 
 
 def test_server_that_failed_comes_last_until_it_has_rested() -> None:
-    now = [100.0]
-    chosen = balancer(Strategy.AFFINITY, now)
+    clock = Clock(100.0)
+    chosen = balancer(Strategy.AFFINITY, clock)
     first, *others = chosen.order("key")
-    chosen.failed(first)
+    chosen.mark_failed(first)
     assert chosen.order("key") == (*others, first)
-    assert chosen.resting() == (first,)
-    now[0] += 5.1
+    assert chosen.unhealthy() == (first,)
+    clock.now += 5.1
     assert chosen.order("key") == (first, *others)
-    chosen.failed(first)
-    chosen.served(first)
+    chosen.mark_failed(first)
+    chosen.mark_healthy(first)
     assert chosen.order("key") == (first, *others)
 
 
@@ -96,7 +97,7 @@ async def test_consumer_moves_to_the_other_server_when_its_own_dies(
 
         await queen.queue(queue).limit(10).consume(handle)
         assert got == list(range(10))
-        assert balancer.resting() == (urls[0],)
+        assert balancer.unhealthy() == (urls[0],)
 
 
 async def test_without_failover_one_dead_server_is_an_error(api: Api, make_client: MakeClient) -> None:

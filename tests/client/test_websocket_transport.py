@@ -12,10 +12,10 @@ from queen.client.config import ClientLog, read_config
 from queen.client.http import HttpClient
 from queen.client.types import Subscription
 from queen.client.websocket import WebSocketTransport
+from tests.ageing import until
 from tests.api import Api
 from tests.client.conftest import MakeClient, url_of
 from tests.conftest import StartServer
-from tests.faults.load import until
 from tests.faults.proxy import TcpProxy
 
 
@@ -134,7 +134,7 @@ async def test_a_consumer_moves_to_another_server_when_its_own_stops(
     await servers[1].push("q", 1)
     await until(lambda: bool(seen))
     workers = [server.worker for server in servers]
-    (used,) = [worker for worker in workers if worker is not None and worker.consume.connections]
+    (used,) = [worker for worker in workers if worker is not None and worker.consumers.connections]
     await used.stop()
     (other,) = [server for server in servers if server.worker is not used]
     await other.push("q", 2)

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,10 +16,6 @@ from queen.settings import Settings
 from tests.api import Api
 
 SECRET = "5e" * 32
-
-
-def payloads(messages: list[dict[str, Any]]) -> list[Any]:
-    return [message["data"] for message in messages]
 
 
 class Host(Api):

@@ -14,7 +14,8 @@ import pytest
 from queen.bus.packets import Heartbeat, PacketSigner, PacketWriter
 from queen.bus.udp import AddressBook
 from tests.ageing import until
-from tests.cluster.conftest import SECRET, Host, Ports, StartHost, payloads
+from tests.api import payloads
+from tests.cluster.conftest import SECRET, Host, Ports, StartHost
 from tests.cluster.lossy import Lossy, lossy
 
 POP: dict[str, Any] = {"wait": True, "timeout": 20_000, "autoAck": True}

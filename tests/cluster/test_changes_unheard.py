@@ -9,7 +9,8 @@ import asyncpg
 import pytest
 
 from tests.ageing import until
-from tests.cluster.conftest import Host, StartHost, payloads
+from tests.api import payloads
+from tests.cluster.conftest import Host, StartHost
 from tests.database import Connection
 
 Pair = tuple[Host, Host]

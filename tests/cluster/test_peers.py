@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.ageing import until
-from tests.cluster.conftest import SECRET, Host, Ports, StartHost, payloads
+from tests.api import payloads
+from tests.cluster.conftest import SECRET, Host, Ports, StartHost
 
 Pair = tuple[Host, Host]
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.ports import free_port
 
 KEY = "5eed" * 16
 SETTINGS = {
@@ -93,7 +93,7 @@ class Http:
 @contextmanager
 def serving(data_dir: Path, log: Path, **settings: str) -> Iterator[tuple[Http, subprocess.Popen[bytes]]]:
     """A server with two workers and an embedded PostgreSQL on `data_dir`; stopped at the end, if it still runs."""
-    port = _free_port()
+    port = free_port()
     command = [str(Path(sys.executable).with_name("queen")), "serve", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--workers", "2", "--data-dir", str(data_dir)]
     environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | SETTINGS | settings
@@ -132,15 +132,3 @@ def _wait_until_ready(http: Http, process: subprocess.Popen[bytes], log: Path) -
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"`queen serve` did not become ready:\n{log.read_text()}")
         time.sleep(0.1)
-
-
-def _free_port() -> int:
-    # Below those that the kernel gives to connections.
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port

@@ -7,11 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,19 +18,11 @@ from typing import Any
 import psutil
 
 from tests.acceptance.served import environ_without_settings
+from tests.ageing import block_until
 from tests.deploy.tools import tool
 from tests.ports import free_port
 
 _READY_SECONDS = 60.0
-
-
-def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
-    """Wait for what can only be asked for, at most so long."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not so after {seconds:.0f} s")
-        time.sleep(0.1)
 
 
 class _Process:
@@ -47,7 +38,7 @@ class _Process:
     def _run(self, command: Sequence[str], env: dict[str, str]) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
-        until(self._is_ready, f"{self._ready} answers", _READY_SECONDS)
+        block_until(self._is_ready, f"{self._ready} answers", _READY_SECONDS)
 
     def stop(self) -> None:
         if self._process is not None:

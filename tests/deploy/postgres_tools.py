@@ -43,7 +43,7 @@ def as_embedded(cluster: Path, data_dir: Path) -> None:
     shutil.move(cluster, data_dir / "cluster")
     account = account_for(data_dir / "cluster")
     for path in (data_dir, *data_dir.rglob("*")):
-        account.give(path)
+        account.chown(path)
     (data_dir / "cluster").chmod(0o700)
 
 

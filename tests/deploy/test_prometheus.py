@@ -18,7 +18,8 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from tests.deploy.monitored import Load, Prometheus, Redis, Server, until
+from tests.ageing import block_until
+from tests.deploy.monitored import Load, Prometheus, Redis, Server
 from tests.deploy.tools import DEPLOY, tool
 
 DASHBOARDS: Final = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
@@ -112,7 +113,7 @@ def test_every_panel_of_a_dashboard_has_data(watched: Watched, path: Path) -> No
         return not waiting
 
     try:
-        until(found_all, "every panel has data")
+        block_until(found_all, "every panel has data")
     except TimeoutError:
         pytest.fail("no data:\n" + "\n".join(f"{title}: {query}" for title, query in waiting))
 
@@ -122,7 +123,7 @@ def test_every_recording_rule_has_data(watched: Watched) -> None:
     for rule in rules:
         labels = ", ".join(f'{name}="{value}"' for name, value in rule.get("labels", {}).items())
         query = f"{rule['record']}{{{labels}}}"
-        until(partial(has_data, watched.prometheus, query), f"{query} has data")
+        block_until(partial(has_data, watched.prometheus, query), f"{query} has data")
 
 
 def test_every_series_that_an_alert_asks_for_exists(watched: Watched) -> None:
@@ -140,16 +141,18 @@ def test_every_series_that_an_alert_asks_for_exists(watched: Watched) -> None:
         return not missing
 
     try:
-        until(all_exist, "all series exist")
+        block_until(all_exist, "all series exist")
     except TimeoutError:
         pytest.fail(f"nobody exposes {missing}")
 
 
 def test_nothing_fires_while_all_is_well(watched: Watched) -> None:
     # The queue that the load consumes is there, so the rules have been evaluated on real samples.
-    until(lambda: has_data(watched.prometheus, 'queen:queue_messages:rate5m{queue="orders", op="pop"} > 0'), "pops")
+    block_until(
+        lambda: has_data(watched.prometheus, 'queen:queue_messages:rate5m{queue="orders", op="pop"} > 0'), "pops"
+    )
     fires = {"QueenServerDown", "QueenNoServer", "QueenDatabaseUnavailable", "QueenDeadLetters", "QueenSpoolFilling"}
-    until(lambda: not fires & set(watched.prometheus.firing()), "no alert fires")
+    block_until(lambda: not fires & set(watched.prometheus.firing()), "no alert fires")
 
 
 def test_lag_that_grows_fires_until_it_is_consumed(watched: Watched) -> None:
@@ -162,10 +165,10 @@ def test_lag_that_grows_fires_until_it_is_consumed(watched: Watched) -> None:
         found = prometheus.firing().get("QueenConsumerLagGrowing", [])
         return any(labels["queue"] == "backlog" and labels["group"] == "slow" for labels in found)
 
-    until(fires, "QueenConsumerLagGrowing fires")
+    block_until(fires, "QueenConsumerLagGrowing fires")
     # The first message is leased and was not acked: its group is done with the queue when it is skipped.
     server.post("/api/v1/consumer-groups/slow/queues/backlog/seek", {"toEnd": True})
-    until(lambda: "QueenConsumerLagGrowing" not in prometheus.firing(), "QueenConsumerLagGrowing stops")
+    block_until(lambda: "QueenConsumerLagGrowing" not in prometheus.firing(), "QueenConsumerLagGrowing stops")
 
 
 def test_a_queue_without_consumers_fires_until_it_has_one(watched: Watched) -> None:
@@ -175,9 +178,9 @@ def test_a_queue_without_consumers_fires_until_it_has_one(watched: Watched) -> N
         return any(labels["queue"] == "lonely" for labels in prometheus.firing().get("QueenQueueNotConsumed", []))
 
     server.push("lonely", 5)
-    until(fires, "QueenQueueNotConsumed fires")
+    block_until(fires, "QueenQueueNotConsumed fires")
     server.ack("readers", server.pop("lonely", "readers"))
-    until(lambda: not fires(), "QueenQueueNotConsumed stops")
+    block_until(lambda: not fires(), "QueenQueueNotConsumed stops")
 
 
 def test_a_postgresql_that_does_not_answer_fires_until_it_does(watched: Watched) -> None:
@@ -198,12 +201,12 @@ def test_a_postgresql_that_does_not_answer_fires_until_it_does(watched: Watched)
 
     server.signal_postgres(signal.SIGSTOP)
     try:
-        until(all_fire, f"{faults} fire")
+        block_until(all_fire, f"{faults} fire")
         (stored,) = server.post("/api/v1/push", {"items": [{"queue": "orders", "payload": "kept"}]})
         assert stored["status"] == "buffered"
     finally:
         server.signal_postgres(signal.SIGCONT)
-    until(lambda: not faults & set(prometheus.firing()), f"{faults} stop")
+    block_until(lambda: not faults & set(prometheus.firing()), f"{faults} stop")
 
 
 def test_clients_beyond_a_quota_fire_until_they_keep_to_it(watched: Watched) -> None:
@@ -215,8 +218,8 @@ def test_clients_beyond_a_quota_fire_until_they_keep_to_it(watched: Watched) -> 
             enqueue(watched.server, "small", 1)
         return fires()
 
-    until(exceeds, "QueenRequestsThrottled fires")
-    until(lambda: not fires(), "QueenRequestsThrottled stops")
+    block_until(exceeds, "QueenRequestsThrottled fires")
+    block_until(lambda: not fires(), "QueenRequestsThrottled stops")
 
 
 def enqueue(server: Server, namespace: str, count: int) -> None:
@@ -226,35 +229,35 @@ def enqueue(server: Server, namespace: str, count: int) -> None:
 def test_a_redis_that_is_down_fires_until_it_is_back(watched: Watched) -> None:
     tool("redis-server")
     watched.redis.kill()
-    until(lambda: "QueenRedisUnavailable" in watched.prometheus.firing(), "QueenRedisUnavailable fires")
+    block_until(lambda: "QueenRedisUnavailable" in watched.prometheus.firing(), "QueenRedisUnavailable fires")
     watched.redis.start()
-    until(lambda: "QueenRedisUnavailable" not in watched.prometheus.firing(), "QueenRedisUnavailable stops")
+    block_until(lambda: "QueenRedisUnavailable" not in watched.prometheus.firing(), "QueenRedisUnavailable stops")
 
 
 def test_dead_letters_fire_while_they_are_new(watched: Watched) -> None:
     server, prometheus = watched.server, watched.prometheus
     server.push("fragile", 3)
     query = 'queen:dlq_depth:max{queue="fragile"}'
-    until(lambda: has_data(prometheus, query), "the queue is known")
+    block_until(lambda: has_data(prometheus, query), "the queue is known")
     server.ack("workers", server.pop("fragile", "workers", batch=3), status="dlq")
-    until(lambda: "QueenDeadLetters" in prometheus.firing(), "QueenDeadLetters fires")
+    block_until(lambda: "QueenDeadLetters" in prometheus.firing(), "QueenDeadLetters fires")
     (labels,) = prometheus.firing()["QueenDeadLetters"]
     assert labels["queue"] == "fragile"
-    until(lambda: "QueenDeadLetters" not in prometheus.firing(), "QueenDeadLetters stops")
+    block_until(lambda: "QueenDeadLetters" not in prometheus.firing(), "QueenDeadLetters stops")
 
 
 def test_maintenance_that_was_forgotten_fires_until_it_is_off(watched: Watched) -> None:
     server, prometheus = watched.server, watched.prometheus
     server.post("/api/v1/system/maintenance/pop", {"enabled": True})
-    until(lambda: "QueenMaintenanceModeOn" in prometheus.firing(), "QueenMaintenanceModeOn fires")
+    block_until(lambda: "QueenMaintenanceModeOn" in prometheus.firing(), "QueenMaintenanceModeOn fires")
     server.post("/api/v1/system/maintenance/pop", {"enabled": False})
-    until(lambda: "QueenMaintenanceModeOn" not in prometheus.firing(), "QueenMaintenanceModeOn stops")
+    block_until(lambda: "QueenMaintenanceModeOn" not in prometheus.firing(), "QueenMaintenanceModeOn stops")
 
 
 def test_a_server_that_is_down_fires_until_it_is_back(watched: Watched) -> None:
     server, prometheus = watched.server, watched.prometheus
     down = {"QueenServerDown", "QueenNoServer"}
     server.stop()
-    until(lambda: down <= set(prometheus.firing()), "QueenServerDown fires")
+    block_until(lambda: down <= set(prometheus.firing()), "QueenServerDown fires")
     server.start()
-    until(lambda: not down & set(prometheus.firing()), "QueenServerDown stops")
+    block_until(lambda: not down & set(prometheus.firing()), "QueenServerDown stops")

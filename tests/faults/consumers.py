@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.faults.load import Client, until
+from tests.ageing import until
+from tests.faults.load import Client
 
 
 class Record:

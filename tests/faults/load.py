@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 
+from tests.ageing import until
 from tests.api import Answer, Api
 from tests.database import Connection, Stored, stored_messages
 
@@ -134,15 +135,6 @@ async def answered(producers: Iterable[Producer], requests: int) -> None:
     """Until each producer has been answered this many more requests."""
     goals = {producer: producer.requests + requests for producer in producers}
     await until(lambda: all(producer.requests >= goal for producer, goal in goals.items()))
-
-
-async def until(condition: Callable[[], bool], seconds: float = 45.0) -> None:
-    """Until something outside this process, or done by several clients, has come true."""
-    async with asyncio.timeout(seconds):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.01)
 
 
 async def check_stored(connection: Connection, producers: Sequence[Producer]) -> None:

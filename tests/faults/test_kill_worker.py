@@ -12,10 +12,11 @@ from functools import partial
 import psutil
 import pytest
 
+from tests.ageing import until
 from tests.api import Api
 from tests.faults.conftest import Victim
 from tests.faults.consumers import Consumer, Record, consuming
-from tests.faults.load import Producer, answered, check_delivered, check_stored, pushing, until
+from tests.faults.load import Producer, answered, check_delivered, check_stored, pushing
 
 _YOUTH_SECONDS = 3.0
 

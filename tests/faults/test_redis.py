@@ -12,7 +12,7 @@ from tests.ageing import until
 from tests.conftest import StartServer
 from tests.database import Connection
 from tests.hot.redis_server import RedisServer
-from tests.integration.test_topic_ready import depth, heat, inside
+from tests.integration.test_topic_ready import buffers, depth, heat
 from tests.topic_api import TopicApi, item, values
 
 Fault = Callable[[RedisServer], Awaitable[None]]
@@ -60,7 +60,7 @@ async def left(connection: Connection) -> dict[str, list[object]]:
 async def test_the_order_holds_and_nothing_is_lost_or_retried(
     fault: Fault, redis_server: RedisServer, start_server: StartServer
 ) -> None:
-    topics = TopicApi(await start_server(redis_addrs=redis_server.address))
+    topics = TopicApi(await start_server(topic_ready_queues="on", redis_addrs=redis_server.address))
     await topics.enqueue(*(item(n) for n in range(100)))
     await heat(topics)
     first = await topics.dequeue(limit=10)
@@ -77,12 +77,12 @@ async def test_the_order_holds_and_nothing_is_lost_or_retried(
 
 
 async def test_ready_queues_come_back_with_redis(redis_server: RedisServer, start_server: StartServer) -> None:
-    topics = TopicApi(await start_server(redis_addrs=redis_server.address))
+    topics = TopicApi(await start_server(topic_ready_queues="on", redis_addrs=redis_server.address))
     await topics.enqueue(*(item(n) for n in range(100)))
     await heat(topics)
     await redis_server.kill()
     assert values(await topics.dequeue(limit=5)) == list(range(5))
-    assert inside(topics).desk.seats == {}
+    assert buffers(topics).by_topic == {}
     await redis_server.start()
     await heat(topics)
     assert values(await topics.dequeue(limit=5)) == list(range(5, 10))
@@ -92,11 +92,11 @@ async def test_ready_queues_come_back_with_redis(redis_server: RedisServer, star
 async def test_a_redis_that_goes_back_in_time_hands_nothing_out_twice(
     redis_server: RedisServer, start_server: StartServer
 ) -> None:
-    topics = TopicApi(await start_server(redis_addrs=redis_server.address))
+    topics = TopicApi(await start_server(topic_ready_queues="on", redis_addrs=redis_server.address))
     await topics.enqueue(*(item(n) for n in range(50)))
     await heat(topics)
-    (seat,) = inside(topics).desk.seats.values()
-    key = f"queen:ready:{{{seat.topic.id}}}"
+    (buffer,) = buffers(topics).by_topic.values()
+    key = f"queen:ready:{{{buffer.topic.id}}}"
     # A replica that takes over may not have heard of the last changes.
     before = await redis_server.call("DUMP", key)
     assert isinstance(before, bytes)
@@ -107,8 +107,8 @@ async def test_a_redis_that_goes_back_in_time_hands_nothing_out_twice(
 
 
 async def test_a_host_without_redis_sees_the_same_order(redis_server: RedisServer, start_server: StartServer) -> None:
-    with_redis = TopicApi(await start_server(redis_addrs=redis_server.address))
-    without = TopicApi(await start_server())
+    with_redis = TopicApi(await start_server(topic_ready_queues="on", redis_addrs=redis_server.address))
+    without = TopicApi(await start_server(topic_ready_queues="on"))
     await with_redis.enqueue(*(item(n) for n in range(50)))
     await heat(with_redis)
     assert values(await without.dequeue(limit=10)) == list(range(10))

@@ -19,19 +19,11 @@ import pytest
 
 from queen.server import Worker
 from tests.acceptance.served import environ_without_settings
+from tests.ageing import until
 from tests.api import Api
 from tests.conftest import StartServer
 from tests.database import Connection, make_queue
-from tests.faults.load import (
-    Client,
-    Producer,
-    answered,
-    check_delivered,
-    check_stored,
-    pushing,
-    stored_when_replayed,
-    until,
-)
+from tests.faults.load import Client, Producer, answered, check_delivered, check_stored, pushing, stored_when_replayed
 from tests.faults.proxy import Proxy
 from tests.ports import free_port
 
@@ -188,7 +180,7 @@ async def test_a_server_starts_without_its_database_if_it_has_known_it(
 
 
 def is_drained(worker: Worker) -> bool:
-    return not worker.broker.spool.board.engaged
+    return not worker.broker.spool.state.engaged
 
 
 async def test_two_hosts_that_replay_at_once_store_everything_once(

@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
+from tests.ageing import until
 from tests.api import Api
 from tests.conftest import StartServer
 from tests.database import Connection
-from tests.faults.load import Client, until
+from tests.faults.load import Client
 from tests.faults.proxy import Proxy
 from tests.faults.test_spool import Host, host
 from tests.faults.test_topics import TOPIC, Consumer

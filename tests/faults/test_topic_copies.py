@@ -69,7 +69,7 @@ async def test_another_host_stores_what_one_cannot_and_nothing_is_stored_twice_w
     assert worker is not None
 
     async def empty() -> bool:
-        return not worker.broker.topics.wal.board.records and not await copies_of(other).files()
+        return not worker.broker.topics.wal.state.records and not await copies_of(other).files()
 
     await until(empty, 60)
     assert await stored(connection) == {last}

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.ageing import until
 from tests.api import Api
 from tests.conftest import StartServer
 from tests.faults.conftest import Victim
-from tests.faults.load import Client, until
+from tests.faults.load import Client
 from tests.faults.proxy import Proxy
 from tests.faults.test_kill_postgres import kill_postgres
 from tests.faults.test_kill_worker import kill_a_worker
@@ -133,14 +134,14 @@ async def test_dequeues_that_wait_outlive_an_absence_of_postgres(
     parked = asyncio.create_task(api.call("GET", path, namespace="ns", wait="true", timeout=100_000, **query))
     assert api.worker is not None
     topics = api.worker.broker.topics
-    await until(lambda: topics.dequeuer.parked + topics.many.parked == 1)
+    await until(lambda: len(topics.dequeuer.waiting) + len(topics.multi_dequeuer.waiting) == 1)
     # Only those that have waited for a while go on waiting.
     await asyncio.sleep(1.0)
     async with proxy.away():
         for _ in range(3):
             # As a timer, or news of another worker, would do.
             topics.dequeuer.wake_all()
-            topics.many.wake_all()
+            topics.multi_dequeuer.wake_all()
             refused = await api.call("GET", path, namespace="ns", **query)
             assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
         assert not parked.done()

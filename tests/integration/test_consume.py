@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.api import Api
+from tests.api import Api, payloads
 from tests.conftest import StartServer
-from tests.consumer import PATH, acknowledgments, consuming, payloads
+from tests.consumer import PATH, acknowledgments, consuming
 from tests.database import Connection
 
 

@@ -206,19 +206,19 @@ async def test_with_a_port_it_listens_on_this_machine_and_asks_for_a_password(tm
 def test_a_cluster_of_another_major_version_is_refused(tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path / "pg", version=16):
         pass
-    with pytest.raises(EmbeddedPostgresError, match="was made by PostgreSQL 16, and 18 cannot read it"):
+    with pytest.raises(EmbeddedPostgresError, match="created by PostgreSQL 16 and is not compatible with 18"):
         EmbeddedPostgres(tmp_path / "pg", version=18).start()
 
 
 def test_a_version_that_is_not_carried_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EmbeddedPostgresError, match="no embedded PostgreSQL 12, only 16 and 18"):
+    with pytest.raises(EmbeddedPostgresError, match="no embedded PostgreSQL 12: available versions are 16 and 18"):
         EmbeddedPostgres(tmp_path / "pg", version=12).start()
 
 
 def test_a_directory_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
     before = tmp_path.stat()
-    with pytest.raises(EmbeddedPostgresError, match="holds something else"):
+    with pytest.raises(EmbeddedPostgresError, match="is not empty"):
         EmbeddedPostgres(tmp_path).start()
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
     assert (tmp_path.stat().st_uid, tmp_path.stat().st_mode) == (before.st_uid, before.st_mode)
@@ -226,7 +226,7 @@ def test_a_directory_with_something_else_in_it_is_left_alone(tmp_path: Path) -> 
 
 def test_a_directory_of_another_user_is_refused_by_both_names(tmp_path: Path) -> None:
     somebody = Account(name="somebody", uid=os.geteuid() + 1, gid=os.getegid(), switched=False)
-    with pytest.raises(EmbeddedPostgresError, match=r"belongs to \w+, but PostgreSQL would run as somebody"):
+    with pytest.raises(EmbeddedPostgresError, match=r"is owned by \w+, but PostgreSQL would run as somebody"):
         check_owner(tmp_path, somebody)
 
 
@@ -240,7 +240,7 @@ def test_a_server_that_dies_while_starting_shows_its_last_words(tmp_path: Path) 
     postgres = EmbeddedPostgres(tmp_path / "pg", settings={"shared_buffers": "nonsense"})
     with pytest.raises(EmbeddedPostgresError) as refused:
         postgres.start()
-    assert "PostgreSQL ended while starting" in str(refused.value)
+    assert "PostgreSQL exited during startup" in str(refused.value)
     assert 'invalid value for parameter "shared_buffers": "nonsense"' in str(refused.value)
     with EmbeddedPostgres(tmp_path / "pg") as mended:
         assert mended.running
@@ -258,7 +258,7 @@ async def test_an_interrupted_creation_is_begun_again(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_called_a_full_disk(tmp_path: Path) -> None:
     last_words = 'FATAL:  could not write lock file "postmaster.pid": No space left on device'
-    message = str(failure("PostgreSQL ended while starting", last_words, tmp_path))
-    assert "The disk is full: free some space" in message
+    message = str(failure("PostgreSQL exited during startup", last_words, tmp_path))
+    assert "Disk full: free some space" in message
     assert last_words in message
     assert str(tmp_path) in message

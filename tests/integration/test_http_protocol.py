@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from queen.concurrency import EagerFuture as PromptAnswer
 from queen.errors import QueenError
 from queen.http.auth.browser import CORS_FOR_ALL
-from queen.http.server.message import HttpError, Request, Response, json_response
-from queen.http.server.protocol import HttpProtocol, Shell
+from queen.http.server.message import Access, Connection, HttpError, Request, Response, json_response
+from queen.http.server.protocol import Shell
 from queen.http.server.reader import RequestReader
-from queen.http.server.router import Access, Router
+from queen.http.server.router import Router, upgrade_required
 
 P = ParamSpec("P")
 either_kind = pytest.mark.parametrize("prompt", [False, True], ids=["heard in turn", "heard at once"])
@@ -873,11 +873,11 @@ class Shout(asyncio.Protocol):
         self.write(data.upper())
 
 
-def _upgrade(request: Request, connection: HttpProtocol) -> None:
+def _upgrade(request: Request, connection: Connection) -> None:
     connection.take_over(Shout())
 
 
-async def _upgrade_later(request: Request, connection: HttpProtocol) -> None:
+async def _upgrade_later(request: Request, connection: Connection) -> None:
     await asyncio.sleep(0)
     connection.take_over(Shout())
 
@@ -889,7 +889,7 @@ UPGRADE = ("Connection: Upgrade", "Upgrade: shout")
 @on_uvloop
 async def test_an_upgrade_hands_the_connection_over_with_what_was_sent_already(handler: Any) -> None:
     async with connected() as (site, client):
-        site.router.add("GET", "/shout", handler, Access.PUBLIC, upgrade=True)
+        site.router.add("GET", "/shout", upgrade_required, Access.PUBLIC, upgrade=handler)
         await client.send(get("/slow/a") + get("/shout", *UPGRADE) + b"first ")
         assert (await client.answer()).json() == {"name": "a"}
         assert (await client.answer()).status == 101
@@ -900,11 +900,11 @@ async def test_an_upgrade_hands_the_connection_over_with_what_was_sent_already(h
 
 @on_uvloop
 async def test_an_upgrade_can_be_refused() -> None:
-    def refuse(request: Request, connection: HttpProtocol) -> Response:
+    def refuse(request: Request, connection: Connection) -> Response:
         raise HttpError(403, "Insufficient permissions")
 
     async with connected() as (site, client):
-        site.router.add("GET", "/shout", refuse, Access.PUBLIC, upgrade=True)
+        site.router.add("GET", "/shout", upgrade_required, Access.PUBLIC, upgrade=refuse)
         answer = await client.ask(get("/shout", *UPGRADE) + b"first")
         assert (answer.status, answer.headers["connection"]) == (403, "close")
         assert await client.is_closed()
@@ -913,7 +913,7 @@ async def test_an_upgrade_can_be_refused() -> None:
 @on_uvloop
 async def test_a_route_for_upgrades_refuses_plain_requests() -> None:
     async with connected() as (site, client):
-        site.router.add("GET", "/shout", _upgrade, Access.PUBLIC, upgrade=True)
+        site.router.add("GET", "/shout", upgrade_required, Access.PUBLIC, upgrade=_upgrade)
         answer = await client.ask(get("/shout"))
         assert (answer.status, answer.headers["upgrade"]) == (426, "websocket")
         assert (await client.ask(GET_HELLO)).status == 200

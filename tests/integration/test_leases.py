@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
-from typing import Any
 
 import pytest
 
-from tests.api import Api
+from tests.api import Api, payloads
 from tests.database import Connection, dead_letters, expire_leases, make_queue
-
-
-def payloads(messages: list[dict[str, Any]]) -> list[Any]:
-    return [message["data"] for message in messages]
 
 
 async def test_while_a_batch_is_out_nobody_else_of_the_group_gets_anything(api: Api) -> None:

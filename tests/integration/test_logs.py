@@ -105,7 +105,7 @@ async def test_a_server_that_cannot_start_says_so_in_an_object(monkeypatch: pyte
     async with started(*queen("serve", "--host", "nowhere.invalid", "--port", str(free_port()))) as served:
         assert await served.ended() == 1
     (line,) = (json.loads(line) for line in served.lines if line)
-    assert (line["level"], "nowhere.invalid is not an address" in line["message"]) == ("critical", True)
+    assert (line["level"], "nowhere.invalid is not a valid address" in line["message"]) == ("critical", True)
 
 
 async def test_a_slow_request_is_logged_and_a_pop_that_waits_is_not(

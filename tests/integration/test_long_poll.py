@@ -10,17 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.api import Api
+from tests.api import Api, payloads
 from tests.conftest import StartServer
 from tests.database import Connection, make_queue
 from tests.raw_http import exchange, open_request
 
 NEVER = 60_000
 """Milliseconds between safety polls that no test here should need."""
-
-
-def payloads(messages: list[dict[str, Any]]) -> list[Any]:
-    return [message["data"] for message in messages]
 
 
 async def until_parked(api: Api, count: int) -> None:

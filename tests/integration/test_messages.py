@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from queen.http.server.router import Access
+from queen.http.server.message import Access
 from queen.wire.ids import partition_uuid
 from tests.api import Answer, Api
 from tests.conftest import StartServer

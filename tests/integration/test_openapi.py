@@ -11,9 +11,9 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from queen.http.api.document import TAGS, build_document
-from queen.http.api.route import by_key
 from queen.http.api.table import all_routes
+from queen.http.routing.document import TAGS, build_document
+from queen.http.routing.route import by_key
 from queen.http.server.message import Access, Response, Route
 from tests.api import Api
 

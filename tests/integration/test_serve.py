@@ -204,7 +204,7 @@ def run(settings, worker_id, runtime_dir, on_ready):
         await served.line_with("is ready")
         served.process.send_signal(signal.SIGTERM)
         assert await served.ended() == 0
-        assert "did not end in time; killing it" in await served.line_with("killing")
+        assert "did not exit within the grace period; killing it" in await served.line_with("killing")
 
 
 async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ async def test_a_worker_that_dies_is_started_again(tmp_path: Path) -> None:
         await served.line_with("is ready")
         killed = int((await served.line_with("worker 1 pid")).split()[3])
         os.kill(killed, signal.SIGKILL)
-        assert f"worker 1 (process {killed}) was ended by SIGKILL" in await served.line_with("SIGKILL")
+        assert f"worker 1 (process {killed}) was terminated by SIGKILL" in await served.line_with("SIGKILL")
         assert int((await served.line_with("worker 1 pid", count=2)).split()[3]) != killed
         served.process.send_signal(signal.SIGTERM)
         assert await served.ended() == 0
@@ -246,7 +246,7 @@ def run(settings, worker_id, runtime_dir, on_ready):
     async with started(*supervising(tmp_path, hopeless, first_delay=0.01)) as served:
         assert await served.ended() == 1
         assert len([line for line in served.lines if "the moon is in the wrong place" in line]) == 5
-        assert "queen: worker 1" in await served.line_with("right after it was started, 5 times in a row")
+        assert "queen: worker 1" in await served.line_with("during startup, 5 times in a row")
         assert "worker 0 finished" in served.lines
 
 
@@ -283,7 +283,7 @@ async def test_a_port_in_use_is_refused_before_anything_is_started(tmp_path: Pat
 async def test_a_wrong_option_is_refused_in_one_line() -> None:
     async with started(*queen("serve", "--port", "99999")) as served:
         assert await served.ended() == 1
-        assert served.lines[0] == "queen: port=99999: expected a whole number from 1 to 65535"
+        assert served.lines[0] == "queen: port=99999: expected an integer from 1 to 65535"
 
 
 async def test_help_names_every_option_and_its_variable() -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from queen.server import Worker
+from tests.ageing import until
 from tests.api import Api
 from tests.conftest import StartServer
 from tests.database import Connection, stored_messages
-from tests.faults.load import until
 from tests.faults.proxy import Proxy
 
 
@@ -33,7 +33,7 @@ def worker_of(api: Api) -> Worker:
 
 async def drained(api: Api) -> None:
     """Until nothing waits in the spool any more, and pushes go straight to PostgreSQL again."""
-    await until(lambda: not worker_of(api).broker.spool.board.engaged)
+    await until(lambda: not worker_of(api).broker.spool.state.engaged)
 
 
 async def switch(api: Api, enabled: bool, path: str = "") -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from queen.broker.topics.flusher import BreakerState
+from queen.spool.drainer import BreakerState
 from tests.ageing import until
 from tests.conftest import StartServer
 from tests.database import Connection

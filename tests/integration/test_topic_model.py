@@ -211,7 +211,7 @@ class Run:
         )
         worker = self.at(expire.worker).api.worker
         assert worker is not None
-        await worker.broker.topics.lapses.look()
+        await worker.broker.topics.expiry.search()
         self.model.expire()
 
     async def advance(self, advance: Advance) -> None:

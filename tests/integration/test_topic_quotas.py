@@ -77,3 +77,18 @@ async def test_a_quota_that_is_set_wins_and_null_lets_the_setting_decide(start_s
         "per_minute": 1,
     }
     assert (await topics.call("POST", "/enqueue", item("x"))).status == 429
+
+
+async def test_the_default_quota_is_that_of_every_namespace_without_one_of_its_own(start_server: StartServer) -> None:
+    topics = TopicApi(await start_server(namespace_quotas=(("default", 2), ("own", 4))))
+    for namespace, quota in (("default", 2), ("one", 2), ("two", 2), ("own", 4)):
+        for number in range(quota):
+            await topics.enqueue(item(number, namespace=namespace))
+        assert (await topics.call("POST", "/enqueue", item("x", namespace=namespace))).status == 429, namespace
+    await topics.good("PUT", "/quotas", {"namespace": "one", "per_minute": 3})
+    await topics.enqueue(item(2, namespace="one"))
+    # Also one that is set at run time.
+    await topics.good("PUT", "/quotas", {"namespace": "default", "per_minute": 5})
+    await topics.enqueue(*(item(number, namespace="three") for number in range(5)))
+    assert (await topics.call("POST", "/enqueue", item("x", namespace="three"))).status == 429
+    assert await topics.good("GET", "/quotas") == {"default": 5, "one": 3, "own": 4}

@@ -11,7 +11,8 @@ import asyncpg
 import pytest
 
 from queen.broker.maintenance.election import Session
-from queen.broker.topics.jobs import free_orphans
+from queen.broker.topics.jobs import free_prefetched
+from queen.broker.topics.prefetch import PrefetchBuffers
 from queen.broker.topics.topics import Topics
 from queen.storage.database import Database
 from tests.ageing import until
@@ -29,6 +30,12 @@ def inside(topics: TopicApi) -> Topics:
     return topics.api.worker.broker.topics
 
 
+def buffers(topics: TopicApi) -> PrefetchBuffers:
+    found = inside(topics).prefetch
+    assert found is not None
+    return found
+
+
 async def heat(topics: TopicApi) -> None:
     """Give the topic a ready queue, as many dequeues in a second would, and fill it."""
     part = inside(topics)
@@ -36,14 +43,14 @@ async def heat(topics: TopicApi) -> None:
     assert topic is not None
 
     async def opened() -> bool:
-        return topic.id in part.desk.seats or await part.desk.open(topic)
+        return topic.id in buffers(topics).by_topic or await buffers(topics).open(topic)
 
     await until(opened, 30)
-    await part.desk.fill(part.desk.seats[topic.id])
+    await buffers(topics).fill(buffers(topics).by_topic[topic.id])
 
 
 def depth(topics: TopicApi) -> int:
-    return sum(seat.depth for seat in inside(topics).desk.seats.values())
+    return sum(buffer.depth for buffer in buffers(topics).by_topic.values())
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -58,6 +65,9 @@ async def start_topics(
         settings |= {"redis_addrs": server.address, "redis_timeout_ms": 5000}
 
     async def start(worker_id: int = 0, **more: object) -> TopicApi:
+        if request.param == "memory":
+            # Workers of one host have no ready queues in memory; those of several hosts, one each, do.
+            more["num_workers"] = 1
         api: Api = await start_server(worker_id, **(settings | more))
         return TopicApi(api)
 
@@ -212,11 +222,11 @@ async def test_large_payloads_stay_in_postgresql_until_they_are_handed_out(topic
     large = "x" * 100_000
     await topics.enqueue(item(large), item("small"))
     await heat(topics)
-    (seat,) = inside(topics).desk.seats.values()
-    turn = await inside(topics).desk._queue.begin(seat.topic.id, seat.token, 10)
+    (buffer,) = buffers(topics).by_topic.values()
+    turn = await buffers(topics)._queue.begin(buffer.topic.id, buffer.token, 10)
     assert [one.whole for one in turn.items] == [False, True]
     assert max(len(one.rendered) for one in turn.items) < 1000
-    await inside(topics).desk._queue.end(seat.topic.id, seat.token, turn.number, 0, [])
+    await buffers(topics)._queue.end(buffer.topic.id, buffer.token, turn.number, 0, [])
     assert values(await topics.dequeue()) == [large, "small"]
 
 
@@ -241,10 +251,12 @@ async def test_a_ready_queue_of_a_dead_server_is_taken_over_in_order_and_without
     first = await topics.dequeue(limit=2)
     assert topics.api.worker is not None
     # What a killed server leaves behind: its queue, and nobody who renews its lease.
-    await inside(topics)._lease_daemon.stop()
-    inside(topics).desk.seats.clear()
+    daemon = inside(topics)._lease_daemon
+    assert daemon is not None
+    await daemon.stop()
+    buffers(topics).by_topic.clear()
     await connection.execute("UPDATE queen.topic_ready SET until = now() - interval '1 s'")
-    other = TopicApi(await start_server())
+    other = TopicApi(await start_server(topic_ready_queues="on"))
     again = await other.dequeue(limit=20)
     assert values(again) == list(range(2, 10))
     assert {one["retries"] for one in again} == {0}
@@ -257,7 +269,7 @@ async def test_items_that_are_in_no_ready_queue_are_freed(topics: TopicApi, conn
     await connection.execute("UPDATE queen.topic_items SET leased_until = 'infinity'")
     database = Database(dsn)
     session = await Session.open(database)
-    await free_orphans(session)
+    await free_prefetched(session)
     await session.close()
     await database.close()
     assert values(await topics.dequeue()) == [0, 1, 2]
@@ -269,7 +281,7 @@ async def test_a_server_that_was_paused_hands_nothing_out_that_others_have(
     await topics.enqueue(*(item(n) for n in range(10)))
     await heat(topics)
     await connection.execute("UPDATE queen.topic_ready SET until = now() - interval '1 s'")
-    other = TopicApi(await start_server())
+    other = TopicApi(await start_server(topic_ready_queues="on"))
     assert values(await other.dequeue(limit=4)) == [0, 1, 2, 3]
     assert values(await topics.dequeue(limit=20)) == [4, 5, 6, 7, 8, 9]
 
@@ -281,7 +293,7 @@ async def test_many_dequeues_in_a_second_make_a_topic_hot(topics: TopicApi) -> N
     async def hot() -> bool:
         batches = await asyncio.gather(*(topics.dequeue(limit=1) for _ in range(50)))
         seen.extend(one["data"] for batch in batches for one in batch)
-        return inside(topics).desk.stats.handed_out > 0
+        return buffers(topics).stats.handed_out > 0
 
     await until(hot, 30)
     rest = await topics.dequeue(limit=5000)
@@ -308,3 +320,22 @@ async def test_concurrent_consumers_on_two_workers_get_everything_once_and_in_or
 
     await asyncio.gather(*(consume(servers[n % 2]) for n in range(6)))
     assert sorted(seen) == list(range(1500))
+
+
+async def test_a_server_without_ready_queues_frees_what_one_with_them_left_behind(
+    topics: TopicApi, start_server: StartServer, connection: Connection, dsn: str
+) -> None:
+    await topics.enqueue(*(item(n) for n in range(5)))
+    await heat(topics)
+    daemon = inside(topics)._lease_daemon
+    assert daemon is not None
+    await daemon.stop()
+    buffers(topics).by_topic.clear()
+    await connection.execute("UPDATE queen.topic_ready SET until = now() - interval '1 s'")
+    plain = TopicApi(await start_server())
+    assert inside(plain).prefetch is None
+    session = await Session.open(database := Database(dsn))
+    await free_prefetched(session)
+    await session.close()
+    await database.close()
+    assert values(await plain.dequeue()) == [0, 1, 2, 3, 4]

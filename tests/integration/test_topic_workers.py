@@ -134,9 +134,9 @@ async def _claim_buffers(hot: Connection) -> int:
     sql = Database("").statements["topic_claim"]
     transaction = hot.transaction()
     await transaction.start()
-    await hot.execute(f"PREPARE claim (int[], bigint[], bigint[], bigint[], float8[], text[]) AS {sql}")
+    await hot.execute(f"PREPARE claim (int[], bigint[], bigint[], bigint[], float8[], text[], boolean) AS {sql}")
     text = await hot.fetchval(
-        "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE claim ('{1}', '{10}', '{0}', '{0}', '{30}', '{o}')"
+        "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE claim ('{1}', '{10}', '{0}', '{0}', '{30}', '{o}', false)"
     )
     await transaction.rollback()
     (scan,) = (

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.ageing import until
 from tests.api import Api
 from tests.conftest import StartServer
 from tests.database import Connection
@@ -220,13 +221,18 @@ async def test_at_most_once_means_gone_when_given(topics: TopicApi) -> None:
 
 async def test_an_item_past_its_ttl_is_not_delivered_and_is_removed(topics: TopicApi, connection: Connection) -> None:
     await topics.configure("short", ttl_seconds=1)
-    await topics.enqueue(item("gone", ttl=0.1), item("stays"), item("later", ttl=0.1, delay=0.5))
+    await topics.enqueue(item("gone", ttl=0.1), item("stays"), item("later", ttl=2.5, delay=3))
     await topics.enqueue(item("own", topic="short", ttl=3600), item("topic's", topic="short"))
-    await asyncio.sleep(0.3)
+
+    async def expired(count: int) -> bool:
+        query = "SELECT count(*) = $1 FROM queen.topic_items WHERE expires_at <= clock_timestamp()"
+        return bool(await connection.fetchval(query, count))
+
+    await until(lambda: expired(1))
     assert values(await topics.dequeue()) == ["stays"]
-    (later,) = await topics.dequeue(wait=True, timeout=3000)
+    (later,) = await topics.dequeue(wait=True, timeout=30_000)
     assert later["data"] == "later", "the time counts from when it is due"
-    await asyncio.sleep(0.8)
+    await until(lambda: expired(2))
     assert values(await topics.dequeue(topic="short")) == ["own"]
     assert topics.api.worker is not None
     await topics.api.worker.broker.jobs.run_once()
@@ -446,3 +452,48 @@ async def test_a_repeated_key_is_found_whatever_is_remembered_of_it(
         assert (await topics.counts())["ready"] == 2
     finally:
         await redis.kill()
+
+
+async def test_a_wrong_owner_does_not_mask_the_holder_in_the_same_batch(topics: TopicApi) -> None:
+    """Requests that arrive together share a statement, and each is decided by id, owner and topic."""
+    await topics.enqueue(item("other topic", topic="u"))
+    for operation in ("ack", "nack", "extend", "release"):
+        await topics.enqueue(item(operation))
+        (leased,) = await topics.dequeue(lease=60)
+        refs = [
+            named(leased, lease_owner="an impostor"),
+            named(leased, topic="u"),
+            named(leased, lease_owner=leased["lease_owner"]),
+            named(leased, lease_owner="another"),
+        ]
+        answers = await topics.good("POST", f"/{operation}", refs)
+        assert [answer["success"] for answer in answers] == [False, False, True, False], operation
+        await topics.good("POST", "/purge", {"namespace": NAMESPACE, "topic": TOPIC})
+
+
+async def test_acks_of_the_holder_succeed_beside_a_flood_of_wrong_ones(topics: TopicApi) -> None:
+    await topics.enqueue(*(item(number) for number in range(100)))
+    leased = await topics.dequeue(limit=100)
+    calls = []
+    for one in leased:
+        calls.append(topics.call("POST", "/ack", [named(one, lease_owner="an impostor")]))
+        calls.append(topics.call("POST", "/ack", [named(one, lease_owner=one["lease_owner"])]))
+    answers = [answer.body[0]["success"] for answer in await asyncio.gather(*calls)]
+    assert answers == [False, True] * 100
+
+
+async def test_an_extension_counts_for_every_reference_to_the_lease(topics: TopicApi) -> None:
+    await topics.enqueue(item("x"))
+    (leased,) = await topics.dequeue()
+    refs = [named(leased), named(leased, lease_owner=leased["lease_owner"]), named(leased, lease_owner="no")]
+    answers = await topics.good("POST", "/extend", refs)
+    assert [answer["success"] for answer in answers] == [True, True, False]
+
+
+@pytest.mark.parametrize("operation", ["ack", "nack", "extend", "release"])
+async def test_a_nul_in_a_lease_owner_is_a_bad_request(topics: TopicApi, operation: str) -> None:
+    ref = {"id": 1, "namespace": NAMESPACE, "topic": TOPIC, "lease_owner": "a\0b"}
+    answer = await topics.call("POST", f"/{operation}", [ref])
+    assert answer.status == 400 and "[0].lease_owner" in answer.body["error"]
+    operations = [{"type": "ackItem"} | ref]
+    assert (await topics.api.call("POST", "/api/v1/transaction", {"operations": operations})).status == 400

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from queen.wire.ids import parse_partition_uuid
-from tests.api import Api
+from tests.api import Api, payloads
 from tests.conftest import StartServer
 from tests.database import Connection, make_queue, stored_messages
 
@@ -23,10 +23,6 @@ async def pair(start_server: StartServer) -> Pair:
         await start_server(worker_id=0, num_workers=2, pop_safety_poll_ms=60_000),
         await start_server(worker_id=1, num_workers=2, pop_safety_poll_ms=60_000),
     )
-
-
-def payloads(messages: list[dict[str, Any]]) -> list[Any]:
-    return [message["data"] for message in messages]
 
 
 async def test_what_is_pushed_to_one_is_popped_from_the_other_at_once(pair: Pair) -> None:

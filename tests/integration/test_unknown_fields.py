@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from queen.http.api.route import Media, Operation
 from queen.http.api.table import all_routes
+from queen.http.routing.route import Media, Operation
 from tests.api import Api
 from tests.topic_api import TopicApi, item
 

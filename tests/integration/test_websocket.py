@@ -14,11 +14,10 @@ import msgspec
 import pytest
 
 from queen.http.auth.bearer import bearer_token
-from queen.http.server.message import Request, Response, error_response
-from queen.http.server.router import Access
-from tests.api import Api
+from queen.http.server.message import Access, Request, Response, error_response
+from tests.api import Api, payloads
 from tests.conftest import StartServer
-from tests.consumer import PATH, acknowledgments, consuming, payloads
+from tests.consumer import PATH, acknowledgments, consuming
 from tests.raw_http import exchange
 from tests.raw_websocket import (
     BINARY,
@@ -48,7 +47,7 @@ def no_error_is_logged(caplog: pytest.LogCaptureFixture) -> object:
 async def test_a_plain_request_is_told_to_upgrade(api: Api) -> None:
     status, body = await exchange(api.url, "GET", PATH)
     assert status == 426
-    assert msgspec.json.decode(body) == {"error": "This route speaks WebSocket only"}
+    assert msgspec.json.decode(body) == {"error": "This route takes WebSocket connections only"}
 
 
 @pytest.mark.parametrize(
@@ -406,10 +405,10 @@ async def test_random_frames_harm_nobody(api: Api) -> None:
             assert result["success"]
     assert api.worker is not None
     for _ in range(500):
-        if not api.worker.consume.connections:
+        if not api.worker.consumers.connections:
             break
         await asyncio.sleep(0.01)
-    assert api.worker.consume.connections == 0
+    assert api.worker.consumers.connections == 0
 
 
 async def _drain(socket: RawSocket, seconds: float) -> None:

@@ -39,13 +39,13 @@ async def test_every_shard_has_its_log_and_the_mode_holds_for_all(topics: TopicA
     assert await served(topics, second, 1) == [2]
     worker = topics.api.worker
     assert worker is not None
-    assert [broker.topics.wal.board.spooled for broker in worker.brokers] == [2, 1]
+    assert [broker.topics.wal.state.spooled for broker in worker.brokers] == [2, 1]
     scraped = (await topics.api.call("GET", "/metrics/prometheus")).body
     assert "queen_topic_buffered_items_total 3.0" in scraped
     assert 'queen_topic_breaker_state{shard="1"} 0.0' in scraped
     assert (await topics.good("PUT", "/modes", {"namespace": "ns", "mode": None}))["mode"] == "sync"
     await topics.enqueue(item(4, second))
-    assert worker.brokers[1].topics.wal.board.spooled == 1
+    assert worker.brokers[1].topics.wal.state.spooled == 1
 
 
 async def test_a_dead_shard_keeps_only_its_own_items_waiting(
@@ -83,3 +83,23 @@ async def test_what_waits_in_the_log_for_a_topic_that_has_moved_is_stored_where_
     worker = topics.api.worker
     assert worker is not None
     assert worker.broker.topics.wal.failed.count()[0] == 0
+
+
+async def test_with_all_shards_unavailable_a_new_topic_is_buffered_as_with_one_shard(
+    start_server: StartServer, proxy: Proxy, second_proxy: Proxy
+) -> None:
+    topics = TopicApi(
+        await start_server(database_urls=(proxy.dsn, second_proxy.dsn), namespace_modes=BUFFERED, db_away_ms=500)
+    )
+    worker = topics.api.worker
+    assert worker is not None
+
+    async def all_away() -> bool:
+        return all(broker.database.availability.down for broker in worker.brokers)
+
+    async with proxy.away(), second_proxy.away():
+        await until(all_away, 30)
+        await topics.enqueue(item(0, topic_on(0)), item(1, topic_on(1)))
+        await topics.enqueue(item(2, topic_on(1)))
+    assert await served(topics, topic_on(0), 1) == [0]
+    assert await served(topics, topic_on(1), 2) == [1, 2]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.ageing import until
 from tests.conftest import StartServer
-from tests.faults.load import until
 from tests.faults.proxy import Proxy
 from tests.shards.names import queue_on, topic_on
 from tests.topic_api import TopicApi, item, values

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from queen.wire.shards import Name
+from tests.ageing import until
 from tests.conftest import StartServer
-from tests.faults.load import until
 from tests.faults.proxy import Proxy
 from tests.shards.names import queue_on
 from tests.shards.test_moving import move

@@ -15,9 +15,9 @@ from queen.broker.sharding.layout import change_layout
 from queen.broker.sharding.move import Mover
 from queen.errors import Conflict, NotFound
 from queen.wire.shards import Name
+from tests.ageing import until
 from tests.api import Api
 from tests.conftest import StartServer
-from tests.faults.load import until
 from tests.shards.names import queue_on, topic_on
 from tests.topic_api import TopicApi, item, named, values
 
@@ -221,17 +221,18 @@ async def test_a_moved_topic_is_what_it_was(topics: TopicApi, dsns: tuple[str, s
 
 
 async def test_a_topic_moves_with_what_is_in_its_ready_queue_and_was_handed_out_of_it(
-    topics: TopicApi, dsns: tuple[str, str]
+    start_server: StartServer, dsns: tuple[str, str]
 ) -> None:
+    topics = TopicApi(await start_server(database_urls=dsns, topic_ready_queues="on"))
     topic = topic_on(0)
     await topics.enqueue(*(item(number, topic) for number in range(10)))
     assert topics.api.worker is not None
     inside = topics.api.worker.brokers[0].topics
     found = await inside.catalog.one(("ns", topic))
-    assert found is not None and await inside.desk.open(found)
-    await inside.desk.fill(inside.desk.seats[found.id])
+    assert found is not None and inside.prefetch is not None and await inside.prefetch.open(found)
+    await inside.prefetch.fill(inside.prefetch.by_topic[found.id])
     leased = await topics.dequeue(3, topic=topic)
-    assert (values(leased), inside.desk.seats[found.id].depth) == ([0, 1, 2], 7)
+    assert (values(leased), inside.prefetch.by_topic[found.id].depth) == ([0, 1, 2], 7)
 
     assert await move(dsns, Name.topic("ns", topic), 1)
 

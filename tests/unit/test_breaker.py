@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from queen.broker.topics.flusher import Breaker, BreakerState
+from queen.spool.drainer import Breaker, BreakerState
 
 
 class Clock:
@@ -15,7 +15,7 @@ class Clock:
 
 def test_three_failures_in_a_row_open_it_and_one_success_starts_the_count_again() -> None:
     seen: list[BreakerState] = []
-    breaker = Breaker(seen.append, Clock())
+    breaker = Breaker(seen.append, clock=Clock())
     for _ in range(2):
         breaker.failed()
     breaker.succeeded()
@@ -29,7 +29,7 @@ def test_three_failures_in_a_row_open_it_and_one_success_starts_the_count_again(
 
 def test_after_ten_seconds_one_attempt_decides() -> None:
     clock = Clock()
-    breaker = Breaker(lambda state: None, clock)
+    breaker = Breaker(lambda state: None, clock=clock)
     for _ in range(3):
         breaker.failed()
     clock.now += 9.9
@@ -45,10 +45,10 @@ def test_after_ten_seconds_one_attempt_decides() -> None:
 
 
 def test_who_knows_that_it_works_again_need_not_wait() -> None:
-    breaker = Breaker(lambda state: None, Clock())
-    breaker.invite()
+    breaker = Breaker(lambda state: None, clock=Clock())
+    breaker.half_open()
     assert breaker.state is BreakerState.CLOSED, "there was nothing to try"
     for _ in range(3):
         breaker.failed()
-    breaker.invite()
+    breaker.half_open()
     assert breaker.allows()

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queen.errors import BadRequest
-from queen.http.api.document import build_document
 from queen.http.api.table import all_routes
+from queen.http.routing.document import build_document
 from queen.http.server.message import Route
 from queen.wire.ack import AckBatch, SingleAck, decode_ack, decode_ack_batch
 from queen.wire.push import LONGEST_NAME, PushBody, decode_push

@@ -53,9 +53,9 @@ class Stage:
     gates: list[asyncio.Event] = field(default_factory=list)
 
     def batcher(
-        self, limit: int = 100, share: int = 100, most: int = 1000, courtesy: TenantThrottle | None = None
+        self, limit: int = 100, share: int = 100, most: int = 1000, throttle: TenantThrottle | None = None
     ) -> Batcher[Work]:
-        return fair(self.run, limit, share, most, courtesy)
+        return fair(self.run, limit, share, most, throttle)
 
     async def run(self, batch: list[Work]) -> None:
         gate = asyncio.Event()
@@ -164,26 +164,26 @@ async def test_batch_that_fails_is_told_and_the_next_runs() -> None:
     assert str(works[1].answer.exception()) == "no"
 
 
-class TestCourtesy:
+class TestThrottle:
     """A noisy tenant beside a quiet one that is served slowly."""
 
     @pytest.fixture
-    def courtesy(self, tmp_path: Path) -> TenantThrottle:
+    def throttle(self, tmp_path: Path) -> TenantThrottle:
         return TenantThrottle(tmp_path, 0, 1, 4.0)
 
-    async def annoy(self, courtesy: TenantThrottle) -> None:
+    async def annoy(self, throttle: TenantThrottle) -> None:
         for seconds in (0.001, 0.001, 0.1, 0.1, 0.1):
             for _ in range(6):
-                courtesy.served(["quiet"], seconds)
+                throttle.served(["quiet"], seconds)
             await asyncio.sleep(0.11)
-            courtesy.has_much()
-            courtesy.served(["quiet"], seconds)
-        assert courtesy.pause_of("noisy") >= 1
+            throttle.heavy_batch()
+            throttle.served(["quiet"], seconds)
+        assert throttle.pause_of("noisy") >= 1
 
-    async def test_has_one_small_batch_at_a_time_over_all_lanes_and_pauses(self, courtesy: TenantThrottle) -> None:
+    async def test_has_one_small_batch_at_a_time_over_all_lanes_and_pauses(self, throttle: TenantThrottle) -> None:
         stage = Stage()
-        lanes = [stage.batcher(limit=5000, share=1000, most=10_000, courtesy=courtesy) for _ in range(2)]
-        await self.annoy(courtesy)
+        lanes = [stage.batcher(limit=5000, share=1000, most=10_000, throttle=throttle) for _ in range(2)]
+        await self.annoy(throttle)
         for number in range(4):
             for lane in lanes:
                 lane.submit(Work("noisy", number, MUCH))
@@ -198,14 +198,14 @@ class TestCourtesy:
         for gate in stage.gates:
             gate.set()
 
-    async def test_everything_is_done_in_the_end(self, courtesy: TenantThrottle) -> None:
+    async def test_everything_is_done_in_the_end(self, throttle: TenantThrottle) -> None:
         done: list[int] = []
 
         async def run(batch: list[Work]) -> None:
             done.extend(work.number for work in batch)
 
-        lane = fair(run, 5000, 1000, 100_000, courtesy)
-        await self.annoy(courtesy)
+        lane = fair(run, 5000, 1000, 100_000, throttle)
+        await self.annoy(throttle)
         for number in range(50):
             lane.submit(Work("noisy", number, MUCH))
         async with asyncio.timeout(10):

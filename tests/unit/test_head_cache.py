@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from queen.http.server.message import Request, Response
+from queen.http.server.message import Access, Request, Response
 from queen.http.server.reader import CACHED_HEADS, HeadCache, KnownHead, RequestReader
-from queen.http.server.router import Access, Router
+from queen.http.server.router import Router
 
 
 def answer(request: Request) -> Response:

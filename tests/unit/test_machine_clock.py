@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from queen.broker.topics.buffer import ServerTime, boot_id, ticks
+from queen.broker.topics.buffered import ServerTime, boot_id, ticks
 
 SERVER = 1_800_000_000.0
 

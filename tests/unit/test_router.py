@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from queen.http.server.message import HttpError, Request, Response
-from queen.http.server.router import CACHED_TARGETS, Access, Match, Router
+from queen.http.server.message import Access, HttpError, Request, Response
+from queen.http.server.router import CACHED_TARGETS, Match, Router
 
 
 def handler(request: Request) -> Response:

@@ -33,10 +33,10 @@ def test_a_variable_replaces_the_default_and_an_override_replaces_the_variable()
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        ("PORT", "abc", "PORT=abc: expected a whole number from 1 to 65535"),
-        ("PORT", "0", "PORT=0: expected a whole number from 1 to 65535"),
-        ("PORT", "6_632", "PORT=6_632: expected a whole number from 1 to 65535"),
-        ("PG_USE_SSL", "yes", "PG_USE_SSL=yes: expected true, 1, false, 0 or nothing"),
+        ("PORT", "abc", "PORT=abc: expected an integer from 1 to 65535"),
+        ("PORT", "0", "PORT=0: expected an integer from 1 to 65535"),
+        ("PORT", "6_632", "PORT=6_632: expected an integer from 1 to 65535"),
+        ("PG_USE_SSL", "yes", "PG_USE_SSL=yes: expected true, 1, false, 0 or empty"),
         ("LOG_LEVEL", "loud", "LOG_LEVEL=loud: expected one of trace, debug, info, warn, error"),
         (
             "DEFAULT_SUBSCRIPTION_MODE",
@@ -52,9 +52,9 @@ def test_a_wrong_value_is_refused_with_its_name_and_what_was_expected(variable: 
 
 
 def test_a_wrong_override_is_refused_too() -> None:
-    with pytest.raises(SettingsError, match=r"^port=99999: expected a whole number from 1 to 65535$"):
+    with pytest.raises(SettingsError, match=r"^port=99999: expected an integer from 1 to 65535$"):
         Settings.from_env({}, port=99999)
-    with pytest.raises(SettingsError, match="no setting named porte"):
+    with pytest.raises(SettingsError, match="unknown setting: porte"):
         Settings.from_env({}, porte=1)
 
 
@@ -109,7 +109,7 @@ def test_database_urls_win_and_may_each_name_several_hosts() -> None:
     one, two = "postgresql://u@a:1,b:2/db", "postgres://v@c/db"
     settings = Settings.from_env({"DATABASE_URLS": f"{one}, {two}", "PG_HOST": "elsewhere"})
     assert settings.database_dsns == (one, two)
-    with pytest.raises(SettingsError, match="expected URLs that begin with postgresql://"):
+    with pytest.raises(SettingsError, match="expected postgresql:// URLs"):
         Settings.from_env({"DATABASE_URLS": "mysql://u@a/db"})
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from queen.errors import BadRequest
-from queen.http.api.view_cache import FileClaim, HostViewCache, cached
+from queen.http.routing.view_cache import FileClaim, HostViewCache, cached
 from queen.http.server.message import Request, Response
 from queen.single_flight import Cached, SingleFlightCache, cache_seconds
 

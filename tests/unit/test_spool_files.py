@@ -30,7 +30,7 @@ from queen.spool.record import UNNUMBERED, Record, bucket_of, decode_record, enc
 from queen.spool.shared_state import SharedSpoolState
 from queen.spool.spool import Spool
 from queen.spool.writer import SpoolRefused, SpoolWriter
-from tests.faults.load import until
+from tests.ageing import until
 
 
 def record(number: int, payload: bytes = b"payload", partition: str = "p") -> Record:
@@ -92,12 +92,12 @@ def test_records_of_several_files_come_back_in_the_order_they_were_accepted(tmp_
         spools = [open_spool(tmp_path, records_per_file=3) for _ in range(3)]
         for number in range(20):
             await append(spools[number % 3], record(number))
-        assert spools[0].board.records == 20
-        assert spools[0].board.holds([bucket_of("q", "p")])
-        assert not spools[0].board.holds([bucket_of("q", "elsewhere")])
+        assert spools[0].state.records == 20
+        assert spools[0].state.holds([bucket_of("q", "p")])
+        assert not spools[0].state.holds([bucket_of("q", "elsewhere")])
         assert replay(spools[1]) == list(range(20))
-        assert spools[0].board.records == 0
-        assert not spools[0].board.engaged
+        assert spools[0].state.records == 0
+        assert not spools[0].state.engaged
         assert spools[0].stats().replayed_messages == 20
         for spool in spools:
             await spool.close()
@@ -111,12 +111,12 @@ def test_what_a_dead_process_left_is_counted_and_replayed_by_the_next(tmp_path: 
         await append(first, record(1), record(2))
         await first.close()
         second = open_spool(tmp_path)
-        assert (second.board.records, second.board.messages) == (2, 2)
-        assert second.board.engaged
-        assert second.board.due
+        assert (second.state.records, second.state.messages) == (2, 2)
+        assert second.state.engaged
+        assert second.state.due
         await append(second, record(3))
         assert replay(second) == [1, 2, 3]
-        assert not second.board.engaged
+        assert not second.state.engaged
         await second.close()
 
     asyncio.run(write())
@@ -133,7 +133,7 @@ def test_a_replay_of_unknown_outcome_goes_on_where_the_last_commit_ended(tmp_pat
         reader.rewind({})
         assert numbers(reader.take(4, 1 << 20)) == [0, 1, 2, 3], "nothing of it was stored"
         reader.rewind({file_id: taken[3].end})
-        assert spool.board.records == 6, "all of it was stored after all"
+        assert spool.state.records == 6, "all of it was stored after all"
         taken = reader.take(2, 1 << 20)
         assert numbers(taken) == [4, 5]
         reader.settle(taken)
@@ -265,7 +265,7 @@ def test_a_full_disk_refuses_and_loses_nothing_that_was_answered(small_disk: Pat
                 assert "No space left" in str(error)
         assert 0 < len(answered) < 30
         assert not spool.stats().healthy
-        assert spool.board.records == len(answered)
+        assert spool.state.records == len(answered)
         assert replay(spool) == answered
         await append(spool, record(99))
         assert spool.stats().healthy
@@ -354,10 +354,10 @@ def _put_file(root: Path, content: bytes, file_id: uuid.UUID | None = None) -> P
 def _replay_directory(root: Path) -> list[int]:
     spool = open_spool(root)
     counted = len(list(left_records(root)))
-    assert spool.board.records == counted
+    assert spool.state.records == counted
     found = replay(spool)
     assert len(found) == counted
-    assert not spool.board.engaged
+    assert not spool.state.engaged
     asyncio.run(spool.close())
     return found
 

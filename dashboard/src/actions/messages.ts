@@ -99,7 +99,7 @@ export function moveToDeadLetters(messages: MessageRef[], groups: string[], afte
       ),
     done: (answers) => `${plural(answers.length, 'dead letter')} made`,
     undo: (answers) =>
-      (answers as Schema['MessageGivenUp'][]).map((one) =>
+      (answers as { queue: string; consumerGroup: string; transactionId: string }[]).map((one) =>
         call('delete', '/api/v1/dlq', { query: { queue: one.queue, consumerGroup: one.consumerGroup, transactionIds: one.transactionId } }),
       ),
     after,

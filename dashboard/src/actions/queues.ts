@@ -71,7 +71,8 @@ export function createQueue(after: (name: string) => void): void {
 }
 
 export function configureQueue(status: Schema['QueueStatus']): void {
-  const { name, namespace, task, options } = status.queue
+  const { name, namespace, task } = status.queue
+  const options = status.queue.options as Options
   act({
     title: 'Change options',
     object: name,
@@ -79,7 +80,7 @@ export function configureQueue(status: Schema['QueueStatus']): void {
     fields: [
       { name: 'namespace', label: 'Namespace', kind: 'text', initial: namespace },
       { name: 'task', label: 'Task', kind: 'text', initial: task },
-      ...OPTIONS.map((one) => ({ ...one, initial: (options[one.name] as number | boolean | null) ?? '' })),
+      ...OPTIONS.map((one) => ({ ...one, initial: options[one.name] ?? '' })),
     ],
     changes: (form) => {
       const next = optionsOf(form)
@@ -94,7 +95,7 @@ export function configureQueue(status: Schema['QueueStatus']): void {
     },
     calls: (form) => [configure(name, String(form.namespace), String(form.task), optionsOf(form))],
     done: () => `Options of ${name} are changed`,
-    undo: () => [configure(name, namespace, task, options as Options)],
+    undo: () => [configure(name, namespace, task, options)],
   })
 }
 

@@ -4,282 +4,6 @@
  */
 
 export interface paths {
-    "/health": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Is it healthy?
-         * @description 503 when PostgreSQL does not answer within 1.5 s.
-         *
-         *     Access: public.
-         */
-        get: operations["health"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/livez": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Is it alive?
-         * @description Answered as long as the worker's event loop turns; PostgreSQL is not asked.
-         *
-         *     Access: public.
-         */
-        get: operations["livez"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/readyz": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Should requests be sent here?
-         * @description 503 while PostgreSQL is away, the database lacks migrations, or the server is shutting down; `reasons` says which, and `pushes` what becomes of a push meanwhile.
-         *
-         *     Access: public.
-         */
-        get: operations["readyz"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/openapi.json": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * This document
-         * @description Access: public.
-         */
-        get: operations["openapi"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/docs": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * This document as a page
-         * @description Access: public.
-         */
-        get: operations["docs"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/ws/v1/consume": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Consume over a WebSocket
-         * @description Switches to the WebSocket protocol `queen.v1`: subscribe, receive batches as they arrive, ack, nack and renew on one connection. A browser, which cannot set headers, offers its token as the subprotocol `bearer.<token>` or in `?token=`. The page on WebSockets describes the messages.
-         *
-         *     Access: read-write.
-         */
-        get: operations["consume"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/system/settings": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Settings in force
-         * @description Of the worker that answers, with where each comes from. Secrets are not shown.
-         *
-         *     Access: admin.
-         */
-        get: operations["settings"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/system/connections": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Who is connected
-         * @description To the worker that answers, by address, with the requests that are being served.
-         *
-         *     Access: admin.
-         */
-        get: operations["connections"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/live": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Counters of this host, from memory
-         * @description Made to be asked for every second: no query is run for it.
-         *
-         *     Access: read-only.
-         */
-        get: operations["live"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/shards": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Shards and what lives there
-         * @description Access: read-only.
-         */
-        get: operations["shards"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/streams": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Streaming queries and the state they keep
-         * @description Access: read-only.
-         */
-        get: operations["streams"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/pipelines": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Pipelines of this host
-         * @description What runs on Apache Spark beside the server, from the files in which it reports.
-         *
-         *     Access: read-only.
-         */
-        get: operations["pipelines"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/topics/namespaces": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * List namespaces of topics
-         * @description Access: read-only.
-         */
-        get: operations["topicNamespaces"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/api/v1/push": {
         parameters: {
             query?: never;
@@ -291,7 +15,7 @@ export interface paths {
         put?: never;
         /**
          * Store messages
-         * @description Queues and partitions are made when they are first named. Within the queue's window, a `transactionId` that its partition has already is answered as `duplicate` and stored once. A 201 means that every item answered `queued` is durable in PostgreSQL, and every item answered `buffered` on the disk of the server, from where it goes to PostgreSQL.
+         * @description Queues and partitions are created when they are first named. Within the queue's dedup window, a `transactionId` that its partition has already is answered as `duplicate` and stored once. A 201 means that every item answered `queued` is durable in PostgreSQL, and every item answered `buffered` on the disk of the server, from where it is replayed to PostgreSQL. `data` is accepted in place of `payload`.
          *
          *     Access: read-write.
          */
@@ -310,34 +34,12 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Take messages from every queue of a namespace, of a task, or of both
-         * @description Queues of higher priority come first. 204 when there is nothing. Messages are leased to the caller until they are acknowledged or the lease ends; meanwhile nobody else of the group gets messages of these partitions.
+         * Pop from every queue of a namespace, of a task, or of both
+         * @description Queues of higher priority come first. 204 when there are no messages. Messages are leased to the caller until they are acknowledged or the lease expires; meanwhile no other consumer of the group gets messages of these partitions.
          *
          *     Access: read-write.
          */
         get: operations["popFiltered"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/pop/queue/{queue}": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Take messages from any partition of a queue
-         * @description The partition that has been ready longest comes first. 204 when there is nothing. Messages are leased to the caller until they are acknowledged or the lease ends; meanwhile nobody else of the group gets messages of these partitions.
-         *
-         *     Access: read-write.
-         */
-        get: operations["pop"];
         put?: never;
         post?: never;
         delete?: never;
@@ -354,12 +56,34 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Take messages from one partition
-         * @description 204 when there is nothing. Messages are leased to the caller until they are acknowledged or the lease ends; meanwhile nobody else of the group gets messages of these partitions.
+         * Pop from one partition
+         * @description 204 when there are no messages. Messages are leased to the caller until they are acknowledged or the lease expires; meanwhile no other consumer of the group gets messages of these partitions.
          *
          *     Access: read-write.
          */
         get: operations["popPartition"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/pop/queue/{queue}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Pop from any partition of a queue
+         * @description The partition that has been ready longest comes first. 204 when there are no messages. Messages are leased to the caller until they are acknowledged or the lease expires; meanwhile no other consumer of the group gets messages of these partitions.
+         *
+         *     Access: read-write.
+         */
+        get: operations["pop"];
         put?: never;
         post?: never;
         delete?: never;
@@ -379,7 +103,7 @@ export interface paths {
         put?: never;
         /**
          * Acknowledge one message
-         * @description Acknowledging a message as completed consumes everything before it in its partition. `failed` has it delivered again until the queue's `retryLimit` is used up, then it becomes a dead letter. An item that cannot be applied is answered `success: false` and costs the others nothing.
+         * @description Acknowledging a message as completed consumes everything before it in its partition. `failed` has it delivered again until the queue's `retryLimit` is used up, then it becomes a dead letter. An item that cannot be applied is answered `success: false` and does not affect the others.
          *
          *     Access: read-write.
          */
@@ -401,7 +125,7 @@ export interface paths {
         put?: never;
         /**
          * Acknowledge messages
-         * @description Acknowledging a message as completed consumes everything before it in its partition. `failed` has it delivered again until the queue's `retryLimit` is used up, then it becomes a dead letter. An item that cannot be applied is answered `success: false` and costs the others nothing.
+         * @description Acknowledging a message as completed consumes everything before it in its partition. `failed` has it delivered again until the queue's `retryLimit` is used up, then it becomes a dead letter. An item that cannot be applied is answered `success: false` and does not affect the others.
          *
          *     Access: read-write.
          */
@@ -444,12 +168,34 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Keep messages for longer
-         * @description Extends the lease on all partitions it holds; 404 when it has ended.
+         * Renew a lease
+         * @description Extends the lease on all partitions it holds; 404 when it has expired.
          *
          *     Access: read-write.
          */
         post: operations["extendLease"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/ws/v1/consume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Consume over a WebSocket
+         * @description Switches to the WebSocket protocol `queen.v1`: subscribe, receive batches as they arrive, ack, nack and renew on one connection. A browser, which cannot set headers, offers its token as the subprotocol `bearer.<token>` or in `?token=`. The page on WebSockets describes the messages.
+         *
+         *     Access: read-write.
+         */
+        get: operations["consume"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -466,8 +212,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Make a queue, or replace its options
-         * @description Messages and consumers of a queue that exists are left alone.
+         * Create a queue, or replace its options
+         * @description Messages and consumers of an existing queue are not affected.
          *
          *     Access: read-write.
          */
@@ -486,15 +232,15 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * One queue and its partitions
+         * A queue and its partitions
          * @description Access: read-only.
          */
         get: operations["queue"];
         put?: never;
         post?: never;
         /**
-         * Delete a queue with all that is in it
-         * @description Deleting a queue that does not exist is no failure.
+         * Delete a queue and everything in it
+         * @description Deleting a queue that does not exist is not an error.
          *
          *     Access: admin.
          */
@@ -614,8 +360,10 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Count everything
-         * @description Access: admin.
+         * Count queues, partitions, namespaces and tasks
+         * @description Statistics are read live, so there is nothing to refresh.
+         *
+         *     Access: admin.
          */
         post: operations["refreshStats"];
         delete?: never;
@@ -654,8 +402,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Partitions on which a group is behind
-         * @description The furthest behind first.
+         * List partitions on which a group lags
+         * @description The largest lag first.
          *
          *     Access: read-only.
          */
@@ -676,8 +424,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Where a group is, by queue
-         * @description Empty when nobody knows the group.
+         * The positions of a group, by queue
+         * @description Empty for an unknown group.
          *
          *     Access: read-only.
          */
@@ -685,7 +433,7 @@ export interface paths {
         put?: never;
         post?: never;
         /**
-         * Forget where a group is, on all queues
+         * Delete a group on all queues
          * @description Access: admin.
          */
         delete: operations["deleteGroup"];
@@ -705,7 +453,7 @@ export interface paths {
         put?: never;
         post?: never;
         /**
-         * Forget where a group is, on one queue
+         * Delete a group on one queue
          * @description Access: admin.
          */
         delete: operations["deleteGroupForQueue"];
@@ -724,8 +472,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Change when a group begins
-         * @description Only on partitions it has not consumed from yet.
+         * Change the start position of a group
+         * @description Only on partitions that it has not consumed from.
          *
          *     Access: read-write.
          */
@@ -746,8 +494,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Move a group on a queue
-         * @description Leases of the group end. One of `toEnd: true` and `timestamp` is needed.
+         * Seek a group on a queue
+         * @description Leases of the group end. One of `toEnd: true` and `timestamp` is required.
          *
          *     Access: read-write.
          */
@@ -768,7 +516,7 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Have a group skip all there is on one partition
+         * Seek a group to the end of one partition
          * @description Access: read-write.
          */
         post: operations["seekPartition"];
@@ -808,7 +556,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Everything about one message
+         * A message with its payload
          * @description Access: read-only.
          */
         get: operations["message"];
@@ -816,7 +564,7 @@ export interface paths {
         post?: never;
         /**
          * Delete a message, its dead letters and its traces
-         * @description Who has leased it keeps what was delivered.
+         * @description A consumer that has leased it keeps what was delivered.
          *
          *     Access: read-write.
          */
@@ -836,7 +584,7 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Store a copy at the tail of its partition
+         * Store a copy at the end of its partition
          * @description The copy is for every group, and the message's dead letters are removed.
          *
          *     Access: read-write.
@@ -858,7 +606,7 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Make a message a dead letter
+         * Dead-letter a message
          * @description Nothing else changes: if it is pending it is still delivered.
          *
          *     Access: read-write.
@@ -878,7 +626,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Where the partitions of a queue begin and end
+         * The first and next offsets of the partitions of a queue
          * @description For reading whole queues by offset, as `format("queen")` of Spark does.
          *
          *     Access: read-only.
@@ -900,7 +648,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Messages of a partition by offset, as they are stored
+         * Segments of a partition by offset
          * @description Consumes nothing. The answer is binary: segments with many messages each, as many as fit in some megabytes and at least one. Ask again from the end of the last one; an empty answer means that there are no more.
          *
          *     Access: read-only.
@@ -929,7 +677,7 @@ export interface paths {
         put?: never;
         post?: never;
         /**
-         * Throw dead letters away
+         * Delete dead letters
          * @description Their messages stay in their partitions. The same filters may be sent as a JSON body instead.
          *
          *     Access: admin.
@@ -950,8 +698,8 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Send dead letters round again
-         * @description Their messages are stored at the tails of their partitions, those that failed first before the others, and the dead letters are removed.
+         * Retry dead letters
+         * @description Their messages are stored at the ends of their partitions, the earliest failure first, and the dead letters are removed.
          *
          *     Access: read-write.
          */
@@ -972,7 +720,7 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Say something about a message
+         * Record a trace event of a message
          * @description Access: read-write.
          */
         post: operations["addTrace"];
@@ -990,7 +738,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * List the names of traces
+         * List trace names
          * @description Access: read-only.
          */
         get: operations["traceNames"];
@@ -1010,7 +758,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * What was said under a name
+         * List the traces of a name
          * @description Access: read-only.
          */
         get: operations["tracesByName"];
@@ -1030,114 +778,10 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * What was said about a message
+         * List the traces of a message
          * @description Access: read-only.
          */
         get: operations["tracesOfMessage"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/internal/api/notify": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /**
-         * Wake waiting pops
-         * @description Has parked pops of a queue, or of one partition, look for messages, on every host.
-         *
-         *     Access: admin.
-         */
-        post: operations["notify"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/internal/api/events": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /**
-         * What another host did
-         * @description Packets of other hosts, signed with QUEEN_SYNC_SECRET where it is set.
-         *
-         *     Access: admin.
-         */
-        post: operations["hostEvents"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/system/shared-state": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * What hosts know of each other
-         * @description Access: admin.
-         */
-        get: operations["sharedState"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/internal/api/shared-state/stats": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * What hosts know of each other
-         * @description Access: admin.
-         */
-        get: operations["sharedStateStats"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/internal/api/inter-instance/stats": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * What hosts know of each other
-         * @description Access: admin.
-         */
-        get: operations["interInstanceStats"];
         put?: never;
         post?: never;
         delete?: never;
@@ -1154,14 +798,14 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Which maintenance modes are on, and what waits
+         * Maintenance modes and the state of the spool
          * @description Access: admin.
          */
         get: operations["maintenance"];
         put?: never;
         /**
-         * Switch push maintenance
-         * @description While it is on, pushes are kept on disk and answered `buffered`; when it is switched off they go to PostgreSQL, in order. Holds for every server of the database, and across restarts.
+         * Switch push maintenance on or off
+         * @description While it is on, pushes are kept on disk and answered `buffered`; when it is switched off they are replayed to PostgreSQL, in order. Applies to every server of the database, and across restarts.
          *
          *     Access: admin.
          */
@@ -1186,7 +830,7 @@ export interface paths {
         get: operations["popMaintenance"];
         put?: never;
         /**
-         * Switch pop maintenance
+         * Switch pop maintenance on or off
          * @description While it is on, pops are answered empty at once. Pushes go on.
          *
          *     Access: admin.
@@ -1206,7 +850,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * What waits in the spool of this host
+         * Messages in the spool of this host
          * @description Access: read-only.
          */
         get: operations["buffers"];
@@ -1226,7 +870,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Everything at once
+         * Counts, lag and throughput of the whole server
          * @description Access: read-only.
          */
         get: operations["overview"];
@@ -1246,8 +890,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * How it goes
-         * @description Counts are of this moment and exact; throughput is of the last hour, or of `from` to `to`.
+         * Status of the server and its queues
+         * @description Counts are current and exact; throughput is of the last hour, or from `from` to `to`.
          *
          *     Access: read-only.
          */
@@ -1268,7 +912,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Queues and what they hold
+         * List queues with their message counts
          * @description Access: read-only.
          */
         get: operations["statusQueues"];
@@ -1288,7 +932,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * One queue in detail
+         * Status of one queue
          * @description Access: read-only.
          */
         get: operations["statusQueue"];
@@ -1308,7 +952,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Messages of a queue, newest first
+         * List the messages of a queue, newest first
          * @description Access: read-only.
          */
         get: operations["statusQueueMessages"];
@@ -1328,8 +972,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * When the messages that are still stored came
-         * @description Of the last day, unless `from` and `to` say else.
+         * Arrival times of the messages that are still stored
+         * @description Of the last day, unless `from` and `to` are sent.
          *
          *     Access: read-only.
          */
@@ -1350,8 +994,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * How processes were
-         * @description Of the last day, unless `from` and `to` say else.
+         * CPU, memory and connections of the workers
+         * @description Of the last day, unless `from` and `to` are sent.
          *
          *     Access: read-only.
          */
@@ -1372,8 +1016,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * What workers counted
-         * @description Of the last day, unless `from` and `to` say else.
+         * Requests and messages of the workers
+         * @description Of the last day, unless `from` and `to` are sent.
          *
          *     Access: read-only.
          */
@@ -1394,8 +1038,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * How long messages waited
-         * @description Of the last day, unless `from` and `to` say else.
+         * How long messages waited until they were popped
+         * @description Of the last day, unless `from` and `to` are sent.
          *
          *     Access: read-only.
          */
@@ -1416,8 +1060,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * What was counted for queues
-         * @description Of the last day, unless `from` and `to` say else.
+         * Operations on queues
+         * @description Of the last day, unless `from` and `to` are sent.
          *
          *     Access: read-only.
          */
@@ -1438,8 +1082,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * How many pops waited
-         * @description Of the last day, unless `from` and `to` say else.
+         * The number of waiting pops
+         * @description Of the last day, unless `from` and `to` are sent.
          *
          *     Access: read-only.
          */
@@ -1460,8 +1104,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * What was removed
-         * @description Of the last day, unless `from` and `to` say else.
+         * Messages removed by retention
+         * @description Of the last day, unless `from` and `to` are sent.
          *
          *     Access: read-only.
          */
@@ -1482,8 +1126,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * What was rolled up
-         * @description Of the last day, unless `from` and `to` say else.
+         * What `queen pipeline rollup` wrote
+         * @description Of the last day, unless `from` and `to` are sent.
          *
          *     Access: read-only.
          */
@@ -1504,7 +1148,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * What PostgreSQL says of itself
+         * Statistics of PostgreSQL
          * @description Access: read-only.
          */
         get: operations["postgresStats"];
@@ -1524,7 +1168,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * This host in short
+         * Metrics of this host in short
          * @description Access: public.
          */
         get: operations["metrics"];
@@ -1544,8 +1188,8 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Everything, for Prometheus
-         * @description Whichever worker answers speaks for all workers of its host.
+         * All metrics, for Prometheus
+         * @description Whichever worker answers, the metrics are of all workers of its host.
          *
          *     Access: public.
          */
@@ -1569,7 +1213,7 @@ export interface paths {
         put?: never;
         /**
          * Register a streaming query
-         * @description A name that is known is met again. With another fingerprint it is refused with 409, unless it is to be reset.
+         * @description A registered name is found again. With another fingerprint it is refused with 409, unless `reset` is sent.
          *
          *     Access: read-write.
          */
@@ -1591,7 +1235,7 @@ export interface paths {
         put?: never;
         /**
          * Write state, push and acknowledge, all or nothing
-         * @description A cycle that cannot be done is answered 200 with `success: false`. One that is sent again under the same lease, because its answer was lost, succeeds and changes nothing. Duplicates among the items are passed over.
+         * @description A cycle that cannot be done is answered 200 with `success: false`. One that is sent again under the same lease, because its answer was lost, succeeds and changes nothing. Duplicates among the items are skipped.
          *
          *     Access: read-write.
          */
@@ -1635,7 +1279,7 @@ export interface paths {
         put?: never;
         /**
          * Stage messages of a batch
-         * @description They are messages once the batch is published. What nobody publishes is removed after a day.
+         * @description They become messages when the batch is published. What is never published is removed after a day.
          *
          *     Access: read-write.
          */
@@ -1688,182 +1332,6 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/v1/topics/enqueue": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /**
-         * Enqueue items
-         * @description All or none are stored. The answer has the ids in the order of the items; an item whose `idempotency_key` its namespace knows is not stored again, and answered with the id of the first.
-         *
-         *     Access: read-write.
-         */
-        post: operations["enqueue"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/topics/dequeue": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Lease the next items
-         * @description By priority (lower first), then by the time they became due, then by id. Nothing is given before its `deliver_after`. Items that are not acknowledged before their lease ends are given again.
-         *
-         *     Access: read-only.
-         */
-        get: operations["dequeue"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/topics/ack": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /**
-         * Items are done
-         * @description They are gone for good. One item may be sent without the array.
-         *
-         *     Access: read-write.
-         */
-        post: operations["ackItems"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/topics/nack": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /**
-         * Items failed
-         * @description They are given again after a while that doubles each time, or become dead letters. One item may be sent without the array.
-         *
-         *     Access: read-write.
-         */
-        post: operations["nackItems"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/topics": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Topics that have ready or leased items
-         * @description Access: read-only.
-         */
-        get: operations["activeTopics"];
-        put?: never;
-        post?: never;
-        /**
-         * Delete a topic with all that is in it
-         * @description Access: admin.
-         */
-        delete: operations["deleteTopic"];
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/topics/dlq": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * List the dead letters of a topic
-         * @description Access: read-only.
-         */
-        get: operations["topicDeadLetters"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/topics/dlq/delete": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /**
-         * Throw dead letters of topics away
-         * @description One item may be sent without the array.
-         *
-         *     Access: read-write.
-         */
-        post: operations["deleteTopicDeadLetters"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/topics/dlq/retry": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /**
-         * Send dead letters of topics round again
-         * @description They are ready at once, with no retries used. One item may be sent without the array.
-         *
-         *     Access: read-write.
-         */
-        post: operations["retryTopicDeadLetters"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/enqueue": {
         parameters: {
             query?: never;
@@ -1875,11 +1343,33 @@ export interface paths {
         put?: never;
         /**
          * Enqueue items (as mqueue does)
-         * @description All or none are stored. The answer has the ids in the order of the items; an item whose `idempotency_key` its namespace knows is not stored again, and answered with the id of the first.
+         * @description All or none are stored. The answer has the ids in the order of the items; an item whose `idempotency_key` its namespace has already is not stored again, and answered with the id of the first.
          *
          *     Access: read-write.
          */
         post: operations["enqueueShort"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/topics/enqueue": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Enqueue items
+         * @description All or none are stored. The answer has the ids in the order of the items; an item whose `idempotency_key` its namespace has already is not stored again, and answered with the id of the first.
+         *
+         *     Access: read-write.
+         */
+        post: operations["enqueue"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1895,11 +1385,55 @@ export interface paths {
         };
         /**
          * Lease the next items (as mqueue does)
-         * @description By priority (lower first), then by the time they became due, then by id. Nothing is given before its `deliver_after`. Items that are not acknowledged before their lease ends are given again.
+         * @description By priority (lower first), then by the time they became due, then by id. Nothing is given before its `deliver_after`. Items that are not acknowledged before their lease expires are given again.
          *
          *     Access: read-only.
          */
         get: operations["dequeueShort"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/topics/dequeue": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Lease the next items
+         * @description By priority (lower first), then by the time they became due, then by id. Nothing is given before its `deliver_after`. Items that are not acknowledged before their lease expires are given again.
+         *
+         *     Access: read-only.
+         */
+        get: operations["dequeue"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/topics/dequeue/many": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Lease the next items of several topics
+         * @description In one order of service: by priority, then by the time they became due, then by id.
+         *
+         *     Access: read-only.
+         */
+        get: operations["dequeueMany"];
         put?: never;
         post?: never;
         delete?: never;
@@ -1918,12 +1452,34 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Items are done (as mqueue does)
-         * @description They are gone for good. One item may be sent without the array.
+         * Acknowledge items (as mqueue does)
+         * @description They are removed for good. One item may be sent without the array.
          *
          *     Access: read-write.
          */
         post: operations["ackItemsShort"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/topics/ack": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Acknowledge items
+         * @description They are removed for good. One item may be sent without the array.
+         *
+         *     Access: read-write.
+         */
+        post: operations["ackItems"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1940,12 +1496,78 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Items failed (as mqueue does)
-         * @description They are given again after a while that doubles each time, or become dead letters. One item may be sent without the array.
+         * Report that items failed (as mqueue does)
+         * @description They are given again after a backoff that doubles each time, or become dead letters. One item may be sent without the array.
          *
          *     Access: read-write.
          */
         post: operations["nackItemsShort"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/topics/nack": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Report that items failed
+         * @description They are given again after a backoff that doubles each time, or become dead letters. One item may be sent without the array.
+         *
+         *     Access: read-write.
+         */
+        post: operations["nackItems"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/topics/extend": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Extend the leases of items
+         * @description So many `seconds` from now, by default as long as a lease of the topic; never shorter. One item may be sent without the array.
+         *
+         *     Access: read-write.
+         */
+        post: operations["extendItems"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/topics/release": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Release leased items
+         * @description They are ready at once, and have not failed: no retry is counted. One item may be sent without the array.
+         *
+         *     Access: read-write.
+         */
+        post: operations["releaseItems"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1960,13 +1582,37 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Topics that have ready or leased items (as mqueue does)
+         * List topics that have ready or leased items (as mqueue does)
          * @description Access: read-only.
          */
         get: operations["activeTopicsShort"];
         put?: never;
         post?: never;
         delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/topics": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List topics that have ready or leased items
+         * @description Access: read-only.
+         */
+        get: operations["activeTopics"];
+        put?: never;
+        post?: never;
+        /**
+         * Delete a topic and everything in it
+         * @description Access: admin.
+         */
+        delete: operations["deleteTopic"];
         options?: never;
         head?: never;
         patch?: never;
@@ -1992,6 +1638,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/topics/dlq": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List the dead letters of a topic
+         * @description Access: read-only.
+         */
+        get: operations["topicDeadLetters"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/dlq/delete": {
         parameters: {
             query?: never;
@@ -2002,12 +1668,34 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Throw dead letters of topics away (as mqueue does)
+         * Delete dead letters of topics (as mqueue does)
          * @description One item may be sent without the array.
          *
          *     Access: read-write.
          */
         post: operations["deleteTopicDeadLettersShort"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/topics/dlq/delete": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Delete dead letters of topics
+         * @description One item may be sent without the array.
+         *
+         *     Access: read-write.
+         */
+        post: operations["deleteTopicDeadLetters"];
         delete?: never;
         options?: never;
         head?: never;
@@ -2024,7 +1712,7 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Send dead letters of topics round again (as mqueue does)
+         * Retry dead letters of topics (as mqueue does)
          * @description They are ready at once, with no retries used. One item may be sent without the array.
          *
          *     Access: read-write.
@@ -2036,29 +1724,7 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/v1/topics/dequeue/many": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Lease the next items of several topics
-         * @description As if they were one: by priority, then by the time they became due, then by id, over all of them.
-         *
-         *     Access: read-only.
-         */
-        get: operations["dequeueMany"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/topics/extend": {
+    "/api/v1/topics/dlq/retry": {
         parameters: {
             query?: never;
             header?: never;
@@ -2068,34 +1734,12 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Make leases of items last longer
-         * @description So many `seconds` from now, by default as long as a lease of the topic; never shorter. One item may be sent without the array.
+         * Retry dead letters of topics
+         * @description They are ready at once, with no retries used. One item may be sent without the array.
          *
          *     Access: read-write.
          */
-        post: operations["extendItems"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/topics/release": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /**
-         * Give leased items back
-         * @description They are ready as before, for anybody, and have not failed: nothing is counted. One item may be sent without the array.
-         *
-         *     Access: read-write.
-         */
-        post: operations["releaseItems"];
+        post: operations["retryTopicDeadLetters"];
         delete?: never;
         options?: never;
         head?: never;
@@ -2110,7 +1754,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Look at the next items without leasing them
+         * Show the next items without leasing them
          * @description Access: read-only.
          */
         get: operations["peekTopic"];
@@ -2130,7 +1774,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * How many items topics have, and their options
+         * Item counts and options of topics
          * @description Access: read-only.
          */
         get: operations["topicCounts"];
@@ -2153,7 +1797,7 @@ export interface paths {
         put?: never;
         /**
          * Set options of a topic
-         * @description Options that are not sent stay as they are; null stands for the default. A topic that does not exist is made.
+         * @description Options that are not sent stay as they are; null stands for the default. A topic that does not exist is created.
          *
          *     Access: admin.
          */
@@ -2200,7 +1844,7 @@ export interface paths {
         get: operations["quotas"];
         /**
          * Set the quota of a namespace
-         * @description It wins over NAMESPACE_QUOTAS; null lets NAMESPACE_QUOTAS decide again.
+         * @description It overrides NAMESPACE_QUOTAS; null removes the override.
          *
          *     Access: admin.
          */
@@ -2221,18 +1865,376 @@ export interface paths {
         };
         /**
          * Write modes by namespace
-         * @description Namespaces that are not named are `sync`.
+         * @description Namespaces that are not listed are `sync`.
          *
          *     Access: admin.
          */
         get: operations["writeModes"];
         /**
          * Set the write mode of a namespace
-         * @description `sync`: items are in PostgreSQL before they are answered. `buffered`: they are in a log on disk, and soon in PostgreSQL. It wins over NAMESPACE_MODES; null lets NAMESPACE_MODES decide again.
+         * @description `sync`: items are in PostgreSQL before they are answered. `buffered`: they are in a log on disk, and soon in PostgreSQL. It overrides NAMESPACE_MODES; null removes the override.
          *
          *     Access: admin.
          */
         put: operations["setWriteMode"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/internal/api/notify": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Wake waiting pops
+         * @description Waiting pops of a queue, or of one partition, look for messages, on every host.
+         *
+         *     Access: admin.
+         */
+        post: operations["notify"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/internal/api/events": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Receive a packet of another host
+         * @description Packets of other hosts, signed with QUEEN_SYNC_SECRET where it is set.
+         *
+         *     Access: admin.
+         */
+        post: operations["hostEvents"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/internal/api/inter-instance/stats": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * The state shared with other hosts
+         * @description Access: admin.
+         */
+        get: operations["interInstanceStats"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/internal/api/shared-state/stats": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * The state shared with other hosts
+         * @description Access: admin.
+         */
+        get: operations["sharedStateStats"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/system/shared-state": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * The state shared with other hosts
+         * @description Access: admin.
+         */
+        get: operations["sharedState"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/system/settings": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Settings in force
+         * @description Of the worker that answers, with the source of each value. Secrets are not shown.
+         *
+         *     Access: admin.
+         */
+        get: operations["listSettings"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/system/connections": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Open connections
+         * @description To the worker that answers, by address, with the requests that are being served.
+         *
+         *     Access: admin.
+         */
+        get: operations["listConnections"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/live": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Live counters of this host
+         * @description Made to be polled every second: it runs no query.
+         *
+         *     Access: read-only.
+         */
+        get: operations["live"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/shards": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Shards and what lives there
+         * @description Access: read-only.
+         */
+        get: operations["listShards"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/streams": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Streaming queries and the state they keep
+         * @description Access: read-only.
+         */
+        get: operations["listStreamQueries"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/pipelines": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Pipelines of this host
+         * @description Runs on Apache Spark beside the server, from the files in which they report.
+         *
+         *     Access: read-only.
+         */
+        get: operations["listPipelines"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/topics/namespaces": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List namespaces of topics
+         * @description Access: read-only.
+         */
+        get: operations["listTopicNamespaces"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/health": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Health of the server
+         * @description 503 when PostgreSQL does not answer within 1.5 s; with several shards, when none of them does.
+         *
+         *     Access: public.
+         */
+        get: operations["health"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/livez": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Liveness probe
+         * @description Answered as long as the worker's event loop runs; PostgreSQL is not asked.
+         *
+         *     Access: public.
+         */
+        get: operations["livez"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/readyz": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Readiness probe
+         * @description 503 while PostgreSQL (with several shards: every one) is unavailable, the database lacks migrations, or the server is shutting down; `reasons` says which, and `pushes` what becomes of a push meanwhile.
+         *
+         *     Access: public.
+         */
+        get: operations["readyz"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/openapi.json": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * This document
+         * @description Access: public.
+         */
+        get: operations["openapi"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/docs": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * This document as a page
+         * @description Access: public.
+         */
+        get: operations["docs"];
+        put?: never;
         post?: never;
         delete?: never;
         options?: never;
@@ -2252,6 +2254,15 @@ export interface components {
             removed: number;
         };
         /**
+         * AckBatch
+         * @description Acknowledgments of one group, which is named here and not per item.
+         */
+        AckBatch: {
+            acknowledgments: components["schemas"]["AckItem"][];
+            /** @default null */
+            consumerGroup?: string | null;
+        };
+        /**
          * AckDone
          * @description A message that a transaction acknowledged.
          */
@@ -2265,6 +2276,20 @@ export interface components {
             dlq: boolean;
         };
         /**
+         * AckItem
+         * @description What became of a message. Without `leaseId`, no lease is checked.
+         */
+        AckItem: {
+            transactionId: string;
+            partitionId: string;
+            /** @default null */
+            leaseId?: string | null;
+            /** @default null */
+            status?: string | null;
+            /** @default null */
+            error?: string | null;
+        };
+        /**
          * AckItemDone
          * @description An item that a transaction acknowledged.
          */
@@ -2276,10 +2301,10 @@ export interface components {
             id: string;
         };
         /**
-         * AckItemOperation
-         * @description An item of a topic is done.
+         * AckItemStep
+         * @description Acknowledge an item of a topic.
          */
-        AckItemOperation: {
+        AckItemStep: {
             /** @enum {unknown} */
             type: "ackItem";
             id: number | string;
@@ -2289,22 +2314,23 @@ export interface components {
             lease_owner?: string | null;
         };
         /**
-         * AckOperation
-         * @description Acknowledge a message. `failed` makes it a dead letter at once.
+         * AckOfCycle
+         * @description The last message that was read, and how many were.
          */
-        AckOperation: {
-            /** @enum {unknown} */
-            type: "ack";
-            transactionId: string;
-            partitionId: string;
+        AckOfCycle: {
             /** @default null */
-            status?: ("completed" | "dlq" | "failed" | "success") | null;
+            transactionId?: unknown;
             /** @default null */
-            consumerGroup?: string | null;
+            leaseId?: unknown;
+            /**
+             * @default null
+             * @enum {unknown}
+             */
+            status?: "completed" | "success" | "failed" | "dlq" | null;
+            /** @default 1 */
+            count?: unknown;
             /** @default null */
-            leaseId?: string | null;
-            /** @default null */
-            error?: string | null;
+            error?: unknown;
         };
         /**
          * AckResult
@@ -2321,13 +2347,22 @@ export interface components {
             dlq: boolean;
         };
         /**
-         * AcknowledgmentBatch
-         * @description Acknowledgments of one group, which is named here and not per item.
+         * AckStep
+         * @description Acknowledge a message. `failed` makes it a dead letter at once.
          */
-        AcknowledgmentBatch: {
-            acknowledgments: components["schemas"]["BatchItem"][];
+        AckStep: {
+            /** @enum {unknown} */
+            type: "ack";
+            transactionId: string;
+            partitionId: string;
+            /** @default null */
+            status?: ("completed" | "success" | "failed" | "dlq") | null;
             /** @default null */
             consumerGroup?: string | null;
+            /** @default null */
+            leaseId?: string | null;
+            /** @default null */
+            error?: string | null;
         };
         /**
          * ActiveQuery
@@ -2343,11 +2378,22 @@ export interface components {
         };
         /**
          * Alive
-         * @description What `/livez` says.
+         * @description That the event loop of the worker runs.
          */
         Alive: {
             alive: boolean;
             worker_id: number;
+        };
+        /**
+         * AttemptRef
+         * @description An attempt that succeeded, and how many messages it staged, on which shard.
+         */
+        AttemptRef: {
+            /** Format: uuid */
+            attempt: string;
+            messages: number;
+            /** @default 0 */
+            shard?: number;
         };
         /**
          * AutovacuumStatus
@@ -2370,25 +2416,10 @@ export interface components {
             ack: number;
         };
         /**
-         * BatchItem
-         * @description What became of a message of a batch.
+         * BatchRef
+         * @description The writer (a streaming query, or a single write), and the batch.
          */
-        BatchItem: {
-            transactionId: string;
-            partitionId: string;
-            /** @default null */
-            leaseId?: string | null;
-            /** @default null */
-            status?: string | null;
-            /** @default null */
-            error?: string | null;
-        };
-        /**
-         * BatchToAbandon
-         * @description Who writes, and which batch.
-         */
-        BatchToAbandon: {
-            /** @description A streaming query, or a single write: whatever its batches are counted by. */
+        BatchRef: {
             run: string;
             batch: number;
         };
@@ -2424,7 +2455,7 @@ export interface components {
         };
         /**
          * Buffers
-         * @description What waits in the spool of the host that answered.
+         * @description Messages in the spool of the host that answered.
          */
         Buffers: {
             pending: number;
@@ -2477,10 +2508,13 @@ export interface components {
             namespace?: string | null;
             /** @default null */
             task?: string | null;
-            /** @default {} */
-            options?: components["schemas"]["QueueOptions"];
+            /** @default null */
+            options?: components["schemas"]["QueueOptions"] | null;
         };
-        /** ConfigureBody */
+        /**
+         * ConfigureBody
+         * @description A topic, and the options to set; an option that is not sent stays as it is.
+         */
         ConfigureBody: {
             namespace: string;
             topic: string;
@@ -2500,31 +2534,12 @@ export interface components {
             queue: string;
             namespace: string;
             task: string;
-            options: components["schemas"]["ConfiguredOptions"];
+            options: components["schemas"]["QueueOptions"];
         };
         /**
-         * ConfiguredOptions
-         * @description The options in force.
+         * ConfiguredTopic
+         * @description A topic and its options.
          */
-        ConfiguredOptions: {
-            priority: number;
-            leaseTime: number;
-            retryLimit: number;
-            retryDelay: number;
-            maxSize: number;
-            ttl: number;
-            deadLetterQueue: boolean;
-            dlqAfterMaxRetries: boolean;
-            delayedProcessing: number;
-            windowBuffer: number;
-            retentionSeconds: number;
-            completedRetentionSeconds: number;
-            retentionEnabled: boolean;
-            encryptionEnabled: boolean;
-            maxWaitTimeSeconds: number;
-            dedupWindowSeconds: number | null;
-        };
-        /** ConfiguredTopic */
         ConfiguredTopic: {
             namespace: string;
             topic: string;
@@ -2541,7 +2556,7 @@ export interface components {
         };
         /**
          * ConsumptionMode
-         * @description How messages are consumed: by whoever comes (queue), by groups (bus), by both, or not at all.
+         * @description How messages are consumed: without groups (queue), by groups (bus), by both, or not at all.
          */
         ConsumptionMode: {
             hasQueueMode: boolean;
@@ -2596,6 +2611,40 @@ export interface components {
             system: number;
         };
         /**
+         * CycleBody
+         * @description What a query made of the messages of one partition.
+         */
+        CycleBody: {
+            /**
+             * Format: uuid
+             * @default null
+             */
+            query_id?: string;
+            /**
+             * Format: uuid
+             * @default null
+             */
+            partition_id?: string;
+            /** @default null */
+            consumer_group?: string | null;
+            /**
+             * @description Refuse the cycle when the query has another fingerprint by now.
+             * @default null
+             */
+            config_hash?: string | null;
+            /** @default null */
+            state_ops?: components["schemas"]["StateOp"][] | null;
+            /** @default null */
+            push_items?: components["schemas"]["LooseItem"][] | null;
+            /** @default null */
+            ack?: components["schemas"]["AckOfCycle"] | null;
+            /**
+             * @description False: the lease stays, and what was not acknowledged comes again when it expires.
+             * @default true
+             */
+            release_lease?: boolean;
+        };
+        /**
          * DatabaseCache
          * @description How often pages were found in memory.
          */
@@ -2607,7 +2656,7 @@ export interface components {
         };
         /**
          * DeadLetter
-         * @description A message that was given up on, with a copy of its payload as `data`.
+         * @description A message that could not be processed, with a copy of its payload as `data`.
          */
         DeadLetter: {
             /** Format: uuid */
@@ -2650,6 +2699,16 @@ export interface components {
             topErrors: components["schemas"]["TopError"][];
         };
         /**
+         * DeadLetterRequest
+         * @description The group that the dead letter belongs to, and its error text.
+         */
+        DeadLetterRequest: {
+            /** @default null */
+            consumerGroup?: string | null;
+            /** @default null */
+            error?: string | null;
+        };
+        /**
          * DeadTuples
          * @description Rows of a table that wait for a vacuum.
          */
@@ -2671,7 +2730,10 @@ export interface components {
             queue: string;
             existed: boolean;
         };
-        /** DeletedTopic */
+        /**
+         * DeletedTopic
+         * @description Whether there was such a topic.
+         */
         DeletedTopic: {
             namespace: string;
             topic: string;
@@ -2689,13 +2751,35 @@ export interface components {
             id: string;
         };
         /**
-         * EnqueueOperation
+         * EnqueueItem
+         * @description An item: `payload` in base64 or `data`, any JSON; due now, at `deliver_after`, or after `delay` seconds.
+         */
+        EnqueueItem: {
+            namespace: string;
+            topic: string;
+            /** @default null */
+            payload?: string | null;
+            data?: unknown;
+            /** @default null */
+            idempotency_key?: string | null;
+            /** @default null */
+            priority?: number | null;
+            metadata?: Record<string, never> | null;
+            /** @default null */
+            deliver_after?: string | null;
+            /** @default null */
+            delay?: number | null;
+            /** @default null */
+            ttl?: number | null;
+        };
+        /**
+         * EnqueueStep
          * @description Enqueue items to topics; a duplicate of an `idempotency_key` is answered with the id of the first.
          */
-        EnqueueOperation: {
+        EnqueueStep: {
             /** @enum {unknown} */
             type: "enqueue";
-            items: components["schemas"]["ItemToEnqueue"][];
+            items: components["schemas"]["EnqueueItem"][];
         };
         /**
          * Error
@@ -2714,7 +2798,10 @@ export interface components {
             ackFailed: number;
             dlqMessages: number;
         };
-        /** ExtendRef */
+        /**
+         * ExtendRef
+         * @description An item whose lease is extended, by default as long as a lease of its topic.
+         */
         ExtendRef: {
             id: number | string;
             namespace: string;
@@ -2762,7 +2849,7 @@ export interface components {
         };
         /**
          * FailedFiles
-         * @description Records that were refused and set aside.
+         * @description Records that were refused and quarantined.
          */
         FailedFiles: {
             count: number;
@@ -2770,16 +2857,6 @@ export interface components {
             totalMB: number;
             failoverCount: number;
             qos0Count: number;
-        };
-        /**
-         * GivingUp
-         * @description For which group, and why.
-         */
-        GivingUp: {
-            /** @default null */
-            consumerGroup?: string | null;
-            /** @default null */
-            error?: string | null;
         };
         /**
          * GroupDeleted
@@ -2831,23 +2908,17 @@ export interface components {
         };
         /**
          * Health
-         * @description What `/health` says.
+         * @description The health of the server; `degraded`: some shards are unavailable.
          */
         Health: {
-            status: string;
-            database: string;
+            /** @enum {unknown} */
+            status: "degraded" | "healthy" | "unhealthy";
+            /** @enum {unknown} */
+            database: "connected" | "degraded" | "disconnected";
             server: string;
             worker_id: number;
             version: string;
-            queen: components["schemas"]["QueenState"];
-        };
-        /**
-         * Heard
-         * @description That it was taken in.
-         */
-        Heard: {
-            status: string;
-            self?: boolean;
+            queen: components["schemas"]["WorkerState"];
         };
         /**
          * HostMetrics
@@ -2896,30 +2967,6 @@ export interface components {
             lease_owner?: string | null;
         };
         /**
-         * ItemToEnqueue
-         * @description An item: `payload` in base64 or `data`, any JSON; due now, at `deliver_after`, or after `delay` seconds.
-         */
-        ItemToEnqueue: {
-            namespace: string;
-            topic: string;
-            /** @default null */
-            payload?: string | null;
-            /** @default null */
-            data?: unknown;
-            /** @default null */
-            idempotency_key?: string | null;
-            /** @default null */
-            priority?: number | null;
-            /** @default null */
-            metadata?: Record<string, never> | null;
-            /** @default null */
-            deliver_after?: string | null;
-            /** @default null */
-            delay?: number | null;
-            /** @default null */
-            ttl?: number | null;
-        };
-        /**
          * LabelCounters
          * @description Messages of a namespace or task.
          */
@@ -2963,35 +3010,11 @@ export interface components {
             totalAcked: number;
         };
         /**
-         * ListedMessages
-         * @description Messages of a queue; here those being processed are pending too.
-         */
-        ListedMessages: {
-            total: number;
-            pending: number;
-            processing: number;
-        };
-        /**
-         * ListedQueue
-         * @description A queue and what it holds.
-         */
-        ListedQueue: {
-            /** Format: uuid */
-            id: string;
-            name: string;
-            namespace: string;
-            task: string;
-            /** Format: date-time */
-            createdAt: string;
-            partitions: number;
-            messages: components["schemas"]["ListedMessages"];
-        };
-        /**
          * ListedQueues
-         * @description A page of queues, newest first.
+         * @description A page of queues, newest first; here `pending` includes what is being processed.
          */
         ListedQueues: {
-            queues: components["schemas"]["ListedQueue"][];
+            queues: components["schemas"]["QueueInList"][];
             pagination: components["schemas"]["Pagination"];
         };
         /**
@@ -3027,6 +3050,30 @@ export interface components {
         LogPositions: {
             queue: string;
             partitions: components["schemas"]["LogPosition"][];
+        };
+        /**
+         * LooseItem
+         * @description An item whose fields have not been looked at. `data` stands for `payload`; the last three are never read.
+         */
+        LooseItem: {
+            /** @default null */
+            queue?: unknown;
+            /** @default Default */
+            partition?: unknown;
+            payload?: unknown;
+            data?: unknown;
+            /** @default  */
+            transactionId?: unknown;
+            /** @default  */
+            traceId?: unknown;
+            /** @default null */
+            messageId?: unknown;
+            /** @default null */
+            producerSub?: unknown;
+            /** @default null */
+            namespace?: unknown;
+            /** @default null */
+            task?: unknown;
         };
         /**
          * Maintenance
@@ -3078,6 +3125,29 @@ export interface components {
             consumerGroup: string;
         };
         /**
+         * MessageConsumer
+         * @description Whether a group has consumed the message.
+         */
+        MessageConsumer: {
+            name: string;
+            consumed: boolean;
+            leaseExpiresAt: string | null;
+        };
+        /**
+         * MessageDeadLettered
+         * @description The dead letter that the message became.
+         */
+        MessageDeadLettered: {
+            success: boolean;
+            partitionId: string;
+            transactionId: string;
+            queue: string;
+            partition: string;
+            consumerGroup: string;
+            /** Format: uuid */
+            messageId: string;
+        };
+        /**
          * MessageDeleted
          * @description `success` is false when there was no such message.
          */
@@ -3088,20 +3158,6 @@ export interface components {
             message: string;
             queue?: string;
             partition?: string;
-        };
-        /**
-         * MessageGivenUp
-         * @description The dead letter that the message became.
-         */
-        MessageGivenUp: {
-            success: boolean;
-            partitionId: string;
-            transactionId: string;
-            queue: string;
-            partition: string;
-            consumerGroup: string;
-            /** Format: uuid */
-            messageId: string;
         };
         /**
          * MessageInList
@@ -3152,15 +3208,6 @@ export interface components {
             priority: number;
         };
         /**
-         * MessageReader
-         * @description Whether a group has consumed the message.
-         */
-        MessageReader: {
-            name: string;
-            consumed: boolean;
-            leaseExpiresAt: string | null;
-        };
-        /**
          * MessageRetried
          * @description The copy that was stored at the tail of the partition.
          */
@@ -3208,7 +3255,7 @@ export interface components {
             retryCount: number | null;
             queueConfig: components["schemas"]["MessageQueue"];
             mode: components["schemas"]["ConsumptionMode"];
-            consumerGroups: components["schemas"]["MessageReader"][];
+            consumerGroups: components["schemas"]["MessageConsumer"][];
         };
         /**
          * Mode
@@ -3219,12 +3266,18 @@ export interface components {
             /** @enum {unknown} */
             mode: "buffered" | "sync";
         };
-        /** ModeBody */
+        /**
+         * ModeBody
+         * @description The write mode of a namespace; null: NAMESPACE_MODES decides.
+         */
         ModeBody: {
             namespace: string;
             mode: ("buffered" | "sync") | null;
         };
-        /** NackRef */
+        /**
+         * NackRef
+         * @description An item that failed, and why.
+         */
         NackRef: {
             id: number | string;
             namespace: string;
@@ -3278,14 +3331,6 @@ export interface components {
          */
         NamespacesUpdated: {
             namespacesUpdated: number;
-        };
-        /**
-         * Notice
-         * @description Where something may wait.
-         */
-        Notice: {
-            queue: string;
-            partition?: string | null;
         };
         /**
          * Overview
@@ -3510,7 +3555,7 @@ export interface components {
         };
         /**
          * PostgresStats
-         * @description What PostgreSQL says of itself; `bufferUsage` is empty without the extension pg_buffercache.
+         * @description Statistics of PostgreSQL; `bufferUsage` is empty without the extension pg_buffercache.
          */
         PostgresStats: {
             /** Format: date-time */
@@ -3527,16 +3572,16 @@ export interface components {
             bufferConfig: components["schemas"]["BufferConfig"];
             bufferUsage: components["schemas"]["BufferUsage"][];
             tableSizes: components["schemas"]["TableSize"][];
+            shards?: components["schemas"]["PostgresStats"][];
         };
         /**
-         * PublishRequest
-         * @description Which attempts count, in the order in which their messages are to be stored.
+         * PublishBody
+         * @description The attempts that count, in the order in which their messages are to be stored.
          */
-        PublishRequest: {
-            /** @description A streaming query, or a single write: whatever its batches are counted by. */
+        PublishBody: {
             run: string;
             batch: number;
-            attempts: components["schemas"]["StagedAttempt"][];
+            attempts: components["schemas"]["AttemptRef"][];
         };
         /**
          * PublishedBatch
@@ -3549,18 +3594,38 @@ export interface components {
         };
         /**
          * Purged
-         * @description How many dead letters were thrown away.
+         * @description How many dead letters were deleted.
          */
         Purged: {
             success: boolean;
             queue: string;
             deleted: number;
         };
-        /** PurgedTopic */
+        /**
+         * PurgedTopic
+         * @description How many items were removed.
+         */
         PurgedTopic: {
             namespace: string;
             topic: string;
             removed: number;
+        };
+        /**
+         * PushBody
+         * @description Messages to store, in order; they may name different queues and partitions.
+         */
+        PushBody: {
+            items: components["schemas"]["PushItem"][];
+            /**
+             * @description Keep them on disk for so many milliseconds at most before they go to PostgreSQL.
+             * @default null
+             */
+            bufferMs?: number | null;
+            /**
+             * @description The same, until so many messages have gathered.
+             * @default null
+             */
+            bufferMax?: number | null;
         };
         /**
          * PushDone
@@ -3579,6 +3644,26 @@ export interface components {
             queueName: string;
         };
         /**
+         * PushItem
+         * @description One message to store; its payload is any JSON value.
+         */
+        PushItem: {
+            queue: string;
+            /** @default Default */
+            partition?: string;
+            payload?: unknown;
+            /**
+             * @description Unique in its partition; made by the server when absent or empty.
+             * @default
+             */
+            transactionId?: string;
+            /**
+             * @description A UUID, or empty.
+             * @default
+             */
+            traceId?: string;
+        };
+        /**
          * PushMaintenance
          * @description Push maintenance as it is now.
          */
@@ -3587,47 +3672,6 @@ export interface components {
             bufferedMessages: number;
             bufferHealthy: boolean;
             message: string;
-        };
-        /**
-         * PushOperation
-         * @description Store messages; without a payload they carry `{}`.
-         */
-        PushOperation: {
-            /** @enum {unknown} */
-            type: "push";
-            items: components["schemas"]["PushRequestItem"][];
-        };
-        /**
-         * PushRequest
-         * @description Messages to store, in order; they may name different queues and partitions.
-         */
-        PushRequest: {
-            items: components["schemas"]["PushRequestItem"][];
-            /** @default null */
-            bufferMs?: number | null;
-            /** @default null */
-            bufferMax?: number | null;
-        };
-        /**
-         * PushRequestItem
-         * @description One message to store.
-         */
-        PushRequestItem: {
-            queue: string;
-            /** @default Default */
-            partition?: string;
-            /** @default null */
-            payload?: unknown;
-            /**
-             * @description Unique in its partition; made by the server when absent or empty.
-             * @default
-             */
-            transactionId?: string;
-            /**
-             * @description A UUID, or nothing.
-             * @default
-             */
-            traceId?: string;
         };
         /**
          * PushResult
@@ -3652,12 +3696,13 @@ export interface components {
             transactionId?: string;
         };
         /**
-         * QueenState
-         * @description The worker that answered.
+         * PushStep
+         * @description Store messages.
          */
-        QueenState: {
-            worker_id: number;
-            status: string;
+        PushStep: {
+            /** @enum {unknown} */
+            type: "push";
+            items: components["schemas"]["TransactionItem"][];
         };
         /**
          * QueryStatus
@@ -3688,7 +3733,7 @@ export interface components {
         };
         /**
          * QueueConfigCache
-         * @description What this worker remembers of queues.
+         * @description The cache of queue configurations of this worker.
          */
         QueueConfigCache: {
             size: number;
@@ -3749,7 +3794,7 @@ export interface components {
         };
         /**
          * QueueOptions
-         * @description How a queue behaves. An option that is null or absent has its default.
+         * @description Options of a queue. An option that is null or absent has its default.
          */
         QueueOptions: {
             /** @default 0 */
@@ -3851,7 +3896,10 @@ export interface components {
             namespace: string;
             per_minute: number | null;
         };
-        /** QuotaBody */
+        /**
+         * QuotaBody
+         * @description Items that a namespace may enqueue in a minute; null: NAMESPACE_QUOTAS decides.
+         */
         QuotaBody: {
             namespace: string;
             per_minute: number | null;
@@ -3866,13 +3914,23 @@ export interface components {
         };
         /**
          * Readiness
-         * @description What `/readyz` says. `pushes` is `stored`, `buffered` (PostgreSQL is away, but pushes are kept) or `refused`.
+         * @description Whether to send requests here. `pushes` is `stored`, `buffered` (PostgreSQL is unavailable, but the spool is not)
+         *         or `refused`.
          */
         Readiness: {
             ready: boolean;
             reasons: string[];
-            pushes: string;
+            /** @enum {unknown} */
+            pushes: "buffered" | "refused" | "stored";
             worker_id: number;
+        };
+        /**
+         * Received
+         * @description That a request or packet was taken in; `self`: it was sent by this host.
+         */
+        Received: {
+            status: string;
+            self?: boolean;
         };
         /**
          * Refreshed
@@ -3899,6 +3957,22 @@ export interface components {
             fresh: boolean;
             reset: boolean;
             partitions: components["schemas"]["StreamPartition"][];
+        };
+        /**
+         * Registration
+         * @description A query: its lasting name, what it reads, and a fingerprint of its operators.
+         */
+        Registration: {
+            name: string;
+            source_queue: string;
+            config_hash: string;
+            /** @default null */
+            sink_queue?: string | null;
+            /**
+             * @description Drop the state if the fingerprint is another.
+             * @default false
+             */
+            reset?: boolean;
         };
         /**
          * Registries
@@ -3973,7 +4047,7 @@ export interface components {
         };
         /**
          * Retry
-         * @description Which dead letters to send round again, and how many at most.
+         * @description Which dead letters are retried, and how many at most.
          */
         Retry: {
             queue: string;
@@ -4132,7 +4206,7 @@ export interface components {
         };
         /**
          * SharedState
-         * @description What this worker shares with other hosts, and knows of them.
+         * @description The state that this worker shares with other hosts.
          */
         SharedState: {
             enabled: boolean;
@@ -4154,10 +4228,10 @@ export interface components {
             processing: number;
         };
         /**
-         * SingleAcknowledgment
+         * SingleAck
          * @description One acknowledgment, with its group.
          */
-        SingleAcknowledgment: {
+        SingleAck: {
             transactionId: string;
             partitionId: string;
             /** @default null */
@@ -4192,11 +4266,10 @@ export interface components {
             max: number;
         };
         /**
-         * StageRequest
-         * @description A piece of what an attempt of a task writes: messages for queues (`items`), for topics, or both.
+         * StageBody
+         * @description A piece of what an attempt of a task writes: messages for queues, items for topics, or both.
          */
-        StageRequest: {
-            /** @description A streaming query, or a single write: whatever its batches are counted by. */
+        StageBody: {
             run: string;
             batch: number;
             /** Format: uuid */
@@ -4207,28 +4280,16 @@ export interface components {
              */
             piece?: number;
             /** @default [] */
-            items?: components["schemas"]["PushRequestItem"][];
-            /** @default [] */
-            topicItems?: components["schemas"]["ItemToEnqueue"][];
+            items?: components["schemas"]["PushItem"][];
+            topicItems?: Record<string, never>[];
         };
         /**
          * Staged
-         * @description How many messages the piece held, and where they are.
+         * @description How many messages the piece held, and on which shards they are.
          */
         Staged: {
             staged: number;
             shards: components["schemas"]["StagedPlace"][];
-        };
-        /**
-         * StagedAttempt
-         * @description An attempt that succeeded, and how many messages it staged in all its pieces, on one shard.
-         */
-        StagedAttempt: {
-            /** Format: uuid */
-            attempt: string;
-            messages: number;
-            /** @default 0 */
-            shard?: number;
         };
         /**
          * StagedPlace
@@ -4239,19 +4300,24 @@ export interface components {
             messages: number;
         };
         /**
-         * StateDelete
-         * @description Remove the state of a key.
+         * StateOp
+         * @description Write (`upsert`) or remove (`delete`) the state of a key; without a value it is `{}`.
          */
-        StateDelete: {
-            /** @enum {unknown} */
-            type: "delete";
-            key: string;
+        StateOp: {
+            /**
+             * @default null
+             * @enum {unknown}
+             */
+            type?: "upsert" | "delete";
+            /** @default null */
+            key?: string;
+            value?: unknown;
             /** @description The version that the key must still have; null: it must have no state. */
             if_version?: number | null;
         };
         /**
          * StateQuery
-         * @description Which state to read; filters that are given must all hold.
+         * @description Which state is asked for; filters that are given must all match.
          */
         StateQuery: {
             /** Format: uuid */
@@ -4260,9 +4326,9 @@ export interface components {
             partition_id: string;
             /**
              * @description Only these; all of them when empty.
-             * @default []
+             * @default null
              */
-            keys?: string[];
+            keys?: string[] | null;
             /** @default null */
             key_prefix?: string | null;
             /**
@@ -4270,13 +4336,13 @@ export interface components {
              * @default null
              */
             ripe_at_or_before?: number | null;
-            /** @default null */
-            limit?: number | null;
             /**
              * @description Read on after this key.
              * @default null
              */
             after?: string | null;
+            /** @default null */
+            limit?: number | null;
         };
         /**
          * StateRow
@@ -4287,19 +4353,6 @@ export interface components {
             value: unknown;
             updated_at: string;
             version: number;
-        };
-        /**
-         * StateUpsert
-         * @description Write the state of a key; `{}` without a value.
-         */
-        StateUpsert: {
-            /** @enum {unknown} */
-            type: "upsert";
-            key: string;
-            /** @default null */
-            value?: unknown;
-            /** @description The version that the key must still have; null: it must have no state. */
-            if_version?: number | null;
         };
         /**
          * StatusMessages
@@ -4368,21 +4421,6 @@ export interface components {
             messages: number;
         };
         /**
-         * StreamAck
-         * @description The last message that was read, and how many were.
-         */
-        StreamAck: {
-            transactionId: string;
-            /** @default null */
-            leaseId?: string | null;
-            /** @default null */
-            status?: ("completed" | "dlq" | "failed" | "success") | null;
-            /** @default 1 */
-            count?: number;
-            /** @default null */
-            error?: string | null;
-        };
-        /**
          * StreamAckResult
          * @description What became of the acknowledgment.
          */
@@ -4402,34 +4440,6 @@ export interface components {
             query_id: string;
             name: string;
             error: string;
-        };
-        /**
-         * StreamCycle
-         * @description What a query made of the messages of one partition.
-         */
-        StreamCycle: {
-            /** Format: uuid */
-            query_id: string;
-            /** Format: uuid */
-            partition_id: string;
-            /** @default null */
-            consumer_group?: string | null;
-            /** @default [] */
-            state_ops?: (components["schemas"]["StateUpsert"] | components["schemas"]["StateDelete"])[];
-            /** @default [] */
-            push_items?: components["schemas"]["PushRequestItem"][];
-            /** @default null */
-            ack?: components["schemas"]["StreamAck"] | null;
-            /**
-             * @description False: the lease stays, and what was not acknowledged comes again when it ends.
-             * @default true
-             */
-            release_lease?: boolean;
-            /**
-             * @description Refuse the cycle when the query has another fingerprint by now.
-             * @default null
-             */
-            config_hash?: string | null;
         };
         /**
          * StreamCycleResult
@@ -4479,22 +4489,6 @@ export interface components {
             stateRows: number;
             changedAt: string | null;
             createdAt: string;
-        };
-        /**
-         * StreamRegistration
-         * @description A query: its lasting name, what it reads, and a fingerprint of its operators.
-         */
-        StreamRegistration: {
-            name: string;
-            source_queue: string;
-            config_hash: string;
-            /** @default null */
-            sink_queue?: string | null;
-            /**
-             * @description Drop the state if the fingerprint is another.
-             * @default false
-             */
-            reset?: boolean;
         };
         /**
          * StreamState
@@ -4759,7 +4753,10 @@ export interface components {
             payload?: string;
             data?: unknown;
         };
-        /** TopicName */
+        /**
+         * TopicName
+         * @description A topic.
+         */
         TopicName: {
             namespace: string;
             topic: string;
@@ -4780,18 +4777,36 @@ export interface components {
             topics: number;
             quotaPerMinute: number | null;
         };
-        /** TopicOptions */
+        /**
+         * TopicOptions
+         * @description Options of a topic.
+         */
         TopicOptions: {
-            max_retries: number;
-            backoff_base_ms: number;
-            backoff_cap_ms: number;
-            lease_seconds: number;
-            at_most_once: boolean;
-            ttl_seconds: number | null;
+            /** @default 3 */
+            max_retries?: number;
+            /**
+             * @description Milliseconds
+             * @default 1000
+             */
+            backoff_base_ms?: number;
+            /**
+             * @description Milliseconds
+             * @default 300000
+             */
+            backoff_cap_ms?: number;
+            /**
+             * @description Seconds
+             * @default 30
+             */
+            lease_seconds?: number;
+            /** @default false */
+            at_most_once?: boolean;
+            /** @default null */
+            ttl_seconds?: number | null;
         };
         /**
          * TraceByName
-         * @description What was said under a name, with what the message carries.
+         * @description A trace event with the payload of its message.
          */
         TraceByName: {
             /** Format: uuid */
@@ -4822,7 +4837,7 @@ export interface components {
         };
         /**
          * TraceName
-         * @description A name, and how much was said under it.
+         * @description A trace name and its counts.
          */
         TraceName: {
             trace_name: string;
@@ -4841,7 +4856,7 @@ export interface components {
         };
         /**
          * TraceOfMessage
-         * @description What was said about a message.
+         * @description A trace event of a message.
          */
         TraceOfMessage: {
             /** Format: uuid */
@@ -4857,7 +4872,7 @@ export interface components {
         };
         /**
          * TraceRequest
-         * @description Something to say about a message, findable by the names it is given.
+         * @description A trace event of a message; it is found by message and by its names.
          */
         TraceRequest: {
             transactionId: string;
@@ -4880,11 +4895,33 @@ export interface components {
             traceId: string;
         };
         /**
-         * TransactionRequest
-         * @description Operations that all happen, or none does.
+         * TransactionBody
+         * @description Operations that all happen, or none does. `requiredLeases` is accepted and not used.
          */
-        TransactionRequest: {
-            operations: (components["schemas"]["PushOperation"] | components["schemas"]["AckOperation"] | components["schemas"]["EnqueueOperation"] | components["schemas"]["AckItemOperation"])[];
+        TransactionBody: {
+            operations: (components["schemas"]["PushStep"] | components["schemas"]["AckStep"] | components["schemas"]["EnqueueStep"] | components["schemas"]["AckItemStep"])[];
+            /** @default null */
+            requiredLeases?: unknown;
+        };
+        /**
+         * TransactionItem
+         * @description A message to store; unlike elsewhere, without a payload it carries `{}`.
+         */
+        TransactionItem: {
+            queue: string;
+            /** @default Default */
+            partition?: string;
+            payload?: unknown;
+            /**
+             * @description Unique in its partition; made by the server when absent or empty.
+             * @default
+             */
+            transactionId?: string;
+            /**
+             * @description A UUID, or empty.
+             * @default
+             */
+            traceId?: string;
         };
         /**
          * TransactionResult
@@ -4899,7 +4936,7 @@ export interface components {
         };
         /**
          * Transport
-         * @description How this worker reaches other hosts, and what went over it.
+         * @description The transport to other hosts, and its counters.
          */
         Transport: {
             protocols: string[];
@@ -4916,6 +4953,15 @@ export interface components {
             requests_failed: number;
         };
         /**
+         * Wake
+         * @description The queue, or the partition of it, whose waiting pops look for messages.
+         */
+        Wake: {
+            queue: string;
+            /** @default null */
+            partition?: string | null;
+        };
+        /**
          * WatchedConfig
          * @description Options of a queue.
          */
@@ -4926,18 +4972,6 @@ export interface components {
             ttl: number | null;
             maxQueueSize: number;
             deadLetterQueue: boolean;
-        };
-        /**
-         * WatchedCounters
-         * @description Messages; of several groups the largest number counts.
-         */
-        WatchedCounters: {
-            total: number;
-            pending: number;
-            processing: number;
-            completed: number;
-            failed: number;
-            deadLetter: number;
         };
         /**
          * WatchedCursor
@@ -4957,8 +4991,8 @@ export interface components {
             name: string;
             /** Format: date-time */
             createdAt: string;
-            messages: components["schemas"]["WatchedCounters"];
-            stats: components["schemas"]["WatchedCounters"];
+            messages: components["schemas"]["Counters"];
+            stats: components["schemas"]["Counters"];
             cursor: components["schemas"]["WatchedCursor"];
             lastActivity: string | null;
             oldestMessage: string | null;
@@ -4978,9 +5012,7 @@ export interface components {
             /** Format: date-time */
             createdAt: string;
             config: components["schemas"]["WatchedConfig"];
-            options: {
-                [key: string]: number | boolean | null;
-            };
+            options: components["schemas"]["QueueOptions"];
         };
         /**
          * WatchedTotals
@@ -4993,7 +5025,7 @@ export interface components {
             completed: number;
             failed: number;
             deadLetter: number;
-            messages: components["schemas"]["WatchedCounters"];
+            messages: components["schemas"]["Counters"];
         };
         /**
          * WorkerMetrics
@@ -5042,6 +5074,15 @@ export interface components {
             dlqCount: number;
         };
         /**
+         * WorkerState
+         * @description The worker that answered.
+         */
+        WorkerState: {
+            worker_id: number;
+            /** @enum {unknown} */
+            status: "active" | "stopping";
+        };
+        /**
          * WorkerSummary
          * @description The sums over the time that was looked at, and what is pending now.
          */
@@ -5066,714 +5107,6 @@ export interface components {
 }
 export type $defs = Record<string, never>;
 export interface operations {
-    health: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    /**
-                     * @example {
-                     *       "status": "healthy",
-                     *       "database": "connected",
-                     *       "server": "Queen",
-                     *       "worker_id": 0,
-                     *       "version": "0.1.0",
-                     *       "queen": {
-                     *         "worker_id": 0,
-                     *         "status": "active"
-                     *       }
-                     *     }
-                     */
-                    "application/json": components["schemas"]["Health"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Health"];
-                };
-            };
-        };
-    };
-    livez: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    /**
-                     * @example {
-                     *       "alive": true,
-                     *       "worker_id": 0
-                     *     }
-                     */
-                    "application/json": components["schemas"]["Alive"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    readyz: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    /**
-                     * @example {
-                     *       "ready": true,
-                     *       "reasons": [],
-                     *       "pushes": "stored",
-                     *       "worker_id": 0
-                     *     }
-                     */
-                    "application/json": components["schemas"]["Readiness"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Readiness"];
-                };
-            };
-        };
-    };
-    openapi: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": Record<string, never>;
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    docs: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "text/html": string;
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    consume: {
-        parameters: {
-            query?: {
-                /** @description A bearer token, for clients that can set no header. */
-                token?: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description The connection speaks WebSocket from here on. */
-            101: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content?: never;
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description This route takes WebSocket connections only. */
-            426: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    settings: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["SettingsInForce"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    connections: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["PeerList"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    live: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["LiveCounters"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    shards: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ShardList"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    streams: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["StreamQueryList"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    pipelines: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["PipelineList"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    topicNamespaces: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["TopicNamespaceList"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
     push: {
         parameters: {
             query?: never;
@@ -5797,7 +5130,7 @@ export interface operations {
                  *       ]
                  *     }
                  */
-                "application/json": components["schemas"]["PushRequest"];
+                "application/json": components["schemas"]["PushBody"];
             };
         };
         responses: {
@@ -5879,7 +5212,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -5895,26 +5228,26 @@ export interface operations {
     popFiltered: {
         parameters: {
             query?: {
-                /** @description Namespace of the queues; it or `task` is needed. */
-                namespace?: string;
-                /** @description Task of the queues. */
-                task?: string;
-                /** @description Messages to answer at most. */
+                /** @description Messages to return at most. */
                 batch?: number;
                 /** @description Wait for messages when there are none. */
                 wait?: boolean;
-                /** @description How long to wait, in milliseconds. */
+                /** @description How long to wait, in milliseconds; DEFAULT_TIMEOUT when absent. */
                 timeout?: number;
-                /** @description The group that consumes; without it, all consumers share one place. */
+                /** @description The consumer group; without it, all consumers share one position. */
                 consumerGroup?: string;
                 /** @description Count as completed on delivery. */
                 autoAck?: boolean;
                 /** @description Partitions to take messages from at most. */
                 partitions?: number;
                 /** @description Where a new group begins: `all` at the oldest message, `new` at its first pop. */
-                subscriptionMode?: "" | "all" | "new" | "new-only";
+                subscriptionMode?: string;
                 /** @description Where a new group begins: `now`, or a time. */
                 subscriptionFrom?: string;
+                /** @description The namespace of the queues. */
+                namespace?: string;
+                /** @description The task of the queues. */
+                task?: string;
             };
             header?: never;
             path?: never;
@@ -5922,7 +5255,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -5958,7 +5291,7 @@ export interface operations {
                     "application/json": components["schemas"]["Popped"];
                 };
             };
-            /** @description There is nothing. */
+            /** @description No messages. */
             204: {
                 headers: {
                     [name: string]: unknown;
@@ -6012,139 +5345,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    pop: {
-        parameters: {
-            query?: {
-                /** @description Messages to answer at most. */
-                batch?: number;
-                /** @description Wait for messages when there are none. */
-                wait?: boolean;
-                /** @description How long to wait, in milliseconds. */
-                timeout?: number;
-                /** @description The group that consumes; without it, all consumers share one place. */
-                consumerGroup?: string;
-                /** @description Count as completed on delivery. */
-                autoAck?: boolean;
-                /** @description Partitions to take messages from at most. */
-                partitions?: number;
-                /** @description Where a new group begins: `all` at the oldest message, `new` at its first pop. */
-                subscriptionMode?: "" | "all" | "new" | "new-only";
-                /** @description Where a new group begins: `now`, or a time. */
-                subscriptionFrom?: string;
-            };
-            header?: never;
-            path: {
-                /** @description Name of a queue. */
-                queue: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    /**
-                     * @example {
-                     *       "success": true,
-                     *       "queue": "orders",
-                     *       "partition": "Default",
-                     *       "partitionId": "00000000-0000-8000-8000-000000000001",
-                     *       "leaseId": "019ae0f0-7000-7000-8000-000000000001",
-                     *       "consumerGroup": "workers",
-                     *       "messages": [
-                     *         {
-                     *           "id": "019ae0f0-6f2c-7000-8000-000000000001",
-                     *           "transactionId": "order-1",
-                     *           "traceId": null,
-                     *           "data": {
-                     *             "total": 12.5
-                     *           },
-                     *           "producerSub": null,
-                     *           "createdAt": "2026-04-26T10:59:28.267966Z",
-                     *           "partitionId": "00000000-0000-8000-8000-000000000001",
-                     *           "partition": "Default",
-                     *           "leaseId": "019ae0f0-7000-7000-8000-000000000001",
-                     *           "consumerGroup": "workers"
-                     *         }
-                     *       ],
-                     *       "partitionsClaimed": 1
-                     *     }
-                     */
-                    "application/json": components["schemas"]["Popped"];
-                };
-            };
-            /** @description There is nothing. */
-            204: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content?: never;
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The request contradicts what is stored, or an encrypted message lacks its key. */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -6160,35 +5361,39 @@ export interface operations {
     popPartition: {
         parameters: {
             query?: {
-                /** @description Messages to answer at most. */
+                /** @description Messages to return at most. */
                 batch?: number;
                 /** @description Wait for messages when there are none. */
                 wait?: boolean;
-                /** @description How long to wait, in milliseconds. */
+                /** @description How long to wait, in milliseconds; DEFAULT_TIMEOUT when absent. */
                 timeout?: number;
-                /** @description The group that consumes; without it, all consumers share one place. */
+                /** @description The consumer group; without it, all consumers share one position. */
                 consumerGroup?: string;
                 /** @description Count as completed on delivery. */
                 autoAck?: boolean;
                 /** @description Partitions to take messages from at most. */
                 partitions?: number;
                 /** @description Where a new group begins: `all` at the oldest message, `new` at its first pop. */
-                subscriptionMode?: "" | "all" | "new" | "new-only";
+                subscriptionMode?: string;
                 /** @description Where a new group begins: `now`, or a time. */
                 subscriptionFrom?: string;
+                /** @description The namespace of the queues. */
+                namespace?: string;
+                /** @description The task of the queues. */
+                task?: string;
             };
             header?: never;
             path: {
-                /** @description Name of a queue. */
+                /** @description The name of a queue. */
                 queue: string;
-                /** @description Name of a partition. */
+                /** @description The name of a partition. */
                 partition: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -6224,7 +5429,7 @@ export interface operations {
                     "application/json": components["schemas"]["Popped"];
                 };
             };
-            /** @description There is nothing. */
+            /** @description No messages. */
             204: {
                 headers: {
                     [name: string]: unknown;
@@ -6278,7 +5483,143 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    pop: {
+        parameters: {
+            query?: {
+                /** @description Messages to return at most. */
+                batch?: number;
+                /** @description Wait for messages when there are none. */
+                wait?: boolean;
+                /** @description How long to wait, in milliseconds; DEFAULT_TIMEOUT when absent. */
+                timeout?: number;
+                /** @description The consumer group; without it, all consumers share one position. */
+                consumerGroup?: string;
+                /** @description Count as completed on delivery. */
+                autoAck?: boolean;
+                /** @description Partitions to take messages from at most. */
+                partitions?: number;
+                /** @description Where a new group begins: `all` at the oldest message, `new` at its first pop. */
+                subscriptionMode?: string;
+                /** @description Where a new group begins: `now`, or a time. */
+                subscriptionFrom?: string;
+                /** @description The namespace of the queues. */
+                namespace?: string;
+                /** @description The task of the queues. */
+                task?: string;
+            };
+            header?: never;
+            path: {
+                /** @description The name of a queue. */
+                queue: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "success": true,
+                     *       "queue": "orders",
+                     *       "partition": "Default",
+                     *       "partitionId": "00000000-0000-8000-8000-000000000001",
+                     *       "leaseId": "019ae0f0-7000-7000-8000-000000000001",
+                     *       "consumerGroup": "workers",
+                     *       "messages": [
+                     *         {
+                     *           "id": "019ae0f0-6f2c-7000-8000-000000000001",
+                     *           "transactionId": "order-1",
+                     *           "traceId": null,
+                     *           "data": {
+                     *             "total": 12.5
+                     *           },
+                     *           "producerSub": null,
+                     *           "createdAt": "2026-04-26T10:59:28.267966Z",
+                     *           "partitionId": "00000000-0000-8000-8000-000000000001",
+                     *           "partition": "Default",
+                     *           "leaseId": "019ae0f0-7000-7000-8000-000000000001",
+                     *           "consumerGroup": "workers"
+                     *         }
+                     *       ],
+                     *       "partitionsClaimed": 1
+                     *     }
+                     */
+                    "application/json": components["schemas"]["Popped"];
+                };
+            };
+            /** @description No messages. */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The request contradicts what is stored, or an encrypted message lacks its key. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -6309,11 +5650,11 @@ export interface operations {
                  *       "consumerGroup": "workers"
                  *     }
                  */
-                "application/json": components["schemas"]["SingleAcknowledgment"];
+                "application/json": components["schemas"]["SingleAck"];
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -6392,7 +5733,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -6426,11 +5767,11 @@ export interface operations {
                  *       "consumerGroup": "workers"
                  *     }
                  */
-                "application/json": components["schemas"]["AcknowledgmentBatch"];
+                "application/json": components["schemas"]["AckBatch"];
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -6509,7 +5850,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -6554,11 +5895,11 @@ export interface operations {
                  *       ]
                  *     }
                  */
-                "application/json": components["schemas"]["TransactionRequest"];
+                "application/json": components["schemas"]["TransactionBody"];
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -6623,7 +5964,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -6657,7 +5998,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -6722,7 +6063,86 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    consume: {
+        parameters: {
+            query?: {
+                /** @description A bearer token, for clients that cannot set headers. */
+                token?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The connection speaks WebSocket from here on. */
+            101: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description This route takes WebSocket connections only. */
+            426: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -6757,7 +6177,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -6813,7 +6233,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -6831,14 +6251,14 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Name of a queue. */
+                /** @description The name of a queue. */
                 queue: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -6894,7 +6314,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -6912,14 +6332,14 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Name of a queue. */
+                /** @description The name of a queue. */
                 queue: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -6973,7 +6393,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -6994,14 +6414,14 @@ export interface operations {
             };
             header?: never;
             path: {
-                /** @description Name of a queue. */
+                /** @description The name of a queue. */
                 queue: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -7065,7 +6485,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -7085,9 +6505,9 @@ export interface operations {
                 namespace?: string;
                 /** @description Only queues of this task. */
                 task?: string;
-                /** @description How many to answer at most; a number out of range becomes the nearest that is in it. */
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
                 limit?: number;
-                /** @description How many to skip. */
+                /** @description The number of entries to skip. */
                 offset?: number;
             };
             header?: never;
@@ -7096,7 +6516,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -7143,7 +6563,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -7159,12 +6579,12 @@ export interface operations {
     partitions: {
         parameters: {
             query?: {
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+                /** @description The number of entries to skip. */
+                offset?: number;
                 /** @description Only partitions of this queue. */
                 queue?: string;
-                /** @description How many to answer at most; a number out of range becomes the nearest that is in it. */
-                limit?: number;
-                /** @description How many to skip. */
-                offset?: number;
             };
             header?: never;
             path?: never;
@@ -7172,7 +6592,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -7228,7 +6648,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -7250,7 +6670,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -7297,7 +6717,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -7319,7 +6739,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -7366,7 +6786,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -7388,7 +6808,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -7435,7 +6855,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -7457,7 +6877,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -7504,7 +6924,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -7520,12 +6940,12 @@ export interface operations {
     laggingPartitions: {
         parameters: {
             query?: {
-                /** @description Behind by more than this. */
-                minLagSeconds?: number;
-                /** @description How many to answer at most; a number out of range becomes the nearest that is in it. */
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
                 limit?: number;
-                /** @description How many to skip. */
+                /** @description The number of entries to skip. */
                 offset?: number;
+                /** @description Only partitions on which the lag is larger, in seconds. */
+                minLagSeconds?: number;
             };
             header?: never;
             path?: never;
@@ -7533,7 +6953,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -7580,7 +7000,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -7598,14 +7018,14 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Name of a consumer group. */
+                /** @description The name of a consumer group. */
                 group: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -7654,7 +7074,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -7670,19 +7090,19 @@ export interface operations {
     deleteGroup: {
         parameters: {
             query?: {
-                /** @description Forget subscriptions too. */
+                /** @description Whether subscriptions are deleted too. */
                 deleteMetadata?: boolean;
             };
             header?: never;
             path: {
-                /** @description Name of a consumer group. */
+                /** @description The name of a consumer group. */
                 group: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -7729,7 +7149,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -7745,21 +7165,21 @@ export interface operations {
     deleteGroupForQueue: {
         parameters: {
             query?: {
-                /** @description Forget subscriptions too. */
+                /** @description Whether subscriptions are deleted too. */
                 deleteMetadata?: boolean;
             };
             header?: never;
             path: {
-                /** @description Name of a consumer group. */
+                /** @description The name of a consumer group. */
                 group: string;
-                /** @description Name of a queue. */
+                /** @description The name of a queue. */
                 queue: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -7806,7 +7226,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -7824,7 +7244,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Name of a consumer group. */
+                /** @description The name of a consumer group. */
                 group: string;
             };
             cookie?: never;
@@ -7840,7 +7260,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -7896,7 +7316,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -7914,9 +7334,9 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Name of a consumer group. */
+                /** @description The name of a consumer group. */
                 group: string;
-                /** @description Name of a queue. */
+                /** @description The name of a queue. */
                 queue: string;
             };
             cookie?: never;
@@ -7932,7 +7352,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -7988,7 +7408,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -8006,18 +7426,18 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
-                /** @description Name of a consumer group. */
+                /** @description The name of a consumer group. */
                 group: string;
-                /** @description Name of a queue. */
+                /** @description The name of a queue. */
                 queue: string;
-                /** @description Name of a partition. */
+                /** @description The name of a partition. */
                 partition: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -8073,7 +7493,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -8089,23 +7509,23 @@ export interface operations {
     messages: {
         parameters: {
             query?: {
-                /** @description Only of this queue. */
+                /** @description Only messages of this queue. */
                 queue?: string;
-                /** @description Only of partitions of this name. */
+                /** @description Only messages of partitions of this name. */
                 partition?: string;
-                /** @description Only of queues of this namespace. */
+                /** @description Only messages of queues of this namespace. */
                 ns?: string;
-                /** @description Only of queues of this task. */
+                /** @description Only messages of queues of this task. */
                 task?: string;
-                /** @description Only of this status. */
-                status?: components["schemas"]["MessageStatus"];
-                /** @description Only stored at this time or later. */
+                /** @description Only messages of this status. */
+                status?: "completed" | "dead_letter" | "pending" | "processing";
+                /** @description Only messages stored at this time or later. */
                 from?: string;
-                /** @description Only stored until the end of this minute. */
+                /** @description Only messages stored until the end of this minute. */
                 to?: string;
-                /** @description How many to answer at most; a number out of range becomes the nearest that is in it. */
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
                 limit?: number;
-                /** @description How many to skip. */
+                /** @description The number of entries to skip. */
                 offset?: number;
             };
             header?: never;
@@ -8114,7 +7534,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -8161,7 +7581,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -8188,7 +7608,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -8253,7 +7673,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -8280,7 +7700,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -8336,7 +7756,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -8363,7 +7783,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -8428,7 +7848,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -8444,7 +7864,7 @@ export interface operations {
     giveUpMessage: {
         parameters: {
             query?: {
-                /** @description For this group. */
+                /** @description The consumer group. */
                 consumerGroup?: string;
             };
             header?: never;
@@ -8458,17 +7878,17 @@ export interface operations {
         };
         requestBody?: {
             content: {
-                "application/json": components["schemas"]["GivingUp"];
+                "application/json": components["schemas"]["DeadLetterRequest"];
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["MessageGivenUp"];
+                    "application/json": components["schemas"]["MessageDeadLettered"];
                 };
             };
             /** @description The request is wrong; nothing was stored. */
@@ -8536,7 +7956,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -8552,19 +7972,19 @@ export interface operations {
     logPositions: {
         parameters: {
             query?: {
-                /** @description Say which offset was the first from this time on. */
+                /** @description Return the first offset stored at this time or later. */
                 at?: string;
             };
             header?: never;
             path: {
-                /** @description Name of a queue. */
+                /** @description The name of a queue. */
                 queue: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -8620,7 +8040,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -8636,23 +8056,23 @@ export interface operations {
     logSegments: {
         parameters: {
             query?: {
-                /** @description From this offset on. */
+                /** @description The first offset. */
                 from?: number;
-                /** @description Up to this offset, which is excluded. */
+                /** @description The end offset, exclusive. */
                 to?: number;
             };
             header?: never;
             path: {
-                /** @description Name of a queue. */
+                /** @description The name of a queue. */
                 queue: string;
-                /** @description Name of a partition. */
+                /** @description The name of a partition. */
                 partition: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -8717,7 +8137,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -8733,19 +8153,19 @@ export interface operations {
     deadLetters: {
         parameters: {
             query?: {
-                /** @description Only of this queue. */
-                queue?: string;
-                /** @description Only of this group. */
+                /** @description Only dead letters of this group. */
                 consumerGroup?: string;
-                /** @description Only of partitions of this name. */
+                /** @description Only dead letters of partitions of this name. */
                 partition?: string;
-                /** @description Only failed at this time or later. */
+                /** @description Only messages that failed at this time or later. */
                 from?: string;
-                /** @description Only failed at this time or earlier. */
+                /** @description Only messages that failed at this time or earlier. */
                 to?: string;
-                /** @description How many to answer at most; a number out of range becomes the nearest that is in it. */
+                /** @description Only dead letters of this queue. */
+                queue?: string;
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
                 limit?: number;
-                /** @description How many to skip. */
+                /** @description The number of entries to skip. */
                 offset?: number;
             };
             header?: never;
@@ -8754,7 +8174,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -8801,7 +8221,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -8816,27 +8236,31 @@ export interface operations {
     };
     purgeDeadLetters: {
         parameters: {
-            query: {
-                /** @description The queue. */
-                queue: string;
-                /** @description Only of this group. */
+            query?: {
+                /** @description Only dead letters of this group. */
                 consumerGroup?: string;
-                /** @description Only of partitions of this name. */
+                /** @description Only dead letters of partitions of this name. */
                 partition?: string;
-                /** @description Only failed at this time or later. */
+                /** @description Only messages that failed at this time or later. */
                 from?: string;
-                /** @description Only failed at this time or earlier. */
+                /** @description Only messages that failed at this time or earlier. */
                 to?: string;
-                /** @description Only of this message. */
+                /** @description The queue; required here or in the body. */
+                queue?: string;
+                /** @description Only the dead letter of this transaction id. */
                 transactionIds?: string;
             };
             header?: never;
             path?: never;
             cookie?: never;
         };
-        requestBody?: never;
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["Retry"];
+            };
+        };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -8881,6 +8305,15 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
                 headers: {
@@ -8892,7 +8325,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -8925,7 +8358,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -8999,7 +8432,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -9102,7 +8535,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -9118,9 +8551,9 @@ export interface operations {
     traceNames: {
         parameters: {
             query?: {
-                /** @description How many to answer at most; a number out of range becomes the nearest that is in it. */
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
                 limit?: number;
-                /** @description How many to skip. */
+                /** @description The number of entries to skip. */
                 offset?: number;
             };
             header?: never;
@@ -9129,7 +8562,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -9176,7 +8609,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -9192,21 +8625,21 @@ export interface operations {
     tracesByName: {
         parameters: {
             query?: {
-                /** @description How many to answer at most; a number out of range becomes the nearest that is in it. */
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
                 limit?: number;
-                /** @description How many to skip. */
+                /** @description The number of entries to skip. */
                 offset?: number;
             };
             header?: never;
             path: {
-                /** @description Name of a trace. */
+                /** @description The name of a trace. */
                 name: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -9253,7 +8686,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -9269,9 +8702,9 @@ export interface operations {
     tracesOfMessage: {
         parameters: {
             query?: {
-                /** @description How many to answer at most; a number out of range becomes the nearest that is in it. */
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
                 limit?: number;
-                /** @description How many to skip. */
+                /** @description The number of entries to skip. */
                 offset?: number;
             };
             header?: never;
@@ -9285,7 +8718,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -9332,344 +8765,8 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    notify: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/json": components["schemas"]["Notice"];
-            };
-        };
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Heard"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The body is larger than MAX_BODY_BYTES. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    hostEvents: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/octet-stream": unknown;
-            };
-        };
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Heard"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The request contradicts what is stored, or an encrypted message lacks its key. */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The body is larger than MAX_BODY_BYTES. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    sharedState: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["SharedState"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    sharedStateStats: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["SharedState"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    interInstanceStats: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["SharedState"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
                 headers: {
                     /** @description Seconds to wait. */
                     "Retry-After"?: number;
@@ -9690,7 +8787,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -9757,7 +8854,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -9813,7 +8910,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -9835,7 +8932,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -9902,7 +8999,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -9958,7 +9055,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -9980,7 +9077,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -10046,7 +9143,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -10093,7 +9190,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -10109,9 +9206,9 @@ export interface operations {
     status: {
         parameters: {
             query?: {
-                /** @description From when on. */
+                /** @description The beginning, inclusive. */
                 from?: string;
-                /** @description Until before when; now, when absent. */
+                /** @description The end, exclusive; now when absent. */
                 to?: string;
                 /** @description Only this queue. */
                 queue?: string;
@@ -10126,7 +9223,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -10173,7 +9270,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -10189,14 +9286,14 @@ export interface operations {
     statusQueues: {
         parameters: {
             query?: {
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+                /** @description The number of entries to skip. */
+                offset?: number;
                 /** @description Only queues of this namespace. */
                 namespace?: string;
                 /** @description Only queues of this task. */
                 task?: string;
-                /** @description How many to answer at most; a number out of range becomes the nearest that is in it. */
-                limit?: number;
-                /** @description How many to skip. */
-                offset?: number;
             };
             header?: never;
             path?: never;
@@ -10204,7 +9301,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -10251,7 +9348,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -10266,17 +9363,24 @@ export interface operations {
     };
     statusQueue: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+                /** @description The number of entries to skip. */
+                offset?: number;
+                /** @description Ignored: partitions are always included. */
+                includePartitions?: boolean;
+            };
             header?: never;
             path: {
-                /** @description Name of a queue. */
+                /** @description The name of a queue. */
                 queue: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -10332,7 +9436,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -10348,21 +9452,21 @@ export interface operations {
     statusQueueMessages: {
         parameters: {
             query?: {
-                /** @description How many to answer at most; a number out of range becomes the nearest that is in it. */
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
                 limit?: number;
-                /** @description How many to skip. */
+                /** @description The number of entries to skip. */
                 offset?: number;
             };
             header?: never;
             path: {
-                /** @description Name of a queue. */
+                /** @description The name of a queue. */
                 queue: string;
             };
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -10418,7 +9522,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -10434,18 +9538,18 @@ export interface operations {
     statusAnalytics: {
         parameters: {
             query?: {
-                /** @description From when on. */
+                /** @description The beginning, inclusive. */
                 from?: string;
-                /** @description Until before when; now, when absent. */
+                /** @description The end, exclusive; now when absent. */
                 to?: string;
-                /** @description How long each point is. */
-                interval?: "day" | "hour" | "minute";
                 /** @description Only this queue. */
                 queue?: string;
                 /** @description Only queues of this namespace. */
                 namespace?: string;
                 /** @description Only queues of this task. */
                 task?: string;
+                /** @description The length of each data point. */
+                interval?: "day" | "hour" | "minute";
             };
             header?: never;
             path?: never;
@@ -10453,7 +9557,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -10500,7 +9604,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -10516,13 +9620,13 @@ export interface operations {
     systemMetrics: {
         parameters: {
             query?: {
-                /** @description From when on. */
+                /** @description The beginning, inclusive. */
                 from?: string;
-                /** @description Until before when; now, when absent. */
+                /** @description The end, exclusive; now when absent. */
                 to?: string;
                 /** @description Only workers of this host. */
                 hostname?: string;
-                /** @description Only workers of this number. */
+                /** @description Only the worker of this number. */
                 workerId?: number;
             };
             header?: never;
@@ -10531,7 +9635,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -10578,7 +9682,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -10594,13 +9698,13 @@ export interface operations {
     workerMetrics: {
         parameters: {
             query?: {
-                /** @description From when on. */
+                /** @description The beginning, inclusive. */
                 from?: string;
-                /** @description Until before when; now, when absent. */
+                /** @description The end, exclusive; now when absent. */
                 to?: string;
                 /** @description Only workers of this host. */
                 hostname?: string;
-                /** @description Only workers of this number. */
+                /** @description Only the worker of this number. */
                 workerId?: number;
             };
             header?: never;
@@ -10609,7 +9713,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -10656,7 +9760,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -10672,9 +9776,9 @@ export interface operations {
     queueLag: {
         parameters: {
             query?: {
-                /** @description From when on. */
+                /** @description The beginning, inclusive. */
                 from?: string;
-                /** @description Until before when; now, when absent. */
+                /** @description The end, exclusive; now when absent. */
                 to?: string;
                 /** @description Only this queue. */
                 queue?: string;
@@ -10685,7 +9789,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -10732,7 +9836,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -10748,9 +9852,9 @@ export interface operations {
     queueOps: {
         parameters: {
             query?: {
-                /** @description From when on. */
+                /** @description The beginning, inclusive. */
                 from?: string;
-                /** @description Until before when; now, when absent. */
+                /** @description The end, exclusive; now when absent. */
                 to?: string;
                 /** @description Only this queue. */
                 queue?: string;
@@ -10761,7 +9865,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -10808,7 +9912,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -10824,9 +9928,9 @@ export interface operations {
     queueParked: {
         parameters: {
             query?: {
-                /** @description From when on. */
+                /** @description The beginning, inclusive. */
                 from?: string;
-                /** @description Until before when; now, when absent. */
+                /** @description The end, exclusive; now when absent. */
                 to?: string;
                 /** @description Only this queue. */
                 queue?: string;
@@ -10837,7 +9941,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -10884,7 +9988,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -10900,9 +10004,9 @@ export interface operations {
     retention: {
         parameters: {
             query?: {
-                /** @description From when on. */
+                /** @description The beginning, inclusive. */
                 from?: string;
-                /** @description Until before when; now, when absent. */
+                /** @description The end, exclusive; now when absent. */
                 to?: string;
                 /** @description Only this queue. */
                 queue?: string;
@@ -10913,7 +10017,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -10960,7 +10064,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -10976,9 +10080,9 @@ export interface operations {
     rollup: {
         parameters: {
             query?: {
-                /** @description From when on. */
+                /** @description The beginning, inclusive. */
                 from?: string;
-                /** @description Until before when; now, when absent. */
+                /** @description The end, exclusive; now when absent. */
                 to?: string;
                 /** @description Only this queue. */
                 queue?: string;
@@ -10991,7 +10095,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -11038,7 +10142,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -11060,7 +10164,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -11107,7 +10211,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -11129,7 +10233,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -11158,7 +10262,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -11195,11 +10299,11 @@ export interface operations {
                  *       "config_hash": "9f2c"
                  *     }
                  */
-                "application/json": components["schemas"]["StreamRegistration"];
+                "application/json": components["schemas"]["Registration"];
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -11264,7 +10368,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -11316,11 +10420,11 @@ export interface operations {
                  *       }
                  *     }
                  */
-                "application/json": components["schemas"]["StreamCycle"];
+                "application/json": components["schemas"]["CycleBody"];
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -11385,7 +10489,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -11411,7 +10515,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -11476,7 +10580,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -11513,7 +10617,7 @@ export interface operations {
                  *       ]
                  *     }
                  */
-                "application/json": components["schemas"]["StageRequest"];
+                "application/json": components["schemas"]["StageBody"];
             };
         };
         responses: {
@@ -11582,7 +10686,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -11616,11 +10720,11 @@ export interface operations {
                  *       ]
                  *     }
                  */
-                "application/json": components["schemas"]["PublishRequest"];
+                "application/json": components["schemas"]["PublishBody"];
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -11685,7 +10789,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -11713,11 +10817,11 @@ export interface operations {
                  *       "batch": 7
                  *     }
                  */
-                "application/json": components["schemas"]["BatchToAbandon"];
+                "application/json": components["schemas"]["BatchRef"];
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -11782,7 +10886,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -11795,7 +10899,7 @@ export interface operations {
             };
         };
     };
-    enqueue: {
+    enqueueShort: {
         parameters: {
             query?: {
                 /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
@@ -11820,11 +10924,11 @@ export interface operations {
                  *       }
                  *     ]
                  */
-                "application/json": components["schemas"]["ItemToEnqueue"][];
+                "application/json": components["schemas"]["EnqueueItem"][];
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -11880,7 +10984,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -11893,21 +10997,9 @@ export interface operations {
             };
         };
     };
-    dequeue: {
+    enqueue: {
         parameters: {
-            query: {
-                /** @description The namespace. */
-                namespace: string;
-                /** @description The topic. */
-                topic: string;
-                /** @description How many to answer at most. */
-                limit?: number;
-                /** @description Whether to wait when nothing is there. */
-                wait?: boolean;
-                /** @description How long to wait, in milliseconds; DEFAULT_TIMEOUT when absent. */
-                timeout?: number;
-                /** @description Seconds until the lease ends; those of the topic when absent. */
-                lease?: number;
+            query?: {
                 /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
                 ids?: string;
             };
@@ -11915,9 +11007,119 @@ export interface operations {
             path?: never;
             cookie?: never;
         };
+        requestBody: {
+            content: {
+                /**
+                 * @example [
+                 *       {
+                 *         "namespace": "payments",
+                 *         "topic": "refunds",
+                 *         "data": {
+                 *           "order": 7
+                 *         },
+                 *         "priority": 1,
+                 *         "delay": 30
+                 *       }
+                 *     ]
+                 */
+                "application/json": components["schemas"]["EnqueueItem"][];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": (number | string)[];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    dequeueShort: {
+        parameters: {
+            query: {
+                /** @description The namespace. */
+                namespace: string;
+                /** @description Items to return at most. */
+                limit?: number;
+                /** @description Wait for items when there are none. */
+                wait?: boolean;
+                /** @description How long to wait, in milliseconds; DEFAULT_TIMEOUT when absent. */
+                timeout?: number;
+                /** @description Seconds until the lease expires; those of the topic when absent. */
+                lease?: number;
+                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
+                ids?: string;
+                /** @description The topic. */
+                topic: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -11964,7 +11166,269 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    dequeue: {
+        parameters: {
+            query: {
+                /** @description The namespace. */
+                namespace: string;
+                /** @description Items to return at most. */
+                limit?: number;
+                /** @description Wait for items when there are none. */
+                wait?: boolean;
+                /** @description How long to wait, in milliseconds; DEFAULT_TIMEOUT when absent. */
+                timeout?: number;
+                /** @description Seconds until the lease expires; those of the topic when absent. */
+                lease?: number;
+                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
+                ids?: string;
+                /** @description The topic. */
+                topic: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TopicItem"][];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    dequeueMany: {
+        parameters: {
+            query: {
+                /** @description The namespace. */
+                namespace: string;
+                /** @description Items to return at most. */
+                limit?: number;
+                /** @description Wait for items when there are none. */
+                wait?: boolean;
+                /** @description How long to wait, in milliseconds; DEFAULT_TIMEOUT when absent. */
+                timeout?: number;
+                /** @description Seconds until the lease expires; those of the topic when absent. */
+                lease?: number;
+                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
+                ids?: string;
+                /** @description A JSON array of topics, up to 1000; all of the namespace when absent. */
+                topics?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TopicItem"][];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    ackItemsShort: {
+        parameters: {
+            query?: {
+                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
+                ids?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ItemRef"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/plain": string;
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -11993,7 +11457,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -12049,7 +11513,101 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    nackItemsShort: {
+        parameters: {
+            query?: {
+                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
+                ids?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NackRef"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/plain": string;
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -12078,7 +11636,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -12134,1197 +11692,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    activeTopics: {
-        parameters: {
-            query: {
-                /** @description The namespace. */
-                namespace: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": string[];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    deleteTopic: {
-        parameters: {
-            query: {
-                /** @description The namespace. */
-                namespace: string;
-                /** @description The topic. */
-                topic: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["DeletedTopic"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    topicDeadLetters: {
-        parameters: {
-            query: {
-                /** @description The namespace. */
-                namespace: string;
-                /** @description The topic. */
-                topic: string;
-                /** @description How many to answer at most; a number out of range becomes the nearest that is in it. */
-                limit?: number;
-                /** @description How many to skip. */
-                offset?: number;
-                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
-                ids?: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["TopicDeadLetter"][];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    deleteTopicDeadLetters: {
-        parameters: {
-            query?: {
-                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
-                ids?: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/json": components["schemas"]["ItemRef"][];
-            };
-        };
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Settled"][];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The body is larger than MAX_BODY_BYTES. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    retryTopicDeadLetters: {
-        parameters: {
-            query?: {
-                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
-                ids?: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/json": components["schemas"]["ItemRef"][];
-            };
-        };
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Settled"][];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The body is larger than MAX_BODY_BYTES. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    enqueueShort: {
-        parameters: {
-            query?: {
-                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
-                ids?: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                /**
-                 * @example [
-                 *       {
-                 *         "namespace": "payments",
-                 *         "topic": "refunds",
-                 *         "data": {
-                 *           "order": 7
-                 *         },
-                 *         "priority": 1,
-                 *         "delay": 30
-                 *       }
-                 *     ]
-                 */
-                "application/json": components["schemas"]["ItemToEnqueue"][];
-            };
-        };
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": (number | string)[];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The body is larger than MAX_BODY_BYTES. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    dequeueShort: {
-        parameters: {
-            query: {
-                /** @description The namespace. */
-                namespace: string;
-                /** @description The topic. */
-                topic: string;
-                /** @description How many to answer at most. */
-                limit?: number;
-                /** @description Whether to wait when nothing is there. */
-                wait?: boolean;
-                /** @description How long to wait, in milliseconds; DEFAULT_TIMEOUT when absent. */
-                timeout?: number;
-                /** @description Seconds until the lease ends; those of the topic when absent. */
-                lease?: number;
-                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
-                ids?: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["TopicItem"][];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    ackItemsShort: {
-        parameters: {
-            query?: {
-                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
-                ids?: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/json": components["schemas"]["ItemRef"];
-            };
-        };
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "text/plain": string;
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description What the request names does not exist. */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The body is larger than MAX_BODY_BYTES. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    nackItemsShort: {
-        parameters: {
-            query?: {
-                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
-                ids?: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/json": components["schemas"]["NackRef"];
-            };
-        };
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "text/plain": string;
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description What the request names does not exist. */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The body is larger than MAX_BODY_BYTES. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    activeTopicsShort: {
-        parameters: {
-            query: {
-                /** @description The namespace. */
-                namespace: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": string[];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    topicDeadLettersShort: {
-        parameters: {
-            query: {
-                /** @description The namespace. */
-                namespace: string;
-                /** @description The topic. */
-                topic: string;
-                /** @description How many to answer at most; a number out of range becomes the nearest that is in it. */
-                limit?: number;
-                /** @description How many to skip. */
-                offset?: number;
-                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
-                ids?: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["TopicDeadLetter"][];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    deleteTopicDeadLettersShort: {
-        parameters: {
-            query?: {
-                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
-                ids?: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/json": components["schemas"]["ItemRef"];
-            };
-        };
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "text/plain": string;
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description What the request names does not exist. */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The body is larger than MAX_BODY_BYTES. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    retryTopicDeadLettersShort: {
-        parameters: {
-            query?: {
-                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
-                ids?: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/json": components["schemas"]["ItemRef"];
-            };
-        };
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "text/plain": string;
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description What the request names does not exist. */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The body is larger than MAX_BODY_BYTES. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    dequeueMany: {
-        parameters: {
-            query: {
-                /** @description The namespace. */
-                namespace: string;
-                /** @description A JSON array of topics, up to 1000; all of the namespace when absent. */
-                topics?: string;
-                /** @description How many to answer at most. */
-                limit?: number;
-                /** @description Whether to wait when nothing is there. */
-                wait?: boolean;
-                /** @description How long to wait, in milliseconds; DEFAULT_TIMEOUT when absent. */
-                timeout?: number;
-                /** @description Seconds until the lease ends; those of the topic when absent. */
-                lease?: number;
-                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
-                ids?: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["TopicItem"][];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -13353,7 +11721,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -13409,7 +11777,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -13438,7 +11806,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -13494,7 +11862,743 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    activeTopicsShort: {
+        parameters: {
+            query: {
+                /** @description The namespace. */
+                namespace: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": string[];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    activeTopics: {
+        parameters: {
+            query: {
+                /** @description The namespace. */
+                namespace: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": string[];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    deleteTopic: {
+        parameters: {
+            query: {
+                /** @description The namespace. */
+                namespace: string;
+                /** @description The topic. */
+                topic: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DeletedTopic"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    topicDeadLettersShort: {
+        parameters: {
+            query: {
+                /** @description The namespace. */
+                namespace: string;
+                /** @description The topic. */
+                topic: string;
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+                /** @description The number of entries to skip. */
+                offset?: number;
+                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
+                ids?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TopicDeadLetter"][];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    topicDeadLetters: {
+        parameters: {
+            query: {
+                /** @description The namespace. */
+                namespace: string;
+                /** @description The topic. */
+                topic: string;
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+                /** @description The number of entries to skip. */
+                offset?: number;
+                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
+                ids?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TopicDeadLetter"][];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    deleteTopicDeadLettersShort: {
+        parameters: {
+            query?: {
+                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
+                ids?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ItemRef"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/plain": string;
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    deleteTopicDeadLetters: {
+        parameters: {
+            query?: {
+                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
+                ids?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ItemRef"][];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Settled"][];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    retryTopicDeadLettersShort: {
+        parameters: {
+            query?: {
+                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
+                ids?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ItemRef"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/plain": string;
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    retryTopicDeadLetters: {
+        parameters: {
+            query?: {
+                /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
+                ids?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ItemRef"][];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Settled"][];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -13514,9 +12618,11 @@ export interface operations {
                 namespace: string;
                 /** @description The topic. */
                 topic: string;
-                /** @description How many to answer at most; a number out of range becomes the nearest that is in it. */
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
                 limit?: number;
-                /** @description Whether to show also what is not due yet. */
+                /** @description The number of entries to skip. */
+                offset?: number;
+                /** @description Show items that are not due yet too. */
                 delayed?: boolean;
                 /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
                 ids?: string;
@@ -13527,7 +12633,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -13574,7 +12680,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -13601,7 +12707,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -13648,7 +12754,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -13684,7 +12790,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -13740,7 +12846,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -13766,7 +12872,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -13822,7 +12928,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -13844,7 +12950,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -13893,7 +12999,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -13925,7 +13031,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -13981,7 +13087,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -14003,7 +13109,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -14052,7 +13158,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
@@ -14084,7 +13190,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Done. */
+            /** @description Success. */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -14140,11 +13246,976 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description PostgreSQL cannot be reached or is overloaded; try again after `Retry-After`. */
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
                     /** @description Seconds to wait. */
                     "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    notify: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["Wake"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Received"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    hostEvents: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/octet-stream": unknown;
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Received"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The request contradicts what is stored, or an encrypted message lacks its key. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    interInstanceStats: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SharedState"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    sharedStateStats: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SharedState"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    sharedState: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SharedState"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    listSettings: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SettingsInForce"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    listConnections: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PeerList"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    live: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LiveCounters"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    listShards: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ShardList"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    listStreamQueries: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StreamQueryList"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    listPipelines: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PipelineList"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    listTopicNamespaces: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TopicNamespaceList"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    health: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "status": "healthy",
+                     *       "database": "connected",
+                     *       "server": "Queen",
+                     *       "worker_id": 0,
+                     *       "version": "0.1.0",
+                     *       "queen": {
+                     *         "worker_id": 0,
+                     *         "status": "active"
+                     *       }
+                     *     }
+                     */
+                    "application/json": components["schemas"]["Health"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Health"];
+                };
+            };
+        };
+    };
+    livez: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "alive": true,
+                     *       "worker_id": 0
+                     *     }
+                     */
+                    "application/json": components["schemas"]["Alive"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    readyz: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "ready": true,
+                     *       "reasons": [],
+                     *       "pushes": "stored",
+                     *       "worker_id": 0
+                     *     }
+                     */
+                    "application/json": components["schemas"]["Readiness"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Readiness"];
+                };
+            };
+        };
+    };
+    openapi: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": Record<string, never>;
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    docs: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/html": string;
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
                     [name: string]: unknown;
                 };
                 content: {

@@ -1,4 +1,4 @@
-"""Getting the database ready before any worker uses it."""
+"""Prepares the database before workers start: waits for it and migrates it."""
 
 import asyncio
 import logging
@@ -18,15 +18,15 @@ _log = logging.getLogger("queen.supervisor")
 
 Migrate = Callable[[str], Awaitable[None]]
 
-# In a group of containers the database is often the last to come up.
-_PATIENCE_SECONDS = 60.0
+# Among containers the database is often the last to start.
+_WAIT_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
 
 
 class SchemaMark:
-    """A note in the data directory that a database was migrated to the version of this server.
+    """A file in the data directory that records that a database has been migrated to this version.
 
-    With it, the server may start while that database is away: pushes go to the spool until it is back.
+    With it, the server can start while the database is unavailable: pushes go to the spool.
     """
 
     def __init__(self, data_dir: Path, dsn: str) -> None:
@@ -34,36 +34,40 @@ class SchemaMark:
         newest = max(migration.version for migration in load_migrations())
         self._content = msgspec.json.encode({"database": describe_dsn(dsn), "version": newest})
 
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         try:
             return self._path.read_bytes() == self._content
         except OSError:
             return False
 
-    def leave(self) -> None:
-        if self.is_there():
+    def write(self) -> None:
+        if self.exists():
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.write_bytes(self._content)
         except OSError as error:
-            _log.warning("without %s the server cannot start while PostgreSQL is away: %s", self._path, error)
+            _log.warning(
+                "could not write %s, without which the server cannot start while PostgreSQL is unavailable: %s",
+                self._path,
+                error,
+            )
 
 
 async def prepare_database(
-    dsn: str, migrate: Migrate, patience: float = _PATIENCE_SECONDS, mark: SchemaMark | None = None
+    dsn: str, migrate: Migrate, patience: float = _WAIT_SECONDS, mark: SchemaMark | None = None
 ) -> None:
-    """Migrate the database, waiting a while for one that cannot be reached yet and was not migrated before."""
+    """Migrate the database; waits for an unavailable one, unless it has been migrated before."""
     deadline = time.monotonic() + patience
     while True:
         try:
             await migrate(dsn)
             if mark is not None:
-                mark.leave()
+                mark.write()
             return
         except DatabaseUnavailable as error:
-            if mark is not None and mark.is_there():
-                _log.warning("PostgreSQL at %s is away; starting without it: %s", describe_dsn(dsn), error)
+            if mark is not None and mark.exists():
+                _log.warning("PostgreSQL at %s is unavailable; starting without it: %s", describe_dsn(dsn), error)
                 return
             if time.monotonic() >= deadline:
                 raise QueenError(
@@ -76,30 +80,30 @@ async def prepare_database(
             raise QueenError(f"PostgreSQL at {describe_dsn(dsn)} cannot be used: {error}") from error
 
 
-async def prepare_shards(dsns: Sequence[str], migrate: Migrate, patience: float = _PATIENCE_SECONDS) -> None:
-    """Migrate the databases of all shards. The first time all of them are waited for, later one is enough."""
+async def prepare_shards(dsns: Sequence[str], migrate: Migrate, patience: float = _WAIT_SECONDS) -> None:
+    """Migrate the databases of all shards. The first start waits for all, later ones for at least one."""
     deadline = time.monotonic() + patience
     while True:
         outcomes = await asyncio.gather(*(migrate(dsn) for dsn in dsns), return_exceptions=True)
-        away: list[tuple[int, DatabaseUnavailable]] = []
+        unavailable: list[tuple[int, DatabaseUnavailable]] = []
         for number, (dsn, outcome) in enumerate(zip(dsns, outcomes, strict=True)):
             if isinstance(outcome, DatabaseUnavailable):
-                away.append((number, outcome))
+                unavailable.append((number, outcome))
             elif isinstance(outcome, asyncpg.PostgresError | asyncpg.InterfaceError):
                 raise QueenError(f"shard {number} at {describe_dsn(dsn)} cannot be used: {outcome}") from outcome
             elif outcome is not None:
                 raise outcome
         try:
-            if len(away) < len(dsns):
+            if len(unavailable) < len(dsns):
                 await set_up_shards(dsns)
                 return
         except DatabaseUnavailable as error:
-            away = away or [(0, error)]
-        number, reason = away[0]
+            unavailable = unavailable or [(0, error)]
+        number, reason = unavailable[0]
         if time.monotonic() >= deadline:
             raise QueenError(
-                f"no PostgreSQL at {describe_dsn(dsns[number])}, which is shard {number} ({reason}): start it,"
-                " or correct DATABASE_URLS"
+                f"no PostgreSQL at {describe_dsn(dsns[number])}, shard {number} ({reason}): "
+                "start it, or correct DATABASE_URLS"
             ) from reason
         _log.warning("waiting for shard %d at %s: %s", number, describe_dsn(dsns[number]), reason)
         await asyncio.sleep(_RETRY_SECONDS)

@@ -1,4 +1,4 @@
-"""Log lines on standard error, for people or for machines."""
+"""Logging to standard error, as text or JSON."""
 
 import logging
 import sys
@@ -24,9 +24,9 @@ _log = logging.getLogger("queen")
 
 
 def configure_logging(level: LogLevel, encoding: LogEncoding, process: str, worker: int | None = None) -> None:
-    """Send what this process logs to standard error, marked with the name `process`.
+    """Log to standard error, with the name `process` in every line.
 
-    That includes warnings of Python and errors that nobody caught.
+    Includes Python warnings and uncaught exceptions.
     """
     logging.addLevelName(TRACE, "TRACE")
     logging.addLevelName(logging.WARNING, "WARN")
@@ -44,7 +44,7 @@ class _TextFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One object per line. What a message was logged with as `extra={"fields": {...}}` stands beside the rest."""
+    """One JSON object per line; `extra={"fields": {...}}` of a log call adds fields."""
 
     def __init__(self, process: str, worker: int | None) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class _JsonFormatter(logging.Formatter):
         line |= getattr(record, "fields", {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        # A lone surrogate, say of a file name, has no place in UTF-8 but must not cost the line.
+        # A lone surrogate, for example in a file name, cannot be encoded as UTF-8 but must not lose the line.
         return msgspec.json.encode(_encodable(line)).decode()
 
 
@@ -79,14 +79,14 @@ def _log_uncaught(kind: type[BaseException], error: BaseException, trace: Traceb
     if issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
         return
-    _log.critical("ended by an error that nobody caught", exc_info=(kind, error, trace))
+    _log.critical("uncaught exception", exc_info=(kind, error, trace))
 
 
 def _log_uncaught_in_thread(failure: threading.ExceptHookArgs) -> None:
     if failure.exc_value is not None and not issubclass(failure.exc_type, SystemExit):
         name = failure.thread.name if failure.thread is not None else "unknown"
         _log.critical(
-            "the thread %s was ended by an error that nobody caught",
+            "uncaught exception in thread %s",
             name,
             exc_info=(failure.exc_type, failure.exc_value, failure.exc_traceback),
         )

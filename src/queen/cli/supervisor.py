@@ -1,4 +1,4 @@
-"""What `queen serve` does: the database first, then the workers, and all of it down again in reverse."""
+"""`queen serve`: starts the database and the workers, supervises them, and stops them in reverse order."""
 
 import asyncio
 import dataclasses
@@ -22,14 +22,14 @@ from queen.settings import Settings
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise a QueenError that says why workers could not listen on `host` and `port`, if they could not."""
+    """Raise a QueenError with the reason if `host` and `port` cannot be listened on."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
-        raise QueenError(f"HOST={host} is not an address ({error.strerror}): set another") from None
+        raise QueenError(f"HOST={host} is not a valid address: {error.strerror}") from None
     family, kind, protocol, _, address = found[0]
     with socket.socket(family, kind, protocol) as probe:
-        # Without SO_REUSEPORT, which workers use: with it, a second Queen could share the first one's port.
+        # Without SO_REUSEPORT, which workers use: with it, two servers could share a port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
@@ -41,7 +41,7 @@ def _explain(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"port {port} is already in use; choose another with --port or PORT"
     if error.errno == errno.EACCES:
-        return f"port {port} is for privileged users only; choose one above 1023 with --port or PORT"
+        return f"port {port} requires privileges; choose one above 1023 with --port or PORT"
     if error.errno == errno.EADDRNOTAVAIL:
         return f"{host} is not an address of this machine; choose another with --host or HOST"
     return f"cannot listen on {host}, port {port}: {error.strerror}"
@@ -49,7 +49,7 @@ def _explain(error: OSError, host: str, port: int) -> str:
 
 _log = logging.getLogger("queen.postgres.server")
 
-# Errors of statements are left out: whoever sent the statement is told, and the text may quote what was sent.
+# Errors of statements are not relayed: the client receives them, and their text may contain payloads.
 _LEVELS = {
     "PANIC": logging.ERROR,
     "FATAL": logging.WARNING,
@@ -57,32 +57,32 @@ _LEVELS = {
     "LOG": logging.DEBUG,
 }
 _LINE = re.compile(r"\S+ \S+ \S+ \[\d+\] ([A-Z]+):  (.*)")
-_MOST_BYTES = 256 * 1024
+_MAX_BYTES = 256 * 1024
 
 
 class PostgresLog:
-    """The lines added to a log file since this was made or last asked."""
+    """Relays new lines of PostgreSQL's log file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._position = self._size()
-        self._begun = b""
+        self._partial = b""
 
     def relay(self) -> None:
-        """Log what is new; of very much of it, the end."""
+        """Log the new lines; only the last ones if there are very many."""
         size = self._size()
         if size < self._position:
-            # A new start moved the old file away.
-            self._position, self._begun = 0, b""
+            # The file was rotated at a restart.
+            self._position, self._partial = 0, b""
         if size == self._position:
             return
-        if size - self._position > _MOST_BYTES:
-            self._position, self._begun = size - _MOST_BYTES, b""
+        if size - self._position > _MAX_BYTES:
+            self._position, self._partial = size - _MAX_BYTES, b""
         with self._path.open("rb") as file:
             file.seek(self._position)
             added = file.read(size - self._position)
         self._position += len(added)
-        *lines, self._begun = (self._begun + added).split(b"\n")
+        *lines, self._partial = (self._partial + added).split(b"\n")
         for line in lines:
             _relay(line.decode(errors="replace"))
 
@@ -101,20 +101,19 @@ def _relay(line: str) -> None:
 
 _supervisor_log = logging.getLogger("queen.supervisor")
 
-# A plain process, neither a fork nor a multiprocessing child: it inherits nothing of ours but a socket, needs
-# no helper process beside it, and the process list says what it is. -P keeps the current directory out of its
-# imports.
+# A plain process, neither a fork nor a multiprocessing child: it inherits only a socket, needs no helper process,
+# and has a clear name in the process list. -P keeps the current directory out of sys.path.
 WORKER_COMMAND = (sys.executable, "-P", "-m", "queen.cli.worker")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POSTGRES_CHECK_SECONDS = 1.0
 _POSTGRES_RETRY_SECONDS = 5.0
-# Connections of the embedded PostgreSQL beyond those of the pools, for migrations, jobs and people.
+# Connections of the embedded PostgreSQL beyond those of the pools, for migrations, jobs and administrators.
 _SPARE_CONNECTIONS = 40
 
 
 class Supervisor:
-    """Runs a server with these settings until SIGINT or SIGTERM; a second one makes it hurry."""
+    """Runs a server until SIGINT or SIGTERM; a second signal kills workers that are still running."""
 
     def __init__(
         self,
@@ -136,7 +135,7 @@ class Supervisor:
         check_port(self._settings.listen_host, self._settings.port)
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
-            loop.add_signal_handler(number, self._stop.ask)
+            loop.add_signal_handler(number, self._stop.request)
         if self._settings.tls_cert:
             loop.add_signal_handler(signal.SIGHUP, self._reload)
         try:
@@ -155,7 +154,7 @@ class Supervisor:
             await self._serve_from(self._settings, self._settings.database_dsns[0])
             return
         postgres = self._embedded_postgres()
-        _supervisor_log.info("starting the embedded PostgreSQL in %s", postgres.data_dir)
+        _supervisor_log.info("starting embedded PostgreSQL in %s", postgres.data_dir)
         try:
             await asyncio.to_thread(postgres.start)
             await self._serve_from(self._settings, postgres.dsn(), postgres)
@@ -175,39 +174,39 @@ class Supervisor:
             preparing = prepare_shards(settings.database_dsns, self._migrate)
         else:
             preparing = prepare_database(dsn, self._migrate, mark=mark)
-        await first_of(preparing, self._stop.asked.wait())
+        await first_of(preparing, self._stop.requested.wait())
         with tempfile.TemporaryDirectory(prefix="queen-") as runtime_dir:
-            # Workers are told the database, whoever runs it.
-            told = dataclasses.replace(settings, database_urls=(dsn, *settings.database_dsns[1:]))
-            pool = self._pool = WorkerPool(told, Path(runtime_dir), self._worker_command, self._policy, self._stop)
-            helpers = [asyncio.create_task(self._announce_when_ready(pool, dsn))]
+            # Workers get the URL of the embedded PostgreSQL, too.
+            resolved = dataclasses.replace(settings, database_urls=(dsn, *settings.database_dsns[1:]))
+            pool = self._pool = WorkerPool(resolved, Path(runtime_dir), self._worker_command, self._policy, self._stop)
+            tasks = [asyncio.create_task(self._announce_when_ready(pool, dsn))]
             if postgres is not None:
-                helpers.append(asyncio.create_task(self._keep_postgres(postgres)))
+                tasks.append(asyncio.create_task(self._supervise_postgres(postgres)))
             try:
                 await pool.run()
             finally:
-                self._stop.asked.set()
-                await asyncio.gather(*helpers)
+                self._stop.requested.set()
+                await asyncio.gather(*tasks)
 
     async def _announce_when_ready(self, pool: WorkerPool, dsn: str) -> None:
-        await first_of(pool.all_ready.wait(), self._stop.asked.wait())
-        if pool.all_ready.is_set() and not self._stop.asked.is_set():
+        await first_of(pool.all_ready.wait(), self._stop.requested.wait())
+        if pool.all_ready.is_set() and not self._stop.requested.is_set():
             self._announce(_announcement(self._settings, dsn))
 
-    async def _keep_postgres(self, postgres: EmbeddedPostgres) -> None:
-        """Start the embedded PostgreSQL again should it die; workers connect anew by themselves."""
-        written = PostgresLog(postgres.log_file)
-        while not self._stop.asked.is_set():
-            await self._stop.pause(_POSTGRES_CHECK_SECONDS)
-            written.relay()
-            if postgres.running or self._stop.asked.is_set():
+    async def _supervise_postgres(self, postgres: EmbeddedPostgres) -> None:
+        """Restart the embedded PostgreSQL when it dies, and relay its log; workers reconnect by themselves."""
+        postgres_log = PostgresLog(postgres.log_file)
+        while not self._stop.requested.is_set():
+            await self._stop.sleep(_POSTGRES_CHECK_SECONDS)
+            postgres_log.relay()
+            if postgres.running or self._stop.requested.is_set():
                 continue
-            _supervisor_log.error("the embedded PostgreSQL has died; starting it again")
+            _supervisor_log.error("embedded PostgreSQL died; restarting it")
             try:
                 await asyncio.to_thread(postgres.start)
             except QueenError as error:
                 _supervisor_log.error("%s", error)
-                await self._stop.pause(_POSTGRES_RETRY_SECONDS)
+                await self._stop.sleep(_POSTGRES_RETRY_SECONDS)
 
 
 def _announcement(settings: Settings, dsn: str) -> str:

@@ -1,4 +1,4 @@
-"""The worker processes: started together, started again when one dies, stopped together."""
+"""The worker processes: started, restarted when one dies, and stopped together."""
 
 import asyncio
 import contextlib
@@ -22,26 +22,26 @@ _log = logging.getLogger("queen.supervisor")
 
 
 class Stop:
-    """`asked` once somebody wants us to stop; `hurry` when they ask again, and do not want to wait."""
+    """Shutdown events: `requested` by the first signal, `forced` by a second one."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.hurry = asyncio.Event()
+        self.requested = asyncio.Event()
+        self.forced = asyncio.Event()
 
-    def ask(self) -> None:
-        if self.asked.is_set():
-            self.hurry.set()
+    def request(self) -> None:
+        if self.requested.is_set():
+            self.forced.set()
             return
-        _log.info("stopping")
-        self.asked.set()
+        _log.info("shutting down")
+        self.requested.set()
 
-    async def pause(self, seconds: float) -> None:
-        """Sleep, but no longer than until somebody asks to stop."""
-        await first_of(asyncio.sleep(seconds), self.asked.wait())
+    async def sleep(self, seconds: float) -> None:
+        """Sleep until the time is over or a stop is requested."""
+        await first_of(asyncio.sleep(seconds), self.requested.wait())
 
 
 async def first_of(*awaited: Coroutine[Any, Any, Any]) -> None:
-    """Wait until one of these is done, and cancel the others. An error of the one that is done is raised."""
+    """Wait for the first of several coroutines, cancel the others, and raise its error if it failed."""
     tasks = [asyncio.ensure_future(each) for each in awaited]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -55,26 +55,26 @@ async def first_of(*awaited: Coroutine[Any, Any, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """When a dead worker is started again, and when that is hopeless. All times are in seconds."""
+    """When a dead worker is restarted, and when the server gives up. Times are in seconds."""
 
     first_delay: float = 0.1
     longest_delay: float = 5.0
-    # A worker that ends before it is ready, or this soon after, has died at once.
-    at_once: float = 1.0
+    # A worker that exits before it is ready, or this soon after, counts as failed at startup.
+    startup: float = 1.0
     give_up_after: int = 5
-    # How long a worker may take to finish its requests when asked to stop.
+    # How long a worker may take to finish its requests on shutdown.
     grace: float = 10.0
 
     def lengthened(self, seconds: float) -> "RestartPolicy":
-        """The same, with more time to finish."""
+        """The same policy with a longer grace period."""
         return replace(self, grace=self.grace + seconds)
 
-    def delay(self, deaths_at_once: int) -> float:
-        return min(self.first_delay * 2.0 ** max(deaths_at_once - 1, 0), self.longest_delay)
+    def delay(self, startup_failures: int) -> float:
+        return min(self.first_delay * 2.0 ** max(startup_failures - 1, 0), self.longest_delay)
 
 
 class WorkerPool:
-    """Keeps `settings.num_workers` processes of `command` running until asked to stop."""
+    """Keeps `settings.num_workers` processes of `command` running until a stop is requested."""
 
     def __init__(
         self, settings: Settings, runtime_dir: Path, command: Sequence[str], policy: RestartPolicy, stop: Stop
@@ -90,7 +90,7 @@ class WorkerPool:
         self._failure: QueenError | None = None
 
     async def run(self) -> None:
-        """Until asked to stop; raises when a worker cannot be kept running. All have ended afterwards."""
+        """Run until a stop is requested; raises if a worker fails repeatedly. Afterwards all have exited."""
         await asyncio.gather(*(self._keep_running(number) for number in range(self._settings.num_workers)))
         if self._failure is not None:
             raise self._failure
@@ -101,59 +101,58 @@ class WorkerPool:
             worker.signal(number)
 
     async def _keep_running(self, worker_id: int) -> None:
-        deaths_at_once = 0
-        while not self._stop.asked.is_set():
+        startup_failures = 0
+        while not self._stop.requested.is_set():
             worker = await _Worker.start(self._command, worker_id, self._runtime_dir, self._settings)
-            await self._watch(worker)
-            if self._stop.asked.is_set():
+            await self._supervise(worker)
+            if self._stop.requested.is_set():
                 return
-            deaths_at_once = deaths_at_once + 1 if worker.seconds_ready() < self._policy.at_once else 0
-            if deaths_at_once >= self._policy.give_up_after:
-                self._give_up(worker, deaths_at_once)
+            startup_failures = startup_failures + 1 if worker.seconds_ready() < self._policy.startup else 0
+            if startup_failures >= self._policy.give_up_after:
+                self._give_up(worker, startup_failures)
                 return
-            delay = self._policy.delay(deaths_at_once)
-            _log.warning("%s %s; starting it again in %.1f s", worker, worker.ending(), delay)
-            await self._stop.pause(delay)
+            delay = self._policy.delay(startup_failures)
+            _log.warning("%s %s; restarting in %.1f s", worker, worker.ending(), delay)
+            await self._stop.sleep(delay)
 
-    async def _watch(self, worker: "_Worker") -> None:
-        """Until the worker has ended, by itself or because we are asked to stop."""
-        listening = asyncio.create_task(self._note_ready(worker))
+    async def _supervise(self, worker: "_Worker") -> None:
+        """Wait until the worker has exited, by itself or because a stop was requested."""
+        waiting = asyncio.create_task(self._await_ready(worker))
         self._running[worker.worker_id] = worker
         try:
-            await first_of(worker.process.wait(), self._stop.asked.wait())
-            await self._end(worker)
+            await first_of(worker.process.wait(), self._stop.requested.wait())
+            await self._terminate(worker)
         finally:
             self._running.pop(worker.worker_id, None)
-            listening.cancel()
-            worker.hang_up()
+            waiting.cancel()
+            worker.close()
 
-    async def _note_ready(self, worker: "_Worker") -> None:
+    async def _await_ready(self, worker: "_Worker") -> None:
         if not await worker.becomes_ready():
             return
         self._ready.add(worker.worker_id)
         if len(self._ready) == self._settings.num_workers:
             self.all_ready.set()
 
-    async def _end(self, worker: "_Worker") -> None:
+    async def _terminate(self, worker: "_Worker") -> None:
         if worker.process.returncode is not None:
             return
         worker.signal(signal.SIGTERM)
-        await first_of(worker.process.wait(), self._stop.hurry.wait(), asyncio.sleep(self._policy.grace))
+        await first_of(worker.process.wait(), self._stop.forced.wait(), asyncio.sleep(self._policy.grace))
         if worker.process.returncode is None:
-            _log.warning("%s did not end in time; killing it", worker)
+            _log.warning("%s did not exit within the grace period; killing it", worker)
             worker.signal(signal.SIGKILL)
         await worker.process.wait()
 
-    def _give_up(self, worker: "_Worker", deaths: int) -> None:
+    def _give_up(self, worker: "_Worker", failures: int) -> None:
         self._failure = QueenError(
-            f"{worker} {worker.ending()} right after it was started, {deaths} times in a row: "
-            "the lines above say why; mend that and start again"
+            f"{worker} {worker.ending()} during startup, {failures} times in a row: see the log lines above"
         )
-        self._stop.ask()
+        self._stop.request()
 
 
-# Bodies of requests come in all sizes: left to itself, the C library keeps the holes between them for ever.
-_GIVE_BACK_MEMORY = {
+# Request bodies vary in size: with its defaults malloc never returns the fragmented memory.
+_MALLOC_SETTINGS = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_TRIM_THRESHOLD_": "131072",
     "MALLOC_MMAP_THRESHOLD_": "131072",
@@ -161,7 +160,7 @@ _GIVE_BACK_MEMORY = {
 
 
 class _Worker:
-    """One process, and our end of the socket pair that is its standard input."""
+    """A worker process, and the supervisor's end of the socket pair that is its standard input."""
 
     def __init__(
         self,
@@ -180,21 +179,21 @@ class _Worker:
     async def start(cls, command: Sequence[str], worker_id: int, runtime_dir: Path, settings: Settings) -> "_Worker":
         ours, theirs = socket.socketpair()
         with theirs:
-            # A session of its own: Ctrl-C in our terminal reaches us alone, and we stop things in order.
+            # Its own session: Ctrl-C in the terminal reaches only the supervisor, which stops everything in order.
             process = await asyncio.create_subprocess_exec(
                 *command,
                 str(worker_id),
                 str(runtime_dir),
                 stdin=theirs.fileno(),
                 start_new_session=True,
-                env=_GIVE_BACK_MEMORY | os.environ,
+                env=_MALLOC_SETTINGS | os.environ,
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         writer.write(msgspec.json.encode(settings.to_env()) + b"\n")
         return cls(worker_id, process, reader, writer)
 
     async def becomes_ready(self) -> bool:
-        """Whether the worker said that it takes requests; False when it ended before."""
+        """Wait until the worker is ready; False if it exits before."""
         with contextlib.suppress(ConnectionError):
             if await self._reader.readline() == READY:
                 self._ready_since = time.monotonic()
@@ -208,14 +207,14 @@ class _Worker:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
 
-    def hang_up(self) -> None:
+    def close(self) -> None:
         self._writer.close()
 
     def ending(self) -> str:
         code = self.process.returncode
         if code is not None and code < 0:
-            return f"was ended by {signal.Signals(-code).name}"
-        return f"ended with exit code {code}"
+            return f"was terminated by {signal.Signals(-code).name}"
+        return f"exited with code {code}"
 
     def __str__(self) -> str:
         return f"worker {self.worker_id} (process {self.process.pid})"

@@ -11,7 +11,7 @@ import msgspec
 from queen.client.config import ClientLog
 from queen.client.errors import LeaseLostError, NotFoundError, QueenError
 from queen.client.http import HttpClient, decode_as, decode_json, encode_json
-from queen.client.types import AckResponse, Given, GivenMany, RenewResponse
+from queen.client.types import AckResponse, MessageRef, MessageRefs, RenewResponse
 
 LEASE_LOST = "Invalid or expired lease"
 COMPLETED = "completed"
@@ -22,7 +22,7 @@ RENEWAL_SECONDS = 60
 
 
 class Ack(msgspec.Struct, omit_defaults=True):
-    """One acknowledgment as it goes to the server, which takes `completed` where nothing is said."""
+    """One acknowledgment of a request; the status defaults to `completed`."""
 
     transaction_id: str = msgspec.field(name="transactionId")
     partition_id: str = msgspec.field(name="partitionId")
@@ -32,7 +32,7 @@ class Ack(msgspec.Struct, omit_defaults=True):
 
 
 class AckResult(msgspec.Struct):
-    """What a consumer has to know of the answer to an acknowledgment."""
+    """The fields of the result of an acknowledgment that a consumer uses."""
 
     success: bool = False
     error: str | None = None
@@ -55,8 +55,10 @@ class Acker:
         self._log = log
         self._strict = strict
 
-    async def ack(self, given: Given | GivenMany, status: bool | str, context: Mapping[str, Any] | None) -> AckResponse:
-        """Acknowledge one message or many; see `Queen.ack`."""
+    async def ack(
+        self, given: MessageRef | MessageRefs, status: bool | str, context: Mapping[str, Any] | None
+    ) -> AckResponse:
+        """Acknowledge one or several messages; see `Queen.ack`."""
         messages = as_list(given)
         several = not isinstance(given, str | Mapping)
         if not messages:
@@ -72,7 +74,7 @@ class Acker:
         except (QueenError, ValueError) as error:
             if self._strict or (several and isinstance(error, ValueError)):
                 raise
-            self._log.warning("Queen.ack", f"not acknowledged: {error}")
+            self._log.warning("Queen.ack", f"ack failed: {error}")
             return {"success": False, "error": str(error)}
 
     async def ack_batch(
@@ -80,31 +82,33 @@ class Acker:
     ) -> list[AckResult]:
         """Acknowledge in one request; the results are in the order of the acknowledgments."""
         body = encode_json(_AckBatch(acks, group))
-        answer = await self._http.send("POST", "/api/v1/ack/batch", body, affinity_key=affinity_key, attempts=attempts)
-        return decode_as(_ack_results, answer.body)
+        response = await self._http.send(
+            "POST", "/api/v1/ack/batch", body, affinity_key=affinity_key, attempts=attempts
+        )
+        return decode_as(_ack_results, response.body)
 
-    async def renew(self, given: Given | GivenMany, seconds: float | None) -> RenewResponse | list[RenewResponse]:
+    async def renew(
+        self, given: MessageRef | MessageRefs, seconds: float | None
+    ) -> RenewResponse | list[RenewResponse]:
         """Renew the leases of messages; see `Queen.renew`."""
         leases = lease_ids(as_list(given))
         if not leases:
             if self._strict:
-                raise ValueError(
-                    "there is no lease to renew: neither a lease id nor a message with a leaseId was given"
-                )
+                raise ValueError("no lease to renew: neither a lease id nor a message with a leaseId was given")
             self._log.warning("Queen.renew", "No valid lease IDs found for renewal")
             return {"success": False, "error": "No valid lease IDs found for renewal"}
-        answers = [await self._renew_one(lease, RENEWAL_SECONDS if seconds is None else seconds) for lease in leases]
-        return answers[0] if isinstance(given, str | Mapping) else answers
+        responses = [await self._renew_one(lease, RENEWAL_SECONDS if seconds is None else seconds) for lease in leases]
+        return responses[0] if isinstance(given, str | Mapping) else responses
 
     async def extend(self, lease: str, seconds: float, affinity_key: str | None = None) -> str:
-        """Let a lease live for at least `seconds` from now; returns until when it does. Raises `LeaseLostError`."""
+        """Extend a lease to at least `seconds` from now; returns its expiry. Raises `LeaseLostError`."""
         path = f"/api/v1/lease/{quote(lease, safe='')}/extend"
         try:
-            answer = await self._http.send("POST", path, encode_json({"seconds": seconds}), affinity_key=affinity_key)
+            response = await self._http.send("POST", path, encode_json({"seconds": seconds}), affinity_key=affinity_key)
         except NotFoundError as error:
             raise LeaseLostError(str(error), error.method, error.url, error.status) from error
-        # Another server may answer with a list of one.
-        renewed = decode_json(answer.body)
+        # Other server implementations respond with a list of one.
+        renewed = decode_json(response.body)
         renewed = renewed[0] if isinstance(renewed, list) else renewed
         until = renewed.get("newExpiresAt") or renewed.get("lease_expires_at") or renewed.get("expiresAt")
         if not until:
@@ -117,56 +121,56 @@ class Acker:
         except QueenError as error:
             if self._strict:
                 raise
-            self._log.warning("Queen.renew", f"lease {lease} was not renewed: {error}")
+            self._log.warning("Queen.renew", f"renewal of lease {lease} failed: {error}")
             return {"leaseId": lease, "success": False, "error": str(error)}
 
     async def _ack_many(self, acks: list[Ack], group: str | None) -> AckResponse:
-        answer = await self._http.send("POST", "/api/v1/ack/batch", encode_json(_AckBatch(acks, group)))
-        results = decode_json(answer.body)
+        response = await self._http.send("POST", "/api/v1/ack/batch", encode_json(_AckBatch(acks, group)))
+        results = decode_json(response.body)
         if isinstance(results, dict) and results.get("error"):
-            return self._refused(results["error"])
-        refused = next((result for result in results if not result.get("success")), None)
-        if refused and self._strict:
-            return self._refused(refused.get("error"))
+            return self._rejected(results["error"])
+        rejected = next((result for result in results if not result.get("success")), None)
+        if rejected and self._strict:
+            return self._rejected(rejected.get("error"))
         return {"success": True, "results": results}
 
     async def _ack_one(self, ack: Ack, group: str | None) -> AckResponse:
         body = {**msgspec.to_builtins(ack), "consumerGroup": group}
-        answer = await self._http.send("POST", "/api/v1/ack", encode_json(body))
-        result = decode_json(answer.body)
+        response = await self._http.send("POST", "/api/v1/ack", encode_json(body))
+        result = decode_json(response.body)
         result = result[0] if isinstance(result, list) and result else result
         if isinstance(result, dict) and result.get("success") is not True:
-            return self._refused(result.get("error"))
-        answered: AckResponse = {"success": True} if result is None else result
-        return answered
+            return self._rejected(result.get("error"))
+        outcome: AckResponse = {"success": True} if result is None else result
+        return outcome
 
-    def _refused(self, error: str | None) -> AckResponse:
+    def _rejected(self, error: str | None) -> AckResponse:
         text = error or "ACK failed"
         if self._strict:
             raise LeaseLostError(text) if text == LEASE_LOST else NotFoundError(text)
         return {"success": False, "error": text}
 
 
-def as_list(given: Given | GivenMany) -> list[Given]:
-    """One message or many, as a list."""
+def as_list(given: MessageRef | MessageRefs) -> list[MessageRef]:
+    """One or several messages as a list."""
     return [given] if isinstance(given, str | Mapping) else list(given)
 
 
-def lease_ids(given: Sequence[Given]) -> list[str]:
-    """The leases of messages, each once: messages popped together share theirs."""
+def lease_ids(given: Sequence[MessageRef]) -> list[str]:
+    """The distinct lease ids of messages; messages popped together share one."""
     found = (one if isinstance(one, str) else one.get("leaseId") for one in given)
     return list(dict.fromkeys(str(lease) for lease in found if lease))
 
 
 def status_text(status: bool | str) -> str:
-    """True and False stand for `completed` and `failed`."""
+    """The status as text: True is `completed`, False is `failed`."""
     if isinstance(status, str):
         return status
     return COMPLETED if status else FAILED
 
 
-def message_key(given: Given) -> tuple[str, str, str]:
-    """(transaction id, partition id, lease id or "") of a message; raises ValueError where it is no message."""
+def message_key(given: MessageRef) -> tuple[str, str, str]:
+    """(transaction id, partition id, lease id or "") of a message; ValueError if one of the ids is missing."""
     message: Mapping[str, Any] = {"transactionId": given} if isinstance(given, str) else given
     transaction_id = message.get("transactionId") or message.get("id")
     if not transaction_id:
@@ -177,7 +181,7 @@ def message_key(given: Given) -> tuple[str, str, str]:
     return transaction_id, partition_id, message.get("leaseId") or ""
 
 
-def _ack(given: Given, status: bool | str, context: Mapping[str, Any]) -> Ack:
+def _ack(given: MessageRef, status: bool | str, context: Mapping[str, Any]) -> Ack:
     transaction_id, partition_id, lease_id = message_key(given)
     error = context.get("error")
     if isinstance(given, Mapping) and ("_status" in given or "_error" in given):

@@ -241,6 +241,10 @@ class AdminCalls(Generic[Answer]):
         """The server's metrics as Prometheus reads them."""
         return self._get("/metrics/prometheus")
 
+    def list_streams(self) -> Answer:
+        """The streaming queries, by name."""
+        return self._get("/streams/v1/queries")
+
     def get_topic_counts(self, namespace: str, topic: str | None = None) -> Answer:
         """Items of the topics of a namespace by state, and the options of each."""
         return self._get("/api/v1/topics/counts", {"namespace": namespace, "topic": topic})

@@ -1,4 +1,4 @@
-"""Messages of one partition on their way to the server: gathered, bounded, sent in order."""
+"""Client-side buffers: the messages of a partition are collected, bounded, and sent in order."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from queen.client.errors import (
 from queen.client.http import HttpClient, decode_as
 from queen.client.types import BufferOptions, BufferStats
 
-_MOST_OF_A_REQUEST = 1000
-_BYTES_OF_A_REQUEST = 4 * 1024 * 1024
+_MAX_REQUEST_MESSAGES = 1000
+_MAX_REQUEST_BYTES = 4 * 1024 * 1024
 
-# Failures that pass by themselves or by somebody's doing: the messages wait. All others would come again forever.
-_PASSING = (QueenConnectionError, OverloadedError, ServerError, AuthError, PushError)
+# Failed flushes that are retried: these errors end without a change of the messages. Any other would repeat forever.
+_RETRIED = (QueenConnectionError, OverloadedError, ServerError, AuthError, PushError)
 
 
 class _Result(msgspec.Struct):
@@ -53,26 +53,25 @@ _buffered = msgspec.json.Decoder(_Buffered)
 
 @dataclass(slots=True)
 class BufferCounts:
-    """What all buffers of a client have done."""
+    """Counters over all buffers of a client."""
 
     flushes: int = 0
     failures: int = 0
 
 
 @dataclass(slots=True)
-class _Waiter:
-    """Somebody who waits until everything up to a message was sent."""
+class _FlushWaiter:
+    """A `flush()` that waits until the messages up to a sequence number are sent."""
 
     until: int
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Buffer:
-    """Sends when `message_count` messages are there, or when the oldest has waited `time_millis`.
+    """Flushes when it holds `message_count` messages, or when the oldest has waited `time_millis`.
 
-    A message leaves the buffer when the server has it. While the server is away, messages stay, and once there are
-    `max_messages` or `max_bytes` of them, whoever pushes waits. Only one request is under way at a time, so the order
-    is kept.
+    A message is removed when the server has accepted it. While the server is unavailable messages stay, and at
+    `max_messages` or `max_bytes` pushes wait. One request is in flight at a time, which keeps the order.
     """
 
     def __init__(
@@ -103,9 +102,9 @@ class Buffer:
         self._first_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._sender: asyncio.Task[None] | None = None
-        self._hurry = asyncio.Event()
-        self._room: list[asyncio.Future[None]] = []
-        self._waiters: list[_Waiter] = []
+        self._flush_requested = asyncio.Event()
+        self._space_waiters: list[asyncio.Future[None]] = []
+        self._waiters: list[_FlushWaiter] = []
         self._rejected: list[UnsentMessage] = []
         self._error: QueenError | None = None
         self.is_full = False
@@ -115,78 +114,78 @@ class Buffer:
 
     @property
     def age_millis(self) -> float:
-        """For how long the oldest message has been waiting."""
+        """Age of the oldest message."""
         return (time.monotonic() - self._first_at) * 1000 if self._items else 0.0
 
     @property
     def rejected(self) -> int:
-        """How many messages the server refused for good."""
+        """Number of messages the server rejected permanently."""
         return len(self._rejected)
 
     def add(self, item: bytes) -> bool:
-        """Take an encoded item; whether it is now time to send."""
+        """Add an encoded item; returns whether a flush is due."""
         if not self._items:
             self._first_at = time.monotonic()
         self._items.append(item)
         self._held_bytes += len(item)
         self._added += 1
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._send_now)
-        self._measure()
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._flush_now)
+        self._update_is_full()
         return len(self._items) - self._due >= self._message_count
 
-    async def begin_sending(self) -> None:
-        """Start to send what is there, and give the event loop a moment to do it."""
-        self._send_now()
+    async def start_flush(self) -> None:
+        """Start a flush and yield to the event loop once."""
+        self._flush_now()
         await asyncio.sleep(0)
 
-    async def wait_for_room(self) -> None:
-        """Return when the server has taken some of a full buffer."""
+    async def wait_for_space(self) -> None:
+        """Wait until the buffer is no longer full."""
         if len(self._rejected) >= self._max_messages:
-            # Nobody has asked for what was refused; the next one to push is told, before it fills the memory.
+            # Rejected messages are reported by flush and close; without those they would fill the memory.
             raise UnsentError(self.take_rejected())
         if not self.is_full:
             return
-        self._send_now()
+        self._flush_now()
         waiting = asyncio.get_running_loop().create_future()
-        self._room.append(waiting)
+        self._space_waiters.append(waiting)
         await waiting
 
     async def flush(self) -> None:
-        """Send everything that is here now; raises what keeps it from being sent, and keeps the messages."""
+        """Send all messages buffered so far; on failure raises, and keeps the messages."""
         if not self._items:
             return
-        waiter = _Waiter(self._added)
+        waiter = _FlushWaiter(self._added)
         self._waiters.append(waiter)
-        self._hurry.set()
-        self._send_now()
+        self._flush_requested.set()
+        self._flush_now()
         await waiter.done
 
     def take_rejected(self) -> list[UnsentMessage]:
-        """The messages that were refused for good since this was last asked for."""
+        """The messages rejected permanently since the last call."""
         rejected, self._rejected = self._rejected, []
-        self._measure()
+        self._update_is_full()
         return rejected
 
     async def close(self) -> list[UnsentMessage]:
-        """Stop sending; what was not sent."""
+        """Stop sending; returns the unsent messages."""
         self._stop_timer()
         if self._sender is not None:
             self._sender.cancel()
             await asyncio.wait([self._sender])
-        closed = ClientClosedError("the client was closed while this waited for a buffer")
+        closed = ClientClosedError("the client was closed while waiting for a buffer")
         self._release(closed)
         error = str(self._error or closed)
         unsent = [_unsent(item, error) for item in self._items]
         self._items.clear()
         return self.take_rejected() + unsent
 
-    def _measure(self) -> None:
+    def _update_is_full(self) -> None:
         held = len(self._items) + len(self._rejected)
         self.is_full = held >= self._max_messages or self._held_bytes >= self._max_bytes
 
-    def _send_now(self) -> None:
-        """Everything that is here is due."""
+    def _flush_now(self) -> None:
+        """Make all buffered messages due."""
         self._stop_timer()
         self._due = len(self._items)
         if self._sender is None and self._due:
@@ -197,18 +196,18 @@ class Buffer:
         try:
             while self._due:
                 try:
-                    await self._send_some(self._next_size())
+                    await self._send_batch(self._next_batch_size())
                     failures = 0
                 except RequestError as error:
                     failures += 1
                     self._failed(error, failures)
-                    self._hurry.clear()
-                    pause = self._http.pause(failures, error)
-                    # Whoever asks for a flush meanwhile does not wait for the end of the pause.
+                    self._flush_requested.clear()
+                    pause = self._http.retry_delay(failures, error)
+                    # An explicit flush cuts the retry delay short.
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._hurry.wait(), pause)
+                        await asyncio.wait_for(self._flush_requested.wait(), pause)
         except Exception as error:
-            # A fault of our own: whoever waits must hear of it rather than wait forever.
+            # A bug of the client: fail the waiters, which would otherwise wait forever.
             self._fail_waiters(error)
             raise
         finally:
@@ -216,58 +215,58 @@ class Buffer:
         if not self._items:
             self._on_empty(self)
 
-    def _next_size(self) -> int:
-        """How many of those due go into the next request."""
+    def _next_batch_size(self) -> int:
+        """Number of due messages that fit into the next request."""
         size, held = 0, 0
-        for item in islice(self._items, min(self._due, max(_MOST_OF_A_REQUEST, self._message_count))):
+        for item in islice(self._items, min(self._due, max(_MAX_REQUEST_MESSAGES, self._message_count))):
             held += len(item)
-            if size and held > _BYTES_OF_A_REQUEST:
+            if size and held > _MAX_REQUEST_BYTES:
                 break
             size += 1
         return size
 
-    async def _send_some(self, size: int) -> None:
-        """Send the first `size` messages. Where the server refuses them as a whole, find out which ones it means."""
+    async def _send_batch(self, size: int) -> None:
+        """Send the first `size` messages; if the server rejects the request, bisect to find the cause."""
         items = list(islice(self._items, size))
         try:
-            answer = await self._http.send("POST", "/api/v1/push", b'{"items":[' + b",".join(items) + b"]}")
-        except _PASSING:
+            response = await self._http.send("POST", "/api/v1/push", b'{"items":[' + b",".join(items) + b"]}")
+        except _RETRIED:
             raise
         except RequestError as error:
             if size == 1:
                 self._reject(items[0], error)
-                self._took(1)
+                self._remove_sent(1)
                 return
-            await self._send_some(size // 2)
-            await self._send_some(size - size // 2)
+            await self._send_batch(size // 2)
+            await self._send_batch(size - size // 2)
             return
         self._counts.flushes += 1
-        results = decode_as(_results, answer.body)
-        refused = [
+        results = decode_as(_results, response.body)
+        rejected_items = [
             (index, result.error or "Push failed") for index, result in enumerate(results) if result.status == "failed"
         ]
-        self._took(size, [items[index] for index, _ in refused])
-        if refused:
-            # A full queue takes messages again when others have been consumed.
-            raise PushError(refused[0][1], [msgspec.json.decode(items[index]) for index, _ in refused])
+        self._remove_sent(size, [items[index] for index, _ in rejected_items])
+        if rejected_items:
+            # A full queue accepts messages again after others are consumed.
+            raise PushError(rejected_items[0][1], [msgspec.json.decode(items[index]) for index, _ in rejected_items])
 
-    def _took(self, size: int, back: list[bytes] | None = None) -> None:
-        """The first `size` messages are with the server, apart from those that come back to the front."""
+    def _remove_sent(self, size: int, kept: list[bytes] | None = None) -> None:
+        """Remove the first `size` messages, except `kept`, which stay at the front."""
         for _ in range(size):
             self._held_bytes -= len(self._items.popleft())
-        if back:
-            self._items.extendleft(reversed(back))
-            self._held_bytes += sum(map(len, back))
-            size -= len(back)
+        if kept:
+            self._items.extendleft(reversed(kept))
+            self._held_bytes += sum(map(len, kept))
+            size -= len(kept)
         self._due -= size
         self._sent += size
         self._error = None
         self._first_at = time.monotonic()
-        self._measure()
-        self._release_those_sent()
+        self._update_is_full()
+        self._resolve_waiters()
 
-    def _release_those_sent(self) -> None:
-        room, self._room = self._room, []
+    def _resolve_waiters(self) -> None:
+        room, self._space_waiters = self._space_waiters, []
         for waiting in room:
             if not waiting.done():
                 waiting.set_result(None)
@@ -281,7 +280,7 @@ class Buffer:
         self._counts.failures += 1
         self._log.warning(
             "Buffer.flush",
-            f"{len(self._items)} messages for {self.queue}/{self.partition} wait, because a flush failed: {error}",
+            f"flush of {len(self._items)} messages to {self.queue}/{self.partition} failed, retrying: {error}",
             failures=failures,
         )
         self._fail_waiters(error)
@@ -297,15 +296,15 @@ class Buffer:
         self._rejected.append(unsent)
         self._log.warning(
             "Buffer.flush",
-            f"the server refuses message {unsent.transaction_id} for {self.queue}/{self.partition}: {error}",
+            f"message {unsent.transaction_id} to {self.queue}/{self.partition} rejected: {error}",
         )
 
     def _release(self, error: QueenError) -> None:
-        """Nobody waits for a buffer that is closed."""
-        for waiting in [*self._room, *(waiter.done for waiter in self._waiters)]:
+        """Fail everything that waits for this buffer."""
+        for waiting in [*self._space_waiters, *(waiter.done for waiter in self._waiters)]:
             if not waiting.done():
                 waiting.set_exception(error)
-        self._room.clear()
+        self._space_waiters.clear()
         self._waiters.clear()
 
     def _stop_timer(self) -> None:
@@ -327,7 +326,7 @@ def _unsent(item: bytes, error: str) -> UnsentMessage:
 
 
 class Buffers:
-    """Opens a buffer when a partition is first pushed to, and forgets it when it is empty."""
+    """The buffers of a client: one per partition, opened by its first push and discarded when empty."""
 
     def __init__(self, http: HttpClient, log: ClientLog, on_open: Callable[[], object]) -> None:
         self._http = http
@@ -338,35 +337,35 @@ class Buffers:
         self._closed = False
 
     def open(self, queue: str, partition: str, options: BufferOptions) -> Buffer:
-        """The buffer of a partition; the options of the push that opens it hold until it is empty."""
+        """The buffer of a partition; its options are those of the push that opened it."""
         buffer = self._open.get((queue, partition))
         if buffer is None:
             if self._closed:
-                raise ClientClosedError("this Queen client was closed; make a new one")
-            buffer = Buffer(queue, partition, options, self._http, self._log, self._counts, self._forget)
+                raise ClientClosedError("the Queen client is closed; create a new one")
+            buffer = Buffer(queue, partition, options, self._http, self._log, self._counts, self._discard_if_empty)
             self._open[queue, partition] = buffer
             self._on_open()
         return buffer
 
-    async def add_when_there_is_room(self, queue: str, partition: str, options: BufferOptions, item: bytes) -> None:
-        """Wait until the buffer has room, and add the item."""
+    async def add_when_not_full(self, queue: str, partition: str, options: BufferOptions, item: bytes) -> None:
+        """Wait until the buffer is not full, and add the item."""
         while (buffer := self.open(queue, partition, options)).is_full:
-            await buffer.wait_for_room()
+            await buffer.wait_for_space()
         if buffer.add(item):
-            await buffer.begin_sending()
+            await buffer.start_flush()
 
     async def flush(self, queue: str, partition: str) -> None:
-        """Send what the buffer of one partition holds; raises when that cannot be done, and keeps it."""
+        """Flush the buffer of one partition; on failure raises, and keeps the messages."""
         buffer = self._open.get((queue, partition))
         if buffer is not None:
             await self._flush([buffer])
 
     async def flush_all(self) -> None:
-        """Send what all buffers hold; raises when that cannot be done, and keeps it."""
+        """Flush all buffers; on failure raises, and keeps the messages."""
         await self._flush(list(self._open.values()))
 
     async def close(self) -> list[UnsentMessage]:
-        """Send what can be sent, and return what cannot."""
+        """Flush all buffers and close them; returns the unsent messages."""
         self._closed = True
         buffers = list(self._open.values())
         await asyncio.gather(*(buffer.flush() for buffer in buffers), return_exceptions=True)
@@ -389,7 +388,7 @@ class Buffers:
         outcomes = await asyncio.gather(*(buffer.flush() for buffer in buffers), return_exceptions=True)
         rejected = [message for buffer in buffers for message in buffer.take_rejected()]
         for buffer in buffers:
-            self._forget(buffer)
+            self._discard_if_empty(buffer)
         for outcome in outcomes:
             if isinstance(outcome, BaseException) and not isinstance(outcome, QueenError):
                 raise outcome
@@ -399,6 +398,6 @@ class Buffers:
             if isinstance(outcome, QueenError):
                 raise outcome
 
-    def _forget(self, buffer: Buffer) -> None:
+    def _discard_if_empty(self, buffer: Buffer) -> None:
         if not len(buffer) and not buffer.rejected and self._open.get((buffer.queue, buffer.partition)) is buffer:
             del self._open[buffer.queue, buffer.partition]

@@ -14,23 +14,23 @@ from queen.client.queue import QueueBuilder
 from queen.client.topics.calls import TopicCalls
 from queen.client.topics.topic import TopicBuilder
 from queen.client.transaction import Transaction
-from queen.client.types import AckResponse, BufferStats, Given, GivenMany, RenewResponse
+from queen.client.types import AckResponse, BufferStats, MessageRef, MessageRefs, RenewResponse
 
 
 class Admin(AdminCalls[Awaitable[Any]]):
-    """`queen.admin`: administration and observation; every call is awaited."""
+    """`queen.admin`: administrative calls, each awaitable."""
 
 
 class Queen:
-    """A client of one server, or of several that share their queues.
+    """A client of one server, or of several servers on the same database.
 
         async with Queen("http://localhost:6632") as queen:
             await queen.queue("tasks").push([{"data": {"job": 1}}])
             await queen.queue("tasks").consume(handler)
 
-    `strict=True` makes `pop`, `ack`, `renew` and DLQ queries raise what they otherwise only log and answer with
-    nothing or `success: False`. `handle_signals=False` leaves SIGINT and SIGTERM alone while consuming.
-    `insecure=True` does not check the certificates of servers.
+    With `strict=True` failed `pop`, `ack`, `renew` and DLQ calls raise; without it they log a warning and return an
+    empty list or `success: False`. `handle_signals=False` installs no handlers for SIGINT and SIGTERM.
+    `insecure=True` does not verify TLS certificates.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Queen:
         handle_signals: bool | None = None,
         insecure: bool | None = None,
     ) -> None:
-        """`config` is a URL, a list of URLs, or a dict of the options that can also be given by name."""
+        """`config` is a URL, a list of URLs, or a dict of the keyword options."""
         named = {name: value for name, value in locals().items() if name not in ("self", "config")}
         self._engine = Engine(read_config(config, named))
         self._admin = Admin(self._engine.http.request)
@@ -60,15 +60,15 @@ class Queen:
 
     @property
     def engine(self) -> Engine:
-        """The parts of this client, for those who build on it; they may change."""
+        """The components of this client, for libraries built on it; not a stable API."""
         return self._engine
 
     def queue(self, name: str | None = None) -> QueueBuilder:
-        """Begin a sentence of the fluent grammar; without a name, go on with `namespace` or `task`."""
+        """A builder for a queue; without a name, select queues with `namespace` or `task`."""
         return QueueBuilder(self._engine, name)
 
     def topic(self, namespace: str, *names: str) -> TopicBuilder:
-        """Begin a sentence about a topic; of several, or (without a name) of all topics of a namespace to consume."""
+        """A builder for a topic; with several names, or none for all topics of the namespace, for consuming."""
         return TopicBuilder(self._engine, namespace, names)
 
     async def topics(self, namespace: str) -> list[str]:
@@ -78,53 +78,53 @@ class Queen:
 
     @property
     def admin(self) -> Admin:
-        """Administration and observation."""
+        """Administrative calls."""
         return self._admin
 
     def transaction(self) -> Transaction:
-        """Begin a transaction: acknowledgments and pushes that happen together or not at all."""
+        """A new transaction: acknowledgments and pushes that are applied atomically."""
         return Transaction(self._engine.http, self._engine.ids)
 
     async def ack(
         self,
-        message: Given | GivenMany,
+        message: MessageRef | MessageRefs,
         status: bool | str = True,
         context: Mapping[str, Any] | None = None,
     ) -> AckResponse:
         """Acknowledge a message or a list of messages.
 
-        True (or `completed`): done. False (or `failed`): deliver again, until the retries are used up. `retry`: deliver
-        again without counting. `dlq`: make it a dead letter. `context` may hold the `group` that popped it, and an
-        `error` text. In a list, `_status` and `_error` of a message are for that one.
+        True (or `completed`): done. False (or `failed`): redeliver, up to `retryLimit` times. `retry`: redeliver, not
+        counting a retry. `dlq`: move to the dead letter queue. `context` may hold the consumer `group` and an `error`
+        text. In a list, `_status` and `_error` of a message override those of the call.
         """
         return await self._engine.acker.ack(message, status, context)
 
     @overload
-    async def renew(self, message_or_lease_id: Given, seconds: float | None = None) -> RenewResponse: ...
+    async def renew(self, message_or_lease_id: MessageRef, seconds: float | None = None) -> RenewResponse: ...
 
     @overload
-    async def renew(self, message_or_lease_id: GivenMany, seconds: float | None = None) -> list[RenewResponse]: ...
+    async def renew(self, message_or_lease_id: MessageRefs, seconds: float | None = None) -> list[RenewResponse]: ...
 
     async def renew(
-        self, message_or_lease_id: Given | GivenMany, seconds: float | None = None
+        self, message_or_lease_id: MessageRef | MessageRefs, seconds: float | None = None
     ) -> RenewResponse | list[RenewResponse]:
-        """Let the leases of messages live for at least `seconds` (60) from now."""
+        """Extend the leases of messages to at least `seconds` (60) from now."""
         return await self._engine.acker.renew(message_or_lease_id, seconds)
 
     async def flush_all_buffers(self) -> None:
-        """Send everything that is buffered; raises when that cannot be done, and keeps it."""
+        """Flush all buffers; on failure raises, and keeps the messages."""
         await self._engine.buffers.flush_all()
 
     def get_buffer_stats(self) -> BufferStats:
-        """What the buffers hold and have done."""
+        """Statistics of the buffers."""
         return self._engine.buffers.stats()
 
     async def delete_consumer_group(self, consumer_group: str, delete_metadata: bool = True) -> Any:
-        """Forget where a group is, everywhere; with its metadata, also where it once began."""
+        """Delete the offsets of a consumer group in all queues; with its metadata, also its start position."""
         return await self._admin.delete_consumer_group(consumer_group, delete_metadata) or {"success": True}
 
     async def update_consumer_group_timestamp(self, consumer_group: str, timestamp: str) -> Any:
-        """Move the time from which a group gets messages of partitions it has not begun."""
+        """Change the start position of a group in partitions it has not read yet."""
         return await self._admin.update_consumer_group_timestamp(consumer_group, timestamp) or {"success": True}
 
     async def request(
@@ -136,18 +136,18 @@ class Queen:
         timeout_millis: int | None = None,
         affinity_key: str | None = None,
     ) -> Any:
-        """Any request to the HTTP API, with this client's servers, token, retries and failover.
+        """Send any request to the HTTP API, with this client's servers, token, retries and failover.
 
-        `body` goes as JSON and the answer is decoded (None when empty). Raises `RequestError` or one of its kinds.
+        `body` is sent as JSON and the response is decoded (None when empty). Raises `RequestError`.
         """
         return await self._engine.http.request(
             method, path, body, timeout_millis=timeout_millis, affinity_key=affinity_key
         )
 
     async def close(self) -> None:
-        """End the consumers after what they are handling, send what is buffered, and close the connections.
+        """Stop the consumers gracefully, flush the buffers, and close the connections.
 
-        Raises `UnsentError` with the messages that were buffered and could not be sent.
+        Raises `UnsentError` with the buffered messages that could not be sent.
         """
         unsent = await self._engine.close()
         self._engine.log.info("Queen.close", unsent=len(unsent))
@@ -165,6 +165,6 @@ class Queen:
         except UnsentError as unsent:
             if error is None:
                 raise
-            # What ended the block matters more, and must not hide that messages are left.
+            # The exception of the block wins; the note keeps the unsent messages visible.
             error.add_note(str(unsent))
             self._engine.log.warning("Queen.close", str(unsent))

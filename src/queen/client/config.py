@@ -1,4 +1,4 @@
-"""What a client is told when it is made."""
+"""Configuration of a client, its defaults, and its log."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _logger = logging.getLogger("queen.client")
 
 
 class ClientLog:
-    """Reads the variable once, when the client is made. On hot paths look at `enabled` before calling."""
+    """Logs to `logging`, or prints with QUEEN_CLIENT_LOG=true. On hot paths check `enabled` before calling."""
 
     __slots__ = ("enabled",)
 
@@ -90,7 +90,7 @@ class ClientLog:
             print(_line("INFO", where, details), file=sys.stdout)
 
     def warning(self, where: str, text: str, **details: Any) -> None:
-        """Something that a person should know and the program goes on from."""
+        """Log a problem that the client recovers from."""
         if self.enabled:
             print(_line("WARN", where, {"message": text, **details}), file=sys.stderr)
         else:
@@ -103,19 +103,19 @@ def _line(level: str, where: str, details: dict[str, Any]) -> str:
 
 
 class Strategy(Enum):
-    """How one of several servers is chosen for a request."""
+    """Load balancing strategy over several servers."""
 
     AFFINITY = "affinity"
-    """By a hash ring over queue, partition and group: consumers of one group meet at one server."""
+    """Consistent hashing of queue, partition and group: consumers of a group use the same server."""
     ROUND_ROBIN = "round-robin"
-    """Each in turn."""
+    """The next server for each request."""
     SESSION = "session"
-    """Always the same for one client and consumer."""
+    """One server per client and consumer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """The options of `Queen(...)`, checked."""
+    """The validated options of `Queen(...)`."""
 
     urls: tuple[str, ...]
     timeout_millis: int
@@ -133,7 +133,7 @@ class ClientConfig:
 
 
 def read_config(given: str | Sequence[str] | Mapping[str, Any] | None, named: Mapping[str, Any]) -> ClientConfig:
-    """Join a URL, a list of URLs or a dict of options with options given by name; those by name win."""
+    """Merge a URL, a list of URLs or a dict of options with keyword options, which take precedence."""
     options: dict[str, Any] = dict(CLIENT_DEFAULTS)
     if isinstance(given, str):
         options["urls"] = [given]
@@ -148,7 +148,7 @@ def read_config(given: str | Sequence[str] | Mapping[str, Any] | None, named: Ma
         raise ValueError("Queen needs a URL: Queen('http://localhost:6632'), urls=[...], or {'urls': [...]}")
     unknown = sorted(options.keys() - CLIENT_DEFAULTS.keys())
     if unknown:
-        text = f"Queen has no option {', '.join(unknown)}, so it is ignored; it has {', '.join(CLIENT_DEFAULTS)}"
+        text = f"Queen has no option {', '.join(unknown)}: ignored. Options are {', '.join(CLIENT_DEFAULTS)}"
         warnings.warn(text, stacklevel=3)
     return ClientConfig(
         urls=tuple(_checked_url(one) for one in ([urls] if isinstance(urls, str) else urls)),
@@ -169,7 +169,7 @@ def read_config(given: str | Sequence[str] | Mapping[str, Any] | None, named: Ma
 
 def _checked_url(url: object) -> str:
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-        raise ValueError(f"Invalid URL: {url!r} (it must begin with http:// or https://)")
+        raise ValueError(f"Invalid URL: {url!r} (must start with http:// or https://)")
     return url.rstrip("/")
 
 

@@ -1,19 +1,19 @@
-"""Every error the client raises on purpose. `str(error)` says what was wrong; its attributes say where.
+"""The exceptions of the client. `str(error)` is the message; attributes hold the request.
 
 QueenError
-├── RequestError              something was asked of a server; `.method`, `.url` and `.status` say what and where
-│   ├── QueenConnectionError  no server could be reached, or none gave a whole answer
-│   │   └── QueenTimeoutError the answer did not come in time
-│   ├── BadRequestError       400 and its kin: the request is wrong; nothing was stored
-│   ├── AuthError             401, 403: the token is missing, wrong, or not allowed to do this
-│   ├── NotFoundError         404: what the request names does not exist
-│   ├── ConflictError         409: the request contradicts what is stored
-│   ├── LeaseLostError        the lease ran out or was taken; the message is or will be delivered again
-│   ├── OverloadedError       429, 503: the server asks to come back in `.retry_after` seconds
+├── RequestError              a request failed; `.method`, `.url` and `.status` identify it
+│   ├── QueenConnectionError  no server is reachable, or the connection was lost before the response
+│   │   └── QueenTimeoutError the request timed out
+│   ├── BadRequestError       400 and other 4xx: the request is invalid; nothing was stored
+│   ├── AuthError             401, 403: the token is missing, invalid or lacks permission
+│   ├── NotFoundError         404: the resource does not exist
+│   ├── ConflictError         409: the request conflicts with the stored state
+│   ├── LeaseLostError        the lease expired or was released; the message is redelivered
+│   ├── OverloadedError       429, 503: retry after `.retry_after` seconds
 │   ├── ServerError           any other 5xx
-│   ├── PushError             the server refused some of the items; `.items` are those
-│   └── TransactionError      nothing of the transaction was applied; `.results` as far as it came
-├── UnsentError               `.messages` could not be sent before the client was closed
+│   ├── PushError             the server rejected some of the items: `.items`
+│   └── TransactionError      the transaction was rejected and not applied; `.results` of the operations tried
+├── UnsentError               buffered messages could not be sent: `.messages`
 └── ClientClosedError         the client was used after `close()`
 """
 
@@ -28,7 +28,7 @@ import msgspec
 from queen.errors import QueenError
 
 __all__ = [
-    "PASSING",
+    "TRANSIENT",
     "AuthError",
     "BadRequestError",
     "ClientClosedError",
@@ -49,7 +49,7 @@ __all__ = [
 
 
 class RequestError(QueenError):
-    """Something was asked of a server, and it did not happen."""
+    """A request failed."""
 
     def __init__(self, what: str, method: str = "", url: str = "", status: int | None = None) -> None:
         super().__init__(what)
@@ -57,45 +57,45 @@ class RequestError(QueenError):
         self.url = url
         self.status = status
         if url:
-            # The text stays what the server said, as programs compare it; a traceback shows where, too.
-            self.add_note(f"{method} {url}" + (f" was answered {status}" if status else ""))
+            # Programs compare the text, so it stays as the server sent it; tracebacks also show the request.
+            self.add_note(f"{method} {url}" + (f" -> {status}" if status else ""))
 
 
 class QueenConnectionError(RequestError):
-    """No server could be reached, or none gave a whole answer; what was asked may or may not have happened."""
+    """No server is reachable, or the connection was lost; the request may or may not have been applied."""
 
 
 class QueenTimeoutError(QueenConnectionError):
-    """The answer did not come in time; what was asked may or may not have happened."""
+    """The request timed out; it may or may not have been applied."""
 
 
 class BadRequestError(RequestError):
-    """The request is wrong; nothing was stored."""
+    """The request is invalid; nothing was stored."""
 
 
 class AuthError(RequestError):
-    """The token is missing or wrong (401), or it does not allow this (403)."""
+    """The token is missing or invalid (401), or lacks permission (403)."""
 
 
 class NotFoundError(RequestError):
-    """What the request names does not exist."""
+    """The resource does not exist."""
 
 
 class ConflictError(RequestError):
-    """The request contradicts what is stored."""
+    """The request conflicts with the stored state."""
 
 
 class LeaseLostError(RequestError):
-    """The lease ran out or was taken; the message is or will be delivered again.
+    """The lease expired or was released; the message is redelivered.
 
-    Where items of topics were settled together, `ids` are those that were not.
+    For several items of topics, `ids` are those that have lost their lease.
     """
 
     ids: tuple[int, ...] = ()
 
 
 class OverloadedError(RequestError):
-    """The server refuses work it could not do in time, and asks to come back in `retry_after` seconds."""
+    """The server is overloaded or unavailable; retry after `retry_after` seconds."""
 
     def __init__(self, what: str, method: str, url: str, status: int, retry_after: float | None = None) -> None:
         super().__init__(what, method, url, status)
@@ -103,15 +103,15 @@ class OverloadedError(RequestError):
 
 
 class ServerError(RequestError):
-    """The server failed to do what it was asked."""
+    """The server failed to process the request."""
 
 
-PASSING = (QueenConnectionError, OverloadedError, ServerError)
-"""Failures that end when a server is back."""
+TRANSIENT = (QueenConnectionError, OverloadedError, ServerError)
+"""Errors that are worth a retry."""
 
 
 class PushError(RequestError):
-    """The server refused some of the items; `items` are those, each with its `error`."""
+    """The server rejected some of the items; `items` are those, each with its `error`."""
 
     def __init__(self, what: str, items: Sequence[dict[str, Any]]) -> None:
         super().__init__(what)
@@ -119,7 +119,7 @@ class PushError(RequestError):
 
 
 class TransactionError(RequestError):
-    """The transaction was refused, and nothing of it was applied; `results` are those of the operations tried."""
+    """The transaction was rejected and not applied; `results` are those of the operations tried."""
 
     def __init__(self, what: str, results: Sequence[dict[str, Any]] = ()) -> None:
         super().__init__(what)
@@ -128,7 +128,7 @@ class TransactionError(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class UnsentMessage:
-    """A message that was buffered and is not on the server, with what kept it from there."""
+    """A buffered message that could not be sent, with the reason."""
 
     queue: str
     partition: str
@@ -138,7 +138,7 @@ class UnsentMessage:
 
 
 class UnsentError(QueenError):
-    """Messages that were buffered could not be sent; `messages` are those, in order, each with its error."""
+    """Buffered messages could not be sent; `messages` are those, in order, each with its error."""
 
     def __init__(self, messages: Sequence[UnsentMessage]) -> None:
         self.messages = list(messages)
@@ -152,7 +152,7 @@ class UnsentError(QueenError):
 
 
 class ClientClosedError(QueenError):
-    """The client was used after `close()`; make a new one."""
+    """The client was used after `close()`."""
 
 
 class _ErrorBody(msgspec.Struct):
@@ -168,7 +168,7 @@ _BY_STATUS: dict[int, type[RequestError]] = {
 
 
 def error_of_status(status: int, reason: str, body: bytes, retry_after: str, method: str, url: str) -> RequestError:
-    """The error that an answer of status 300 and above stands for."""
+    """The exception for a response of status 300 and above."""
     what = _text_of(body) or f"HTTP {status}: {reason}"
     if status in (429, 503):
         return OverloadedError(what, method, url, status, _seconds(retry_after))
@@ -177,7 +177,7 @@ def error_of_status(status: int, reason: str, body: bytes, retry_after: str, met
 
 
 def _text_of(body: bytes) -> str:
-    """The `error` of a JSON answer; empty when there is none."""
+    """The `error` field of a JSON response, or an empty text."""
     try:
         error = msgspec.json.decode(body, type=_ErrorBody).error
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -186,5 +186,5 @@ def _text_of(body: bytes) -> str:
 
 
 def _seconds(text: str) -> float | None:
-    """`Retry-After` as seconds; a date or nonsense counts as absent."""
+    """`Retry-After` in seconds; None for a date or an invalid value."""
     return float(text) if text.isascii() and text.isdigit() else None

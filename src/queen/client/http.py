@@ -29,77 +29,77 @@ from queen.client.errors import (
 
 _FNV_OFFSET = 2_166_136_261
 _FNV_PRIME = 16_777_619
-_KEYS_REMEMBERED = 4096
+_CACHED_KEYS = 4096
 
 
 class Balancer:
-    """Orders the servers for each request: the chosen one first, those that failed a moment ago last."""
+    """Orders the servers for each request: the selected one first, recently failed ones last."""
 
     def __init__(
         self,
         urls: Sequence[str],
         strategy: Strategy,
         virtual_nodes: int,
-        rest_seconds: float,
+        cooldown_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A server that failed rests for `rest_seconds`, unless all do."""
+        """A failed server is tried last for `cooldown_seconds`."""
         self._urls = tuple(dict.fromkeys(urls))
         self._strategy = strategy
-        self._rest_seconds = rest_seconds
+        self._cooldown_seconds = cooldown_seconds
         self._clock = clock
-        self._resting_until: dict[str, float] = {}
-        self._turn = 0
-        # Requests that belong to no consumer stay with one server, another one for each client.
+        self._unhealthy_until: dict[str, float] = {}
+        self._next_index = 0
+        # Requests without a key use one server per client.
         self._own_key = uuid.uuid4().hex
         ring = sorted((fnv1a(f"{url}#vnode{number}"), url) for url in self._urls for number in range(virtual_nodes))
         self._hashes = [position for position, _ in ring]
         self._ring = [url for _, url in ring]
-        self._around = lru_cache(_KEYS_REMEMBERED)(self._walk)
+        self._ring_order = lru_cache(_CACHED_KEYS)(self._walk_ring)
 
     def order(self, key: str | None = None) -> tuple[str, ...]:
-        """Every server once, in the order they are to be tried for a request with this key."""
+        """All servers, in the order to try them for a request with this key."""
         if len(self._urls) == 1:
             return self._urls
         order = self._by_strategy(key or self._own_key)
-        if not self._resting_until:
+        if not self._unhealthy_until:
             return order
         now = self._clock()
-        return tuple(sorted(order, key=lambda url: self._resting_until.get(url, 0.0) > now))
+        return tuple(sorted(order, key=lambda url: self._unhealthy_until.get(url, 0.0) > now))
 
-    def failed(self, url: str) -> None:
-        """The server did not answer, or not as it should: others come first for a while."""
-        self._resting_until[url] = self._clock() + self._rest_seconds
+    def mark_failed(self, url: str) -> None:
+        """Mark a server as failed."""
+        self._unhealthy_until[url] = self._clock() + self._cooldown_seconds
 
-    def served(self, url: str) -> None:
-        """The server works."""
-        if self._resting_until:
-            self._resting_until.pop(url, None)
+    def mark_healthy(self, url: str) -> None:
+        """Mark a server as healthy."""
+        if self._unhealthy_until:
+            self._unhealthy_until.pop(url, None)
 
-    def resting(self) -> tuple[str, ...]:
-        """The servers that failed a moment ago."""
+    def unhealthy(self) -> tuple[str, ...]:
+        """The servers that failed recently."""
         now = self._clock()
-        return tuple(url for url, until in self._resting_until.items() if until > now)
+        return tuple(url for url, until in self._unhealthy_until.items() if until > now)
 
     def _by_strategy(self, key: str) -> tuple[str, ...]:
         if self._strategy is Strategy.AFFINITY:
-            return self._around(key)
+            return self._ring_order(key)
         if self._strategy is Strategy.SESSION:
-            return self._from(fnv1a(key))
-        self._turn += 1
-        return self._from(self._turn - 1)
+            return self._rotated(fnv1a(key))
+        self._next_index += 1
+        return self._rotated(self._next_index - 1)
 
-    def _from(self, start: int) -> tuple[str, ...]:
+    def _rotated(self, start: int) -> tuple[str, ...]:
         start %= len(self._urls)
         return self._urls[start:] + self._urls[:start]
 
-    def _walk(self, key: str) -> tuple[str, ...]:
+    def _walk_ring(self, key: str) -> tuple[str, ...]:
         start = bisect_left(self._hashes, fnv1a(key))
         return tuple(dict.fromkeys(self._ring[start:] + self._ring[:start]))
 
 
 def fnv1a(text: str) -> int:
-    """The 32-bit FNV-1a hash over the characters: all clients of a queue must agree on it."""
+    """The 32-bit FNV-1a hash over the characters; all clients of a queue must compute the same."""
     value = _FNV_OFFSET
     for character in text:
         value = (value ^ ord(character)) * _FNV_PRIME & 0xFFFFFFFF
@@ -107,10 +107,10 @@ def fnv1a(text: str) -> int:
 
 
 _CONNECT_SECONDS = 10.0
-# A server that is back should not be kept waiting for long; one that asks for time gets it.
-_LONGEST_PAUSE_SECONDS = 5.0
-_LONGEST_ASKED_SECONDS = 60.0
-# Bodies are JSON both ways, and the rest of what aiohttp adds by itself the server does not read.
+# Short, so that a recovered server is used soon; a Retry-After of the server may be longer.
+_MAX_RETRY_DELAY_SECONDS = 5.0
+_MAX_RETRY_AFTER_SECONDS = 60.0
+# Headers that aiohttp adds and the server does not read.
 _SKIPPED_HEADERS = ("User-Agent", "Accept", "Accept-Encoding")
 _READ_BUFFER_BYTES = 256 * 1024
 
@@ -121,15 +121,15 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The body of a 2xx answer, and how many requests it took to get it."""
+class Response:
+    """The body of a 2xx response, and the number of attempts it took."""
 
     body: bytes
     attempts: int
 
 
 class HttpClient:
-    """Sends requests; one that fails for want of a server is tried again, elsewhere where there are several."""
+    """Sends requests, with retries and failover to other servers."""
 
     def __init__(self, config: ClientConfig, log: ClientLog) -> None:
         self._config = config
@@ -158,14 +158,14 @@ class HttpClient:
         timeout_millis: int | None = None,
         affinity_key: str | None = None,
     ) -> Any:
-        """Send `body` as JSON (nothing when None), and return the decoded answer (None when it is empty).
+        """Send `body` as JSON (no body if None), and return the decoded response (None if empty).
 
-        Raises `RequestError` or one of its kinds.
+        Raises `RequestError`.
         """
         data = None if body is None else encode_json(body)
         seconds = None if timeout_millis is None else timeout_millis / 1000
-        answer = await self.send(method, path, data, seconds=seconds, affinity_key=affinity_key)
-        return decode_json(answer.body)
+        response = await self.send(method, path, data, seconds=seconds, affinity_key=affinity_key)
+        return decode_json(response.body)
 
     async def send(
         self,
@@ -176,8 +176,8 @@ class HttpClient:
         seconds: float | None = None,
         affinity_key: str | None = None,
         attempts: int | None = None,
-    ) -> Answer:
-        """Send encoded JSON to a path that is already quoted; `seconds` is the time for one attempt."""
+    ) -> Response:
+        """Send encoded JSON to a quoted path; `seconds` is the timeout of one attempt."""
         limit = aiohttp.ClientTimeout(
             total=self._config.timeout_millis / 1000 if seconds is None else seconds, sock_connect=_CONNECT_SECONDS
         )
@@ -191,27 +191,27 @@ class HttpClient:
                     body = await self._once(method, url + path, data, limit)
                 except (QueenConnectionError, OverloadedError, ServerError) as error:
                     failure = error
-                    self.balancer.failed(url)
+                    self.balancer.mark_failed(url)
                     self._log.info("HttpClient.failed", method=method, url=url + path, error=str(error), attempt=tried)
                 else:
-                    self.balancer.served(url)
-                    return Answer(body, tried)
+                    self.balancer.mark_healthy(url)
+                    return Response(body, tried)
             assert failure is not None
             if number == rounds:
                 raise failure
-            await asyncio.sleep(self.pause(number, failure))
+            await asyncio.sleep(self.retry_delay(number, failure))
         raise AssertionError("retry_attempts is at least 1")
 
-    def pause(self, failures: int, error: RequestError) -> float:
-        """Seconds to wait before trying again: doubling, a little random, and as long as the server asks for."""
+    def retry_delay(self, failures: int, error: RequestError) -> float:
+        """Seconds until the next attempt: exponential backoff with jitter, at least the server's Retry-After."""
         doubled: float = self._config.retry_delay_millis / 1000 * 2 ** min(failures - 1, 16)
-        seconds = min(doubled, _LONGEST_PAUSE_SECONDS) * random.uniform(0.8, 1.2)
+        seconds = min(doubled, _MAX_RETRY_DELAY_SECONDS) * random.uniform(0.8, 1.2)
         if isinstance(error, OverloadedError) and error.retry_after is not None:
-            return max(seconds, min(error.retry_after, _LONGEST_ASKED_SECONDS))
+            return max(seconds, min(error.retry_after, _MAX_RETRY_AFTER_SECONDS))
         return seconds
 
     async def close(self) -> None:
-        """Close the connections; requests are refused from now on."""
+        """Close the connections; later requests raise `ClientClosedError`."""
         self._closed = True
         session, self._session = self._session, None
         if session is not None:
@@ -230,12 +230,12 @@ class HttpClient:
         try:
             async with session.request(
                 method, URL(url, encoded=True), data=data, timeout=limit, allow_redirects=False
-            ) as answer:
-                body = await answer.read()
-                if answer.status < 300:
+            ) as response:
+                body = await response.read()
+                if response.status < 300:
                     return body
-                retry_after = answer.headers.get("Retry-After", "")
-                raise error_of_status(answer.status, answer.reason or "", body, retry_after, method, url)
+                retry_after = response.headers.get("Retry-After", "")
+                raise error_of_status(response.status, response.reason or "", body, retry_after, method, url)
         except TimeoutError as error:
             raise QueenTimeoutError(f"request timed out after {limit.total} s", method, url) from error
         except (aiohttp.ClientError, OSError) as error:
@@ -243,9 +243,9 @@ class HttpClient:
             raise QueenConnectionError(f"connection failed: {what}", method, url) from error
 
     async def _open(self) -> aiohttp.ClientSession:
-        """A session of the running event loop: a client may outlive a loop, as in notebooks and tests."""
+        """A session of the running event loop; a client may outlive a loop, as in notebooks."""
         if self._closed:
-            raise ClientClosedError("this Queen client was closed; make a new one")
+            raise ClientClosedError("the Queen client is closed; create a new one")
         if self._session is not None:
             await self._session.close()
         self._loop = asyncio.get_running_loop()
@@ -260,12 +260,12 @@ class HttpClient:
 
 
 def encode_json(value: Any) -> bytes:
-    """The value as JSON; dates, UUIDs, enums, dataclasses and the like are written as text and objects."""
+    """Encode as JSON; dates, UUIDs, enums and dataclasses become strings and objects."""
     return _encode(value)
 
 
 def decode_json(body: bytes) -> Any:
-    """The value of a JSON body; None for an empty one, and text for what is not JSON, as metrics are not."""
+    """Decode a JSON body; None if empty, text if it is not JSON."""
     if not body:
         return None
     try:
@@ -275,8 +275,8 @@ def decode_json(body: bytes) -> Any:
 
 
 def decode_as(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Read an answer that has to be of a certain shape; something that stands between may answer otherwise."""
+    """Decode a response of a known type; proxies may respond with something else."""
     try:
         return decoder.decode(body)
     except msgspec.DecodeError as error:
-        raise ServerError(f"the answer is not one of Queen's: {error}: {body[:200]!r}") from error
+        raise ServerError(f"unexpected response, not from a Queen server: {error}: {body[:200]!r}") from error

@@ -1,4 +1,4 @@
-"""`queue(...).push(...)`: at once, or through a buffer."""
+"""`queue(...).push(...)`: directly, or through a buffer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from queen.client.http import HttpClient, decode_as, encode_json
 from queen.client.types import BufferOptions, Deferred, ErrorCallback, Items
 from queen.wire.ids import IdSource
 
-# A fresh block now and then keeps the time in the ids close to the time of the push.
-_IDS_OF_A_BLOCK = 1024
+# Blocks are small enough that the timestamp in the ids stays close to the time of the push.
+_BLOCK_SIZE = 1024
 
 
 class TransactionIds:
-    """Makes ids nobody else makes, in ascending order: a block of UUIDs at a time, counted through."""
+    """Generates unique, ascending transaction ids from blocks of UUIDs."""
 
     __slots__ = ("_left", "_low", "_pid", "_prefix", "_source")
 
@@ -33,7 +33,7 @@ class TransactionIds:
         self._source = IdSource()
 
     def next(self) -> str:
-        # A process that was forked must not go on where its parent went on, too.
+        # A forked process must not continue the block of its parent.
         if not self._left or self._pid != os.getpid():
             self._renew()
         self._left -= 1
@@ -44,16 +44,16 @@ class TransactionIds:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._source = IdSource()
-        block = self._source.block(_IDS_OF_A_BLOCK)
-        self._prefix, self._low, self._left = block.prefix.decode(), block.low - 1, _IDS_OF_A_BLOCK
+        block = self._source.block(_BLOCK_SIZE)
+        self._prefix, self._low, self._left = block.prefix.decode(), block.low - 1, _BLOCK_SIZE
 
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
 
 
-def listed(items: Items) -> list[Mapping[str, Any]]:
-    """One item or many, as a list; what cannot be an item is refused here, where its place is known."""
-    # A list of dicts is what nearly everyone pushes, and asking an abstract class costs more than all the rest here.
+def as_items(items: Items) -> list[Mapping[str, Any]]:
+    """One or several items as a list; raises TypeError, with the index, for what is not a dict."""
+    # The common case; isinstance with an abstract class costs more than the rest of this function.
     if type(items) is list and all(type(item) is dict for item in items):
         return items
     if isinstance(items, Mapping):
@@ -63,12 +63,12 @@ def listed(items: Items) -> list[Mapping[str, Any]]:
     items = list(items)
     for index, item in enumerate(items):
         if not isinstance(item, Mapping):
-            raise TypeError(f"item {index} to push is no dict like {{'data': ...}} but {type(item).__name__}")
+            raise TypeError(f"item {index} to push must be a dict like {{'data': ...}}, not {type(item).__name__}")
     return items
 
 
 def wire_item(item: Mapping[str, Any], queue: str, partition: str | None, ids: TransactionIds) -> dict[str, Any]:
-    """The item as the server takes it; its payload is `data`, else `payload`, else the item as a whole."""
+    """The item in wire format; its payload is `data`, else `payload`, else the whole item."""
     if "data" in item:
         payload = item["data"]
     elif "payload" in item:
@@ -96,7 +96,7 @@ PushCallback = Callable[[Any], Awaitable[object]]
 
 
 class Pusher:
-    """What every push of a client shares."""
+    """The components shared by all pushes of a client."""
 
     def __init__(self, http: HttpClient, buffers: Buffers, ids: TransactionIds, log: ClientLog) -> None:
         self.http = http
@@ -106,7 +106,7 @@ class Pusher:
 
 
 class Push(Deferred[Any]):
-    """A push that happens when it is awaited; callbacks may be hung on before."""
+    """A push, performed when it is awaited; callbacks can be added before."""
 
     __slots__ = (
         "_buffer_options",
@@ -125,29 +125,29 @@ class Push(Deferred[Any]):
         self._pusher = pusher
         self._queue = queue
         self._partition = partition
-        self._items = listed(items)
+        self._items = as_items(items)
         self._buffer_options = buffer_options
         self._on_success: PushCallback | None = None
         self._on_error: ErrorCallback | None = None
         self._on_duplicate: ErrorCallback | None = None
 
     def on_success(self, callback: PushCallback) -> Push:
-        """Await `callback(items)` with the items that were queued (or buffered), each with its `result`."""
+        """Await `callback(items)` with the queued (or buffered) items, each with its `result`."""
         self._on_success = callback
         return self
 
     def on_error(self, callback: ErrorCallback) -> Push:
-        """Await `callback(items, error)` with the items that were refused, instead of raising."""
+        """Await `callback(items, error)` with the rejected items, instead of raising."""
         self._on_error = callback
         return self
 
     def on_duplicate(self, callback: ErrorCallback) -> Push:
-        """Await `callback(items, error)` with the items whose transaction id was there before."""
+        """Await `callback(items, error)` with the duplicates, by transaction id."""
         self._on_duplicate = callback
         return self
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """The server's result for each item, in order; `{"buffered": True, "count": n}` when they were buffered."""
+        """The server's result for each item, in order; `{"buffered": True, "count": n}` for a buffered push."""
         if self._pusher.log.enabled:
             self._pusher.log.info(
                 "QueueBuilder.push", queue=self._queue, partition=self._partition, count=len(self._items)
@@ -158,13 +158,13 @@ class Push(Deferred[Any]):
         for item in self._items:
             formatted = encode_json(wire_item(item, self._queue, self._partition, pusher.ids))
             buffer = pusher.buffers.open(self._queue, self._partition, self._buffer_options)
-            # The common case takes no step of the event loop: a coroutine per message would cost more than the rest.
+            # No coroutine in the common case: one per message would cost more than the rest.
             if buffer.is_full:
-                yield from pusher.buffers.add_when_there_is_room(
+                yield from pusher.buffers.add_when_not_full(
                     self._queue, self._partition, self._buffer_options, formatted
                 ).__await__()
             elif buffer.add(formatted):
-                yield from buffer.begin_sending().__await__()
+                yield from buffer.start_flush().__await__()
         if self._on_success is not None:
             yield from self._on_success(self._items).__await__()
         return {"buffered": True, "count": len(self._items)}
@@ -172,27 +172,27 @@ class Push(Deferred[Any]):
     async def _send(self) -> Any:
         items = [wire_item(item, self._queue, self._partition, self._pusher.ids) for item in self._items]
         try:
-            answer = await self._pusher.http.send("POST", PATH, encode_json({"items": items}))
+            response = await self._pusher.http.send("POST", PATH, encode_json({"items": items}))
         except QueenError as error:
             if self._on_error is None:
                 raise
             await self._on_error(items, error)
             return None
-        results = decode_as(_results, answer.body)
-        if answer.attempts > 1:
-            self._own_duplicates(results)
-        await self._tell(items, results)
+        results = decode_as(_results, response.body)
+        if response.attempts > 1:
+            self._mark_own_duplicates_queued(results)
+        await self._run_callbacks(items, results)
         return results
 
-    def _own_duplicates(self, results: list[dict[str, Any]]) -> None:
-        """A repeated request finds what its lost predecessor stored: where the id is ours, it was queued just now."""
+    def _mark_own_duplicates_queued(self, results: list[dict[str, Any]]) -> None:
+        """After a retry, a duplicate with an id generated here was stored by the attempt whose response was lost."""
         for item, result in zip(self._items, results, strict=True):
             if result["status"] == "duplicate" and not item.get("transactionId"):
                 result["status"] = "queued"
 
-    async def _tell(self, items: list[dict[str, Any]], results: list[dict[str, Any]]) -> None:
-        unheard = self._on_success is None and self._on_duplicate is None
-        if unheard and all(result["status"] != "failed" for result in results):
+    async def _run_callbacks(self, items: list[dict[str, Any]], results: list[dict[str, Any]]) -> None:
+        no_callbacks = self._on_success is None and self._on_duplicate is None
+        if no_callbacks and all(result["status"] != "failed" for result in results):
             return
         queued, duplicates, failed = (
             [_with_result(item, one) for item, one in zip(items, results, strict=True) if one["status"] == status]

@@ -1,4 +1,4 @@
-"""`queen.queue(name)`: the fluent grammar ends in one of these."""
+"""`queen.queue(name)`: the builder for queues and its operations."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from queen.client.types import (
 )
 
 
-class ConsumeWords:
-    """What has been said about taking messages of queues, or items of topics."""
+class FetchOptions:
+    """Builder options for fetching messages of queues or items of topics."""
 
-    # Defaults live on the class: a builder is made for every push, and sets only what is said.
+    # Defaults are class attributes: a builder is created for every push, and sets only what differs.
     _concurrency = 1
     _batch = 1
     _limit: int | None = None
@@ -42,45 +42,45 @@ class ConsumeWords:
     _each = False
 
     def concurrency(self, count: int) -> Self:
-        """How many workers fetch and handle at the same time."""
+        """Number of workers that fetch and handle in parallel."""
         self._concurrency = max(1, count)
         return self
 
     def batch(self, size: int) -> Self:
-        """How many to take at a time; above 1, the handler gets a list."""
+        """Maximum number of messages per fetch; above 1, the handler is called with a list."""
         self._batch = max(1, size)
         return self
 
     def limit(self, count: int | None) -> Self:
-        """End after so many (of each worker)."""
+        """Stop after this many messages (per worker)."""
         self._limit = count
         return self
 
     def idle_millis(self, millis: int | None) -> Self:
-        """End when nothing has come for so long."""
+        """Stop when no message has arrived for this long."""
         self._idle_millis = millis
         return self
 
     def timeout_millis(self, millis: int) -> Self:
-        """How long one fetch waits for something."""
+        """Long-poll timeout of one fetch."""
         self._timeout_millis = millis
         return self
 
     def wait(self, enabled: bool = True) -> Self:
-        """Whether a fetch waits for something."""
+        """Whether fetches are long polls."""
         self._wait = enabled
         return self
 
     def each(self) -> Self:
-        """Hand over one by one, however many are taken at a time."""
+        """Call the handler with one message at a time, whatever the batch size."""
         self._each = True
         return self
 
 
-class QueueOptions(ConsumeWords):
-    """What has been said about a queue so far."""
+class QueueOptions(FetchOptions):
+    """Builder options of a queue."""
 
-    # Defaults live on the class: a builder is made for every push, and sets only what is said.
+    # Defaults are class attributes: a builder is created for every push, and sets only what differs.
     _name: str | None = None
     _partition = DEFAULT_PARTITION
     _namespace: str | None = None
@@ -97,65 +97,65 @@ class QueueOptions(ConsumeWords):
 
     @property
     def name(self) -> str | None:
-        """The name of the queue; None when a namespace or a task stands for several."""
+        """The name of the queue; None if queues are selected by namespace or task."""
         return self._name
 
     def namespace(self, name: str) -> Self:
-        """The namespace to create the queue in; or, without a queue, to pop from."""
+        """Namespace of the queue to create; without a queue name, pop from its queues."""
         self._namespace = name
         return self
 
     def task(self, name: str) -> Self:
-        """The task to create the queue for; or, without a queue, to pop from."""
+        """Task of the queue to create; without a queue name, pop from its queues."""
         self._task = name
         return self
 
     def config(self, options: Mapping[str, Any]) -> Self:
-        """Options for `create()`, in snake_case or camelCase; the rest is as in `QUEUE_DEFAULTS`."""
+        """Options for `create()`, in snake_case or camelCase; defaults are `QUEUE_DEFAULTS`."""
         self._config = {**QUEUE_DEFAULTS, **{_snake(name): value for name, value in options.items()}}
         return self
 
     def partition(self, name: str) -> Self:
-        """The ordered lane to push to or to take from."""
+        """The partition to push to or pop from; messages of a partition are ordered."""
         self._partition = name
         return self
 
     def buffer(self, options: BufferOptions | None = None) -> Self:
-        """Gather pushes and send them together; see `BUFFER_DEFAULTS`."""
+        """Buffer pushes and send them in batches; see `BUFFER_DEFAULTS`."""
         self._buffer = options or {}
         return self
 
     def group(self, name: str) -> Self:
-        """The consumer group: its members share the messages, every group gets all of them."""
+        """The consumer group: its consumers share the messages, every group receives all."""
         self._group = name
         return self
 
     def partitions(self, count: int) -> Self:
-        """How many partitions one pop may take from; they share the batch and one lease."""
+        """Maximum number of partitions per pop; they share the batch and one lease."""
         self._partitions = max(1, count)
         return self
 
     def auto_ack(self, enabled: bool = True) -> Self:
-        """For `consume`, whether messages are acknowledged as the handler turns out (they are, by default).
+        """For `consume`, whether messages are acknowledged after the handler (default True).
 
-        For `pop`, whether the server takes delivery for done (it does not, by default).
+        For `pop`, whether the server acknowledges on delivery (default False).
         """
         self._auto_ack = enabled
         return self
 
     def renew_lease(self, enabled: bool = True, interval_millis: int | None = None) -> Self:
-        """Renew leases while the handler works."""
+        """Renew leases while the handler runs."""
         self._renew_lease = enabled
         self._renew_interval_millis = interval_millis or self._renew_interval_millis
         return self
 
     def subscription_mode(self, mode: str) -> Self:
-        """Where a new group begins: `new` for messages from now on, `all` for everything there is."""
+        """Start position of a new group: `new` for messages from now on, `all` for all messages."""
         self._mode = mode
         return self
 
     def subscription_from(self, start: str) -> Self:
-        """Where a new group begins: a time (ISO 8601), or `now`."""
+        """Start position of a new group: a timestamp (ISO 8601), or `now`."""
         self._start = start
         return self
 
@@ -189,7 +189,7 @@ class QueueOptions(ConsumeWords):
         )
 
     def _configuration(self) -> dict[str, Any]:
-        """The body that creates the queue."""
+        """The request body that creates the queue."""
         options = {_camel(name): value for name, value in self._config.items()}
         return {"queue": self._name, "namespace": self._namespace, "task": self._task, "options": options}
 
@@ -215,36 +215,36 @@ class Operation(Deferred[Any]):
         self._on_error: Callable[[Exception], Awaitable[object]] | None = None
 
     def on_success(self, callback: Callable[[Any], Awaitable[object]]) -> Operation:
-        """Await `callback(answer)` when it worked."""
+        """Await `callback(response)` on success."""
         self._on_success = callback
         return self
 
     def on_error(self, callback: Callable[[Exception], Awaitable[object]]) -> Operation:
-        """Await `callback(error)` when it did not, instead of raising."""
+        """Await `callback(error)` on failure, instead of raising."""
         self._on_error = callback
         return self
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """The answer of the server."""
+        """The decoded response of the server."""
         return self._run().__await__()
 
     async def _run(self) -> Any:
         try:
-            answer = await self._http.request(self._method, self._path, self._body)
-            if isinstance(answer, dict) and answer.get("error"):
-                raise BadRequestError(str(answer["error"]), self._method, self._path)
+            response = await self._http.request(self._method, self._path, self._body)
+            if isinstance(response, dict) and response.get("error"):
+                raise BadRequestError(str(response["error"]), self._method, self._path)
         except QueenError as error:
             if self._on_error is None:
                 raise
             await self._on_error(error)
             return {"success": False, "error": str(error)}
         if self._on_success is not None:
-            await self._on_success(answer)
-        return answer
+            await self._on_success(response)
+        return response
 
 
 class Consume(Deferred[None]):
-    """Callbacks may be hung on before it is awaited; with any of them, acknowledging is theirs to do."""
+    """A consumer, run when it is awaited. With callbacks, acknowledging is their responsibility."""
 
     def __init__(
         self,
@@ -256,7 +256,7 @@ class Consume(Deferred[None]):
         transport: str,
     ) -> None:
         if not callable(handler):
-            raise TypeError(f"consume takes a function of a message, not {type(handler).__name__}")
+            raise TypeError(f"handler must be a function of a message, not {type(handler).__name__}")
         self._engine = engine
         self._handler: Callable[[Any], Awaitable[object] | object] = handler
         self._subscription = subscription
@@ -267,12 +267,12 @@ class Consume(Deferred[None]):
         self._on_error: ErrorCallback | None = None
 
     def on_success(self, callback: SuccessCallback) -> Consume:
-        """Await `callback(message, result)` after the handler; it acknowledges."""
+        """Await `callback(message, result)` after the handler; the callback has to acknowledge."""
         self._on_success = callback
         return self
 
     def on_error(self, callback: ErrorCallback) -> Consume:
-        """Await `callback(message, error)` when the handler raises; it acknowledges."""
+        """Await `callback(message, error)` when the handler raises; the callback has to acknowledge."""
         self._on_error = callback
         return self
 
@@ -300,7 +300,7 @@ class Consume(Deferred[None]):
 
 
 class QueueBuilder(QueueOptions):
-    """One queue and what has been said about it. Words change the builder itself."""
+    """Builder for a queue; its methods change it and return it."""
 
     def __init__(self, engine: Engine, name: str | None = None) -> None:
         self._engine = engine
@@ -308,39 +308,39 @@ class QueueBuilder(QueueOptions):
             self._name = name
 
     def create(self) -> Operation:
-        """Create the queue, or give it these options; what it holds stays."""
+        """Create the queue, or change its options; its messages stay."""
         self._required("create")
         return Operation(self._engine.http, "POST", "/api/v1/configure", self._configuration())
 
     def delete(self) -> Operation:
-        """Remove the queue with everything in it."""
+        """Delete the queue with its messages."""
         path = f"/api/v1/resources/queues/{quote(self._required('delete'), safe='')}"
         return Operation(self._engine.http, "DELETE", path)
 
     def push(self, items: Items) -> Push:
-        """Push `{"data": …}` or a list of such; awaited, it gives the server's result for each.
+        """Push `{"data": …}` or a list of such; when awaited, returns the server's result for each.
 
-        `transactionId` makes a push repeatable: the same id twice is one message. Where it is missing, it is made.
+        A `transactionId` deduplicates: a second message with the same id is not stored. The default is a new id.
         """
         return Push(self._engine.pusher, self._required("push"), self._partition, items, self._buffer)
 
     async def pop(self) -> list[Message]:
-        """Take messages now, or as soon as there are any; they are leased until they are acknowledged."""
+        """Pop up to `batch` messages, with a long poll unless `wait(False)`; they are leased until acknowledged."""
         return await self._engine.pop(self._subscription(), auto_ack=self._auto_ack is True)
 
     def consume(self, handler: Handler, *, signal: asyncio.Event | None = None, transport: str = "http") -> Consume:
-        """Call the handler with each message, or each list of them when `batch` is above 1; awaited, it runs.
+        """Call the handler with each message, or with lists if `batch` is above 1; runs when awaited.
 
-        A handler that returns has its messages acknowledged; one that raises gets them again. Set `signal` to end.
+        Messages are acknowledged when the handler returns, and redelivered when it raises. Set `signal` to stop.
         """
         return Consume(self._engine, handler, self._subscription(), self._consume_options(), signal, transport)
 
     async def flush_buffer(self) -> None:
-        """Send what is buffered for this partition; raises when that cannot be done, and keeps it."""
+        """Flush the buffer of this partition; on failure raises, and keeps the messages."""
         await self._engine.buffers.flush(self._required("flush_buffer"), self._partition)
 
     def dlq(self, consumer_group: str | None = None) -> DlqQuery:
-        """Query the dead letters of this queue, and of one partition if one was chosen."""
+        """Query the dead letters of this queue, or of the selected partition."""
         return self._engine.dead_letters(self._required("dlq"), consumer_group, self._partition)
 
     def _required(self, operation: str) -> str:

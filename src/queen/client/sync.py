@@ -1,4 +1,4 @@
-"""`QueenSync`: the client for code without `await`, with the same grammar."""
+"""`QueenSync`: the synchronous client, with the methods of `Queen`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from queen.client.types import (
     AckResponse,
     BufferStats,
     DLQResponse,
-    Given,
-    GivenMany,
     Items,
     Message,
+    MessageRef,
+    MessageRefs,
     TransactionResponse,
 )
 
@@ -29,33 +29,33 @@ T = TypeVar("T")
 
 
 class AdminSync(AdminCalls[Any]):
-    """`queen.admin` of `QueenSync`: every call returns its answer."""
+    """`queen.admin` of `QueenSync`: calls return the response."""
 
 
 class QueenSync:
-    """The client for scripts and notebooks: what is awaited with `Queen` is returned here.
+    """The synchronous client, for scripts, notebooks and threads.
 
         with QueenSync("http://localhost:6632") as queen:
             queen.queue("tasks").push([{"data": {"job": 1}}])
             for message in queen.queue("tasks").batch(10).pop():
                 queen.ack(message)
 
-    It may be used from several threads. What it buffered is sent by `close()`, or when the program ends.
+    Thread-safe. Buffers are flushed by `close()` and at exit of the program.
     """
 
     def __init__(self, config: str | Sequence[str] | Mapping[str, Any] | None = None, **options: Any) -> None:
-        """Takes what `Queen` takes."""
+        """Takes the options of `Queen`."""
         self._background = BackgroundLoop()
-        self._queen = self._background.run(_made(config, options))
+        self._queen = self._background.run(_create(config, options))
         self._closed = False
         atexit.register(self.close)
 
     def queue(self, name: str | None = None) -> QueueSync:
-        """Begin a sentence of the fluent grammar; without a name, go on with `namespace` or `task`."""
+        """A builder for a queue; without a name, select queues with `namespace` or `task`."""
         return QueueSync(self._background, self._queen, name)
 
     def topic(self, namespace: str, *names: str) -> TopicSync:
-        """Begin a sentence about a topic; of several, or (without a name) of all topics of a namespace to consume."""
+        """A builder for a topic; with several names, or none for all topics of the namespace, for consuming."""
         return TopicSync(self._background, self._queen, namespace, names)
 
     def topics(self, namespace: str) -> list[str]:
@@ -64,41 +64,41 @@ class QueenSync:
 
     @property
     def admin(self) -> AdminSync:
-        """Administration and observation."""
+        """Administrative calls."""
         return AdminSync(self.request)
 
     def transaction(self) -> TransactionSync:
-        """Begin a transaction: acknowledgments and pushes that happen together or not at all."""
+        """A new transaction: acknowledgments and pushes that are applied atomically."""
         return TransactionSync(self._background, self._queen)
 
     def ack(
-        self, message: Given | GivenMany, status: bool | str = True, context: Mapping[str, Any] | None = None
+        self, message: MessageRef | MessageRefs, status: bool | str = True, context: Mapping[str, Any] | None = None
     ) -> AckResponse:
         """Acknowledge a message or a list of messages; see `Queen.ack`."""
         return self._background.run(self._queen.ack(message, status, context))
 
-    def renew(self, message_or_lease_id: Given | GivenMany, seconds: float | None = None) -> Any:
-        """Let the leases of messages live for at least `seconds` (60) from now."""
+    def renew(self, message_or_lease_id: MessageRef | MessageRefs, seconds: float | None = None) -> Any:
+        """Extend the leases of messages to at least `seconds` (60) from now."""
         return self._background.run(self._queen.engine.acker.renew(message_or_lease_id, seconds))
 
     def flush_all_buffers(self) -> None:
-        """Send everything that is buffered; raises when that cannot be done, and keeps it."""
+        """Flush all buffers; on failure raises, and keeps the messages."""
         self._background.run(self._queen.flush_all_buffers())
 
     def get_buffer_stats(self) -> BufferStats:
-        """What the buffers hold and have done."""
+        """Statistics of the buffers."""
         return self._queen.get_buffer_stats()
 
     def delete_consumer_group(self, consumer_group: str, delete_metadata: bool = True) -> Any:
-        """Forget where a group is, everywhere; with its metadata, also where it once began."""
+        """Delete the offsets of a consumer group in all queues; with its metadata, also its start position."""
         return self._background.run(self._queen.delete_consumer_group(consumer_group, delete_metadata))
 
     def update_consumer_group_timestamp(self, consumer_group: str, timestamp: str) -> Any:
-        """Move the time from which a group gets messages of partitions it has not begun."""
+        """Change the start position of a group in partitions it has not read yet."""
         return self._background.run(self._queen.update_consumer_group_timestamp(consumer_group, timestamp))
 
     def request(self, method: str, path: str, body: Any = None) -> Any:
-        """Any request to the HTTP API; see `Queen.request`."""
+        """Send any request to the HTTP API; see `Queen.request`."""
         return self._background.run(self._queen.request(method, path, body))
 
     def fetch(self, path: str) -> bytes:
@@ -106,7 +106,7 @@ class QueenSync:
         return self._background.run(self._queen.engine.http.send("GET", path)).body
 
     def close(self) -> None:
-        """End the consumers, send what is buffered, close the connections; see `Queen.close`."""
+        """Stop the consumers, flush the buffers, close the connections; see `Queen.close`."""
         if self._closed:
             return
         self._closed = True
@@ -126,7 +126,7 @@ class QueenSync:
 
 
 class QueueSync(QueueOptions):
-    """One queue and what has been said about it."""
+    """Builder for a queue."""
 
     def __init__(self, background: BackgroundLoop, queen: Queen, name: str | None) -> None:
         self._background = background
@@ -134,35 +134,35 @@ class QueueSync(QueueOptions):
         self._name = name
 
     def create(self) -> Any:
-        """Create the queue, or give it these options; what it holds stays."""
-        return self._awaited(lambda builder: builder.create())
+        """Create the queue, or change its options; its messages stay."""
+        return self._run(lambda builder: builder.create())
 
     def delete(self) -> Any:
-        """Remove the queue with everything in it."""
-        return self._awaited(lambda builder: builder.delete())
+        """Delete the queue with its messages."""
+        return self._run(lambda builder: builder.delete())
 
     def push(self, items: Items) -> Any:
-        """Push `{"data": …}` or a list of such; the server's result for each."""
-        return self._awaited(lambda builder: builder.push(items))
+        """Push `{"data": …}` or a list of such; returns the server's result for each."""
+        return self._run(lambda builder: builder.push(items))
 
     def pop(self) -> list[Message]:
-        """Take messages now, or as soon as there are any; they are leased until they are acknowledged."""
-        return self._awaited(lambda builder: builder.pop())
+        """Pop up to `batch` messages, with a long poll unless `wait(False)`; they are leased until acknowledged."""
+        return self._run(lambda builder: builder.pop())
 
     def flush_buffer(self) -> None:
-        """Send what is buffered for this partition; raises when that cannot be done, and keeps it."""
-        self._awaited(lambda builder: builder.flush_buffer())
+        """Flush the buffer of this partition; on failure raises, and keeps the messages."""
+        self._run(lambda builder: builder.flush_buffer())
 
     def consume(
         self, handler: Callable[[Any], object], *, signal: threading.Event | None = None, transport: str = "http"
     ) -> None:
-        """Call the handler with each message (or list, when `batch` is above 1) until the limit or the idle time.
+        """Call the handler with each message (or list, if `batch` is above 1) until the limit or the idle time.
 
-        The handler runs in a thread, `concurrency` of them at a time. Ctrl-C lets those that have begun finish.
+        Handlers run in a pool of `concurrency` threads. On Ctrl-C running handlers finish first.
         """
 
         def prepare(message: Any) -> None:
-            message["trace"] = self._without_await(message["trace"])
+            message["trace"] = self._blocking(message["trace"])
 
         consume_in_threads(
             self._background,
@@ -174,25 +174,25 @@ class QueueSync(QueueOptions):
         )
 
     def dlq(self, consumer_group: str | None = None) -> DlqSync:
-        """Query the dead letters of this queue, and of one partition if one was chosen."""
+        """Query the dead letters of this queue, or of the selected partition."""
         query = self._builder().dlq(consumer_group)
         return DlqSync(self._background, query)
 
-    def _without_await(self, trace: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _blocking(self, trace: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return lambda config: self._background.run(trace(config))
 
     def _builder(self) -> QueueBuilder:
-        """The same sentence for the client that is awaited."""
+        """The asynchronous builder with the same options."""
         builder = self._queen.queue()
-        said = {name: value for name, value in vars(self).items() if name not in ("_background", "_queen")}
-        vars(builder).update(said)
+        options = {name: value for name, value in vars(self).items() if name not in ("_background", "_queen")}
+        vars(builder).update(options)
         return builder
 
-    def _awaited(self, begin: Callable[[QueueBuilder], Awaitable[T]]) -> T:
+    def _run(self, start: Callable[[QueueBuilder], Awaitable[T]]) -> T:
         builder = self._builder()
 
         async def work() -> T:
-            return await begin(builder)
+            return await start(builder)
 
         return self._background.run(work())
 
@@ -205,7 +205,7 @@ class TransactionSync(TransactionOperations):
         self._background = background
 
     def commit(self) -> TransactionResponse:
-        """Apply everything; raises `TransactionError` or `LeaseLostError` when nothing was applied."""
+        """Apply the operations atomically; raises `TransactionError` or `LeaseLostError` if rejected."""
         return self._background.run(self._commit())
 
 
@@ -217,9 +217,9 @@ class DlqSync(DlqOptions):
         self._background = background
 
     def get(self) -> DLQResponse:
-        """The dead letters, the latest first."""
+        """The dead letters, latest first."""
         return self._background.run(self._get())
 
 
-async def _made(config: str | Sequence[str] | Mapping[str, Any] | None, options: Mapping[str, Any]) -> Queen:
+async def _create(config: str | Sequence[str] | Mapping[str, Any] | None, options: Mapping[str, Any]) -> Queen:
     return Queen(config, **options)

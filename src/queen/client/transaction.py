@@ -1,4 +1,4 @@
-"""Acknowledgments and pushes that happen together or not at all."""
+"""Transactions: acknowledgments and pushes that are applied atomically."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, Generic, Self, TypeVar
 from queen.client.acks import LEASE_LOST, as_list, message_key, status_text
 from queen.client.errors import LeaseLostError, QueenConnectionError, TransactionError
 from queen.client.http import HttpClient, decode_json, encode_json
-from queen.client.push import TransactionIds, listed, wire_item
+from queen.client.push import TransactionIds, as_items, wire_item
 from queen.client.topics.calls import NOT_LEASED, TopicSource, refs_of
-from queen.client.topics.items import Enqueued, GivenItems, wire_items
+from queen.client.topics.items import EnqueueItems, ItemRefs, wire_items
 from queen.client.topics.topic import ItemOptions
-from queen.client.types import Given, GivenMany, Items, TransactionResponse
+from queen.client.types import Items, MessageRef, MessageRefs, TransactionResponse
 
 T = TypeVar("T", bound="TransactionOperations")
 
 
 class TransactionOperations:
-    """Collects operations.
+    """Collects the operations of a transaction.
 
-    Acknowledgments carry their lease: where it was lost, another consumer has the message, and nothing is applied.
+    Acknowledgments carry their lease: if it has expired, the transaction is rejected.
     """
 
     def __init__(self, http: HttpClient, ids: TransactionIds) -> None:
@@ -32,13 +32,13 @@ class TransactionOperations:
 
     def ack(
         self,
-        messages: Given | GivenMany,
+        messages: MessageRef | MessageRefs,
         status: bool | str = "completed",
         context: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Acknowledge one message or many; `context` may name the `consumer_group` and an `error`.
+        """Acknowledge one or several messages; `context` may hold the `consumer_group` and an `error`.
 
-        The status `failed` makes a dead letter at once: inside a transaction nothing is retried.
+        The status `failed` moves a message to the dead letter queue at once: transactions do not retry.
         """
         context = context or {}
         group = context.get("consumer_group") or context.get("group")
@@ -58,13 +58,13 @@ class TransactionOperations:
         return self
 
     def queue(self, name: str) -> TransactionQueue[Self]:
-        """Choose the queue to push to."""
+        """The queue to push to."""
         return TransactionQueue(self, name)
 
     def push(self, queue: str, partition: str | None, items: Items) -> Self:
         """Add messages; the fluent form is `queue(name).partition(name).push(items)`."""
-        # With ids of their own, a commit that is repeated because its answer was lost cannot push twice.
-        given = listed(items)
+        # With transaction ids, a commit retried because its response was lost cannot push twice.
+        given = as_items(items)
         formatted = [wire_item(item, queue, partition, self._ids) for item in given]
         self._operations.append({"type": "push", "items": formatted})
         self._own_ids += [
@@ -73,11 +73,11 @@ class TransactionOperations:
         return self
 
     def topic(self, namespace: str, name: str) -> TransactionTopic[Self]:
-        """Choose the topic to enqueue to, or whose items are done."""
+        """The topic to enqueue to, or whose items to acknowledge."""
         return TransactionTopic(self, self._ids, TopicSource(namespace, (name,)))
 
     def add(self, operations: Iterable[dict[str, Any]]) -> Self:
-        """Add operations as the server takes them."""
+        """Add operations in wire format."""
         self._operations += operations
         return self
 
@@ -85,35 +85,34 @@ class TransactionOperations:
         if not self._operations:
             raise TransactionError("Transaction has no operations to commit")
         body = {"operations": self._operations, "requiredLeases": list(self._leases)}
-        answer = await self._http.send("POST", "/api/v1/transaction", encode_json(body))
-        result: TransactionResponse = decode_json(answer.body)
+        response = await self._http.send("POST", "/api/v1/transaction", encode_json(body))
+        result: TransactionResponse = decode_json(response.body)
         if result.get("success"):
             return result
         text = result.get("error") or "Transaction failed"
-        if answer.attempts > 1 and any(repr(made) in text for made in self._own_ids):
-            # Nobody else has this id: it is there because the attempt before, whose answer was lost, was applied.
+        if response.attempts > 1 and any(repr(made) in text for made in self._own_ids):
+            # The id was generated here: the earlier attempt, whose response was lost, has been applied.
             return {"success": True, "results": []}
         if not text.endswith(LEASE_LOST) and NOT_LEASED not in text:
             raise TransactionError(text, result.get("results") or [])
-        if answer.attempts > 1:
-            raise QueenConnectionError(f"the answer to a commit was lost, and it may have been applied: {text}")
+        if response.attempts > 1:
+            raise QueenConnectionError(f"the response to a commit was lost, it may have been applied: {text}")
         raise LeaseLostError(text)
 
 
 class Transaction(TransactionOperations):
-    """`queen.transaction()`: operations, and `commit()` sends them as one."""
+    """`queen.transaction()`: add operations, then `commit()`."""
 
     async def commit(self) -> TransactionResponse:
-        """Apply everything; raises `TransactionError` or `LeaseLostError` when nothing was applied.
+        """Apply the operations atomically; raises `TransactionError` or `LeaseLostError` if rejected.
 
-        `QueenConnectionError` means that it is not known. Where an answer was lost and the commit is found to have
-        been applied, `results` are empty.
+        After `QueenConnectionError` the outcome is unknown. When a retry finds the commit applied, `results` are empty.
         """
         return await self._commit()
 
 
 class TransactionQueue(Generic[T]):
-    """Where a push of a transaction goes."""
+    """A queue in a transaction."""
 
     def __init__(self, transaction: T, name: str) -> None:
         self._transaction = transaction
@@ -121,30 +120,30 @@ class TransactionQueue(Generic[T]):
         self._partition: str | None = None
 
     def partition(self, name: str) -> Self:
-        """Choose the partition."""
+        """The partition to push to."""
         self._partition = name
         return self
 
     def push(self, items: Items) -> T:
-        """Add messages, and go on with the transaction."""
+        """Add messages; returns the transaction."""
         return self._transaction.push(self._name, self._partition, items)
 
 
 class TransactionTopic(ItemOptions, Generic[T]):
-    """What a transaction does with a topic."""
+    """A topic in a transaction."""
 
     def __init__(self, transaction: T, ids: TransactionIds, source: TopicSource) -> None:
         self._transaction = transaction
         self._ids = ids
         self._source = source
 
-    def enqueue(self, items: Enqueued) -> T:
-        """Add an item or many, and go on with the transaction; see `TopicBuilder.enqueue`."""
+    def enqueue(self, items: EnqueueItems) -> T:
+        """Add one or several items; returns the transaction. See `TopicBuilder.enqueue`."""
         where = {"namespace": self._source.namespace, "topic": self._source.names[0]}
-        # Always with keys: a commit is repeated when its answer was lost.
+        # Always with idempotency keys: a commit is retried when its response was lost.
         wired = wire_items(items, self._item, where, self._ids)
         return self._transaction.add([{"type": "enqueue", "items": wired}] if wired else [])
 
-    def ack(self, items: GivenItems) -> T:
-        """An item or many are done; where one of them is not leased any more, nothing is applied."""
+    def ack(self, items: ItemRefs) -> T:
+        """Acknowledge one or several items; if a lease has expired, the transaction is rejected."""
         return self._transaction.add({"type": "ackItem", **ref} for ref in refs_of(items, self._source))

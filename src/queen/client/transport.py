@@ -1,4 +1,4 @@
-"""The way between a consumer and a server: fetch, acknowledge, renew."""
+"""Transport of a consumer: fetch, acknowledge, renew; here by HTTP long polls."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from queen.client.acks import Ack, Acker, AckResult
 from queen.client.http import HttpClient, decode_as
 from queen.client.types import Message, Subscription
 
-# A server that keeps its time answers well before this has passed, too.
+# Added to the long-poll timeout for the response to arrive.
 GRACE_SECONDS = 5.0
 
 
 class _Popped(msgspec.Struct):
-    # Plain dicts, and their fields are not checked: that would cost as much as reading them.
+    # Plain dicts: checking their fields would cost as much as decoding them.
     messages: list[Any] = []
 
 
@@ -24,7 +24,7 @@ _popped = msgspec.json.Decoder(_Popped)
 
 
 class Popper:
-    """Pops from one source again and again."""
+    """Pops from one source."""
 
     def __init__(self, http: HttpClient, subscription: Subscription) -> None:
         self._http = http
@@ -36,40 +36,37 @@ class Popper:
     async def pop(
         self, batch: int, timeout_millis: int, *, auto_ack: bool = False, attempts: int | None = None
     ) -> list[Message]:
-        """Up to `batch` messages; empty when there were none in time."""
-        asked = (batch, timeout_millis, auto_ack)
-        if asked != self._last:
-            self._path, self._last = self._subscription.path(batch, timeout_millis, auto_ack), asked
-        answer = await self._http.send(
+        """Pop up to `batch` messages; empty after the timeout."""
+        parameters = (batch, timeout_millis, auto_ack)
+        if parameters != self._last:
+            self._path, self._last = self._subscription.path(batch, timeout_millis, auto_ack), parameters
+        response = await self._http.send(
             "GET",
             self._path,
             seconds=timeout_millis / 1000 + GRACE_SECONDS,
             affinity_key=self._key,
             attempts=attempts,
         )
-        return decode_as(_popped, answer.body).messages if answer.body else []
+        return decode_as(_popped, response.body).messages if response.body else []
 
 
 class Transport(Protocol):
-    """What a consumer needs of a server. Raises `RequestError`; the consumer decides what is tried again.
-
-    All workers of a consumer share one transport and call it at the same time.
-    """
+    """Transport of a consumer, shared by its workers. Raises `RequestError`; the consumer retries."""
 
     async def fetch(self, batch: int, timeout_millis: int) -> list[Message]:
-        """Up to `batch` messages, leased; empty when there were none in time."""
+        """Lease up to `batch` messages; empty after the timeout."""
         ...
 
     async def ack(self, acks: list[Ack]) -> list[AckResult]:
-        """Acknowledge; the results are in the order of the acknowledgments."""
+        """Acknowledge; results in the order of the acknowledgments."""
         ...
 
     async def renew(self, lease: str, seconds: float) -> None:
-        """Let a lease live for at least `seconds` from now, or raise `LeaseLostError`."""
+        """Extend a lease to at least `seconds` from now; raises `LeaseLostError`."""
         ...
 
     async def close(self) -> None:
-        """The consumer has ended."""
+        """Called when the consumer has stopped."""
         ...
 
 
@@ -77,7 +74,7 @@ TransportMaker = Callable[[Subscription], Transport]
 
 
 class HttpTransport:
-    """Long polling. Acknowledgments go to the server that delivered, which knows the lease by heart."""
+    """HTTP long polling. Acks go to the server that delivered, which has the lease in its cache."""
 
     def __init__(self, http: HttpClient, acker: Acker, subscription: Subscription) -> None:
         self._popper = Popper(http, subscription)

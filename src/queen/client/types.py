@@ -1,4 +1,4 @@
-"""The dicts that go in and out of the client, for type checkers and readers."""
+"""Types of arguments and results of the client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias, TypedDict, TypeVar
 from urllib.parse import quote, urlencode
 
 QUEUE_MODE = "__QUEUE_MODE__"
-"""The group of consumers that name none."""
+"""The default consumer group."""
 
 DEFAULT_PARTITION = "Default"
 
@@ -17,7 +17,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Deferred(Coroutine[Any, Any, T_co]):
-    """Something that happens when it is awaited, or as a task: `asyncio.create_task` takes nothing but coroutines."""
+    """An operation that runs when awaited; a coroutine, because `asyncio.create_task` accepts nothing else."""
 
     __slots__ = ("_steps",)
     _steps: Generator[Any, Any, T_co]
@@ -40,7 +40,7 @@ class Deferred(Coroutine[Any, Any, T_co]):
 
 
 class TraceConfig(TypedDict, total=False):
-    """What `message["trace"]` is given; `data` is required."""
+    """Argument of `message["trace"]`; `data` is required."""
 
     traceName: str | list[str] | None
     eventType: str
@@ -48,15 +48,15 @@ class TraceConfig(TypedDict, total=False):
 
 
 class Trace(Protocol):
-    """Records an event in the life of a message; answers `{"success": bool, ...}` and never raises."""
+    """Records a trace event of a message; returns `{"success": bool, ...}` and never raises."""
 
     async def __call__(self, config: TraceConfig, /) -> dict[str, Any]: ...
 
 
 class Message(TypedDict, total=False):
-    """A message as handlers and `pop()` get it. Those of handlers have `trace`, those of the DLQ the error fields.
+    """A delivered message. In handlers it has `trace`, in DLQ responses the error fields.
 
-    `producerSub` is set by the server from the producer's token; nobody can set it by pushing.
+    `producerSub` is set by the server from the producer's token and cannot be pushed.
     """
 
     id: str
@@ -77,7 +77,7 @@ class Message(TypedDict, total=False):
 
 
 class AckResponse(TypedDict, total=False):
-    """What became of an acknowledgment."""
+    """Result of an acknowledgment."""
 
     success: bool
     error: str | None
@@ -87,7 +87,7 @@ class AckResponse(TypedDict, total=False):
 
 
 class RenewResponse(TypedDict, total=False):
-    """What became of a renewal."""
+    """Result of a lease renewal."""
 
     leaseId: str
     success: bool
@@ -96,7 +96,7 @@ class RenewResponse(TypedDict, total=False):
 
 
 class BufferOptions(TypedDict, total=False):
-    """When buffered messages are sent, and how much they hold before `push` waits."""
+    """When a buffer is flushed, and its capacity."""
 
     message_count: int
     time_millis: int
@@ -105,7 +105,7 @@ class BufferOptions(TypedDict, total=False):
 
 
 class BufferStats(TypedDict):
-    """What the client's buffers hold; ages are milliseconds."""
+    """Statistics of the client's buffers; ages in milliseconds."""
 
     activeBuffers: int
     totalBufferedMessages: int
@@ -116,14 +116,14 @@ class BufferStats(TypedDict):
 
 
 class DLQResponse(TypedDict):
-    """Dead letters, the latest first, and how many there are in all."""
+    """A page of dead letters, latest first, and their total number."""
 
     messages: list[Message]
     total: int
 
 
 class TransactionResponse(TypedDict, total=False):
-    """What a committed transaction did."""
+    """Result of a transaction."""
 
     success: bool
     transactionId: str
@@ -131,11 +131,11 @@ class TransactionResponse(TypedDict, total=False):
     error: str
 
 
-Given: TypeAlias = str | Mapping[str, Any]
-"""A message, or the id that stands for it."""
-GivenMany: TypeAlias = Sequence[Mapping[str, Any]] | list[str]
+MessageRef: TypeAlias = str | Mapping[str, Any]
+"""A message, or its transaction id or lease id."""
+MessageRefs: TypeAlias = Sequence[Mapping[str, Any]] | list[str]
 Items: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-"""What is pushed: `{"data": …, "transactionId"?: …, "traceId"?: …}`, one or many."""
+"""One or several items to push: `{"data": …, "transactionId"?: …, "traceId"?: …}`."""
 
 Handler: TypeAlias = (
     Callable[[Message], object]
@@ -143,14 +143,14 @@ Handler: TypeAlias = (
     | Callable[[dict[str, Any]], object]
     | Callable[[list[dict[str, Any]]], object]
 )
-"""A function of a message, or of a list of them; what it returns is awaited where that can be done."""
+"""A function or coroutine function of a message, or of a list of messages."""
 SuccessCallback: TypeAlias = Callable[[Any, Any], Awaitable[object]]
 ErrorCallback: TypeAlias = Callable[[Any, Exception], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """The source of a pop or a consumer."""
+    """What a pop or a consumer reads, and how."""
 
     queue: str | None
     partition: str | None
@@ -166,7 +166,7 @@ class Subscription:
 
     @property
     def affinity_key(self) -> str:
-        """What decides between several servers: those who pop the same come to the same one."""
+        """Load balancing key: consumers of the same source and group use the same server."""
         group = self.group or QUEUE_MODE
         if self.queue:
             return f"{self.queue}:{self.partition or '*'}:{group}"

@@ -1,4 +1,4 @@
-"""Consuming over a WebSocket instead of long polls: `consume(handler, transport="websocket")`."""
+"""WebSocket transport: `consume(handler, transport="websocket")`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from queen.client.types import DEFAULT_PARTITION, Message, Subscription
 _PATH = "/ws/v1/consume"
 _SUBSCRIPTION = "s"
 _CONNECT_SECONDS = 10.0
-_ANSWER_SECONDS = 30.0
-_LEAVE_SECONDS = 2.0
+_RESPONSE_SECONDS = 30.0
+_UNSUBSCRIBE_SECONDS = 2.0
 _HEARTBEAT_SECONDS = 20.0
 _POLL_MILLIS = 100
 
 
 class _Frame(msgspec.Struct):
-    """What any message of the server's may hold."""
+    """A message of the server, with the fields of all types."""
 
     type: str
     id: Any = None
@@ -45,72 +45,71 @@ _decode = msgspec.json.Decoder(_Frame).decode
 
 
 class WebSocketTransport:
-    """One connection for all workers of a consumer, made when it is needed and again when it is lost.
+    """One connection shared by the workers of a consumer, opened on demand and reopened when lost.
 
-    What was delivered over a connection that ends before it is acknowledged is released by the server, and comes again
-    at once: to this consumer or another.
+    When a connection ends, the server releases its unacknowledged messages for redelivery.
     """
 
     def __init__(self, http: HttpClient, subscription: Subscription, log: ClientLog) -> None:
         if not subscription.queue:
-            raise ValueError("a WebSocket consumes one queue: name it, or use the transport 'http'")
+            raise ValueError("the websocket transport consumes one queue: name it, or use transport 'http'")
         self._http = http
         self._subscription = subscription
         self._log = log
-        self._link: _Link | None = None
+        self._connection: _Connection | None = None
         self._connecting = asyncio.Lock()
 
     async def fetch(self, batch: int, timeout_millis: int) -> list[Message]:
-        link = await self._connected()
-        return await link.fetch(batch, timeout_millis if self._subscription.wait else _POLL_MILLIS)
+        connection = await self._connected()
+        return await connection.fetch(batch, timeout_millis if self._subscription.wait else _POLL_MILLIS)
 
     async def ack(self, acks: list[Ack]) -> list[AckResult]:
-        link = await self._open_link()
-        answer = await link.ask("ack", acknowledgments=acks, consumerGroup=self._subscription.group)
-        return answer.results
+        connection = await self._open_connection()
+        response = await connection.request("ack", acknowledgments=acks, consumerGroup=self._subscription.group)
+        return response.results
 
     async def renew(self, lease: str, seconds: float) -> None:
-        link = await self._open_link()
+        connection = await self._open_connection()
         try:
-            await link.ask("renew", leaseId=lease, seconds=seconds)
+            await connection.request("renew", leaseId=lease, seconds=seconds)
         except NotFoundError as error:
             raise LeaseLostError(str(error), error.method, error.url, error.status) from error
 
     async def close(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            await link.leave()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.unsubscribe()
 
-    async def _open_link(self) -> _Link:
-        """Where something can be asked: a server that is about to close the connection still takes acks on it."""
-        link = self._link
-        return link if link is not None and link.is_open else await self._connected()
+    async def _open_connection(self) -> _Connection:
+        """A connection for requests: a server that is about to close it still accepts acks."""
+        connection = self._connection
+        return connection if connection is not None and connection.is_open else await self._connected()
 
-    async def _connected(self) -> _Link:
-        """Where something will be delivered."""
+    async def _connected(self) -> _Connection:
+        """A connection that delivers messages."""
         async with self._connecting:
-            if self._link is None or not self._link.is_usable:
-                self._link = await self._connect()
-            return self._link
+            if self._connection is None or not self._connection.is_usable:
+                self._connection = await self._connect()
+            return self._connection
 
-    async def _connect(self) -> _Link:
-        """Connect to the first server that takes it, in the order of the balancer."""
+    async def _connect(self) -> _Connection:
+        """Connect to the first reachable server, in the order of the balancer."""
         failure: RequestError | None = None
         for url in self._http.balancer.order(self._subscription.affinity_key):
             try:
-                link = await _open(url + _PATH, self._http, self._log)
-                await link.subscribe(self._subscription)
+                connection = await _open(url + _PATH, self._http, self._log)
+                await connection.subscribe(self._subscription)
             except QueenConnectionError as error:
                 failure = error
-                self._http.balancer.failed(url)
+                self._http.balancer.mark_failed(url)
             else:
-                self._http.balancer.served(url)
-                return link
+                self._http.balancer.mark_healthy(url)
+                return connection
         assert failure is not None
         raise failure
 
 
-async def _open(url: str, http: HttpClient, log: ClientLog) -> _Link:
+async def _open(url: str, http: HttpClient, log: ClientLog) -> _Connection:
     session = aiohttp.ClientSession(headers=http.headers, cookie_jar=aiohttp.DummyCookieJar())
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
@@ -130,11 +129,11 @@ async def _open(url: str, http: HttpClient, log: ClientLog) -> _Link:
         if isinstance(error, aiohttp.ClientError | OSError):
             raise QueenConnectionError(f"connection failed: {error or type(error).__name__}", "GET", url) from error
         raise
-    return _Link(session, socket, url, log)
+    return _Connection(session, socket, url, log)
 
 
-class _Link:
-    """A connection as long as it lasts: what was asked over it, and what was delivered and not fetched yet."""
+class _Connection:
+    """A connection with its pending requests and the delivered batches not fetched yet."""
 
     def __init__(
         self, session: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse, url: str, log: ClientLog
@@ -143,11 +142,11 @@ class _Link:
         self._socket = socket
         self._url = url
         self._log = log
-        self._answers: dict[int | str, asyncio.Future[_Frame]] = {}
-        self._asked = 0
-        # None wakes whoever waits when the connection has ended.
+        self._responses: dict[int | str, asyncio.Future[_Frame]] = {}
+        self._last_request_id = 0
+        # None marks the end of the connection and wakes waiting fetches.
         self._delivered: asyncio.Queue[list[Message] | None] = asyncio.Queue()
-        self._rest: list[Message] = []
+        self._unfetched: list[Message] = []
         self._waiting = 0
         self._credit = 0
         self._closing = False
@@ -159,12 +158,12 @@ class _Link:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the server goes on delivering."""
+        """Whether the server will deliver more."""
         return self.is_open and not self._closing
 
     async def subscribe(self, source: Subscription) -> None:
-        """Begin the one subscription of this connection; its first batch may come at once."""
-        wanted = {
+        """Start the subscription of this connection, with credit for a first batch."""
+        fields = {
             "queue": source.queue,
             "partition": source.partition if source.partition != DEFAULT_PARTITION else None,
             "consumerGroup": source.group,
@@ -175,30 +174,32 @@ class _Link:
         }
         self._credit = 1
         try:
-            await self._ask(_SUBSCRIPTION, "subscribe", {name: value for name, value in wanted.items() if value})
+            await self._request(_SUBSCRIPTION, "subscribe", {name: value for name, value in fields.items() if value})
         except BaseException:
             await self.close()
             raise
 
     async def fetch(self, batch: int, timeout_millis: int) -> list[Message]:
-        """What was delivered, or is within this time. Each that waits has the credit for one batch."""
-        messages = self._rest or await self._next(timeout_millis / 1000)
-        # What is more than was asked for waits for the next; never fetched, it goes back with the connection.
-        self._rest = messages[batch:]
+        """Delivered messages, or those delivered within the timeout. Each waiting fetch grants credit for one batch."""
+        messages = self._unfetched or await self._next(timeout_millis / 1000)
+        # The rest is for the next fetch; closing the connection releases what is never fetched.
+        self._unfetched = messages[batch:]
         return messages[:batch]
 
-    async def ask(self, type: str, **fields: Any) -> _Frame:
-        """Send a request and wait for its answer."""
-        self._asked += 1
-        return await self._ask(self._asked, type, fields)
+    async def request(self, type: str, **fields: Any) -> _Frame:
+        """Send a request and wait for its response."""
+        self._last_request_id += 1
+        return await self._request(self._last_request_id, type, fields)
 
-    async def leave(self) -> None:
-        """Have what was delivered and not acknowledged given back, and close."""
+    async def unsubscribe(self) -> None:
+        """Unsubscribe, which releases unacknowledged messages, and close."""
         try:
-            async with asyncio.timeout(_LEAVE_SECONDS):
-                await self._ask(_SUBSCRIPTION, "unsubscribe", {"release": True})
+            async with asyncio.timeout(_UNSUBSCRIBE_SECONDS):
+                await self._request(_SUBSCRIPTION, "unsubscribe", {"release": True})
         except (RequestError, TimeoutError) as error:
-            self._log.warning("Consumer.stop", f"what was not acknowledged comes free as the connection ends: {error}")
+            self._log.warning(
+                "Consumer.stop", f"unsubscribe failed, messages are released when the connection closes: {error}"
+            )
         await self.close()
 
     async def close(self) -> None:
@@ -221,20 +222,20 @@ class _Link:
             self._waiting -= 1
         if messages is None:
             self._delivered.put_nowait(None)
-            raise self._ended()
+            raise self._closed_error()
         return messages
 
-    async def _ask(self, id: int | str, type: str, fields: dict[str, Any]) -> _Frame:
-        answer: asyncio.Future[_Frame] = asyncio.get_running_loop().create_future()
-        self._answers[id] = answer
+    async def _request(self, id: int | str, type: str, fields: dict[str, Any]) -> _Frame:
+        response: asyncio.Future[_Frame] = asyncio.get_running_loop().create_future()
+        self._responses[id] = response
         try:
             await self._send(type, id=id, **fields)
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                frame = await answer
+            async with asyncio.timeout(_RESPONSE_SECONDS):
+                frame = await response
         except TimeoutError as error:
-            raise QueenTimeoutError(f"no answer to {type} after {_ANSWER_SECONDS} s", type, self._url) from error
+            raise QueenTimeoutError(f"no response to {type} after {_RESPONSE_SECONDS} s", type, self._url) from error
         finally:
-            self._answers.pop(id, None)
+            self._responses.pop(id, None)
         if frame.type == "error":
             raise error_of_status(frame.status, frame.error, encode_json({"error": frame.error}), "", type, self._url)
         return frame
@@ -243,32 +244,32 @@ class _Link:
         try:
             await self._socket.send_str(encode_json({"type": type, **fields}).decode())
         except (aiohttp.ClientError, OSError) as error:
-            raise self._ended() from error
+            raise self._closed_error() from error
 
     async def _read(self) -> None:
-        """Take in what the server sends until the connection ends, then tell everybody who waits."""
+        """Read frames until the connection ends, then fail everything that waits."""
         try:
             async for received in self._socket:
                 if received.type is aiohttp.WSMsgType.TEXT:
-                    self._take(_decode(received.data))
+                    self._on_frame(_decode(received.data))
         finally:
             self._delivered.put_nowait(None)
-            for answer in self._answers.values():
-                if not answer.done():
-                    answer.set_exception(self._ended())
+            for response in self._responses.values():
+                if not response.done():
+                    response.set_exception(self._closed_error())
             await self._session.close()
 
-    def _take(self, frame: _Frame) -> None:
-        answer = self._answers.get(frame.id)
+    def _on_frame(self, frame: _Frame) -> None:
+        response = self._responses.get(frame.id)
         if frame.type == "batch":
             self._credit -= 1
             self._delivered.put_nowait(frame.messages)
         elif frame.type == "closing":
             self._closing = True
-        elif answer is not None and not answer.done():
-            answer.set_result(frame)
+        elif response is not None and not response.done():
+            response.set_result(frame)
         elif frame.type == "error":
-            self._log.warning("Consumer.fetch", f"nothing can be fetched, the server goes on trying: {frame.error}")
+            self._log.warning("Consumer.fetch", f"fetch failed, the server is retrying: {frame.error}")
 
-    def _ended(self) -> QueenConnectionError:
-        return QueenConnectionError("the connection ended", "GET", self._url)
+    def _closed_error(self) -> QueenConnectionError:
+        return QueenConnectionError("connection closed", "GET", self._url)

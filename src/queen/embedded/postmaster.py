@@ -1,4 +1,4 @@
-"""The running server: PostgreSQL's first process, ours or left over from a Queen that was killed."""
+"""The postmaster process, started here or left running by a killed Queen."""
 
 import contextlib
 import subprocess
@@ -15,7 +15,7 @@ SUPERUSER = "postgres"
 
 @dataclass(frozen=True, slots=True)
 class Postmaster:
-    """A server process, and where it listens. `child` is None for one that we did not start."""
+    """A server process and its socket; `child` is None for an adopted one."""
 
     pid: int
     socket_dir: Path
@@ -39,7 +39,7 @@ class Postmaster:
             process.send_signal(number)
 
     def wait(self, timeout: float) -> bool:
-        """Wait until the process has ended; False when it has not after `timeout` seconds."""
+        """Wait until the process has exited; False after `timeout` seconds."""
         try:
             if self.child is not None:
                 self.child.wait(timeout)
@@ -58,7 +58,7 @@ class Postmaster:
 
 
 def find_postmaster(cluster: Path) -> Postmaster | None:
-    """The server that runs on `cluster`, by its postmaster.pid; None when that is absent or stale."""
+    """The server running on `cluster`, by its postmaster.pid; None if that is missing or stale."""
     try:
         lines = (cluster / "postmaster.pid").read_text().splitlines()
         pid, port, socket_dir = int(lines[0]), int(lines[3]), lines[4]
@@ -66,14 +66,14 @@ def find_postmaster(cluster: Path) -> Postmaster | None:
         return None
     if not socket_dir:
         return None
-    # The number may have been given to some other process since.
+    # The process id may have been reused.
     if not any(process.pid == pid for process in cluster_processes(cluster)):
         return None
     return Postmaster(pid=pid, socket_dir=Path(socket_dir), port=port)
 
 
 def cluster_processes(cluster: Path) -> Iterator[psutil.Process]:
-    """Every process of a PostgreSQL server on `cluster`: each of them works in that directory."""
+    """All PostgreSQL processes whose working directory is `cluster`."""
     place = str(cluster.resolve())
     for process in psutil.process_iter(["name"]):
         with contextlib.suppress(psutil.Error):
@@ -82,7 +82,7 @@ def cluster_processes(cluster: Path) -> Iterator[psutil.Process]:
 
 
 def kill_processes(processes: list[psutil.Process]) -> None:
-    """End these at once, and wait until they have ended."""
+    """Kill processes and wait until they have exited."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -90,7 +90,7 @@ def kill_processes(processes: list[psutil.Process]) -> None:
 
 
 def _wait_for(processes: list[psutil.Process], timeout: float) -> bool:
-    # psutil would also wait until the parent has collected an ended process, which can be long.
+    # psutil would also wait until the parent has reaped a zombie.
     deadline = time.monotonic() + timeout
     while not all(_has_ended(process) for process in processes):
         if time.monotonic() > deadline:

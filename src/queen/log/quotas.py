@@ -1,4 +1,4 @@
-"""Quotas: how many items a namespace may enqueue in any minute, counted over all workers and hosts."""
+"""Quotas: how many items a namespace may enqueue in any minute, counted over all workers, hosts and shards."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ log = logging.getLogger(__name__)
 
 _CHUNKS_PER_MINUTE: Final = 200
 _KEEP_SECONDS: Final = 10.0
+DEFAULT: Final = "default"
+"""The quota of this name is also that of every namespace without one of its own."""
 
 
 @dataclass(slots=True)
 class _Share:
-    """What this worker has reserved of a namespace's quota and not used."""
+    """The unused part of what this worker has reserved of a namespace's quota."""
 
     left: int = 0
     until: float = 0.0
@@ -35,7 +37,7 @@ class RefusalMeter(Protocol):
 
 
 class Quotas:
-    """Admits items within their quotas. A worker reserves a little more than it needs, so it seldom has to ask."""
+    """Admits items within their quotas. A worker reserves a little more than it needs, so that few requests do."""
 
     def __init__(
         self,
@@ -44,10 +46,12 @@ class Quotas:
         meter: RefusalMeter | None = None,
         shared: Counters | None = None,
     ) -> None:
-        """`configured` are quotas by namespace; one that was set by `set` wins. `meter` counts refused items.
+        """`configured` are quotas by namespace; one that was set by `set` overrides it. `meter` counts refused items.
 
-        `shared` counts for all workers and hosts; without, and whenever it is away, PostgreSQL does.
+        `shared` counts for all workers and hosts; without it, and while it is unavailable, PostgreSQL does.
         """
+        self.counted_elsewhere = False
+        """With several shards each namespace is counted once, by `count` of the shard that keeps its quota."""
         self._shared = shared
         self._database = database
         self._configured = dict(configured)
@@ -59,7 +63,12 @@ class Quotas:
         self._loaded = False
 
     async def admit(self, items: Sequence[EnqueueItem]) -> None:
-        """Count the items. Raises `QuotaExceeded` when one namespace is over its quota; then none of them counts."""
+        """Count items that this shard is about to store. Raises `QuotaExceeded`."""
+        if not self.counted_elsewhere:
+            await self.count(items)
+
+    async def count(self, items: Sequence[EnqueueItem]) -> None:
+        """Count items. Raises `QuotaExceeded` when a namespace is over its quota; then none of them counts."""
         if not self._loaded:
             await self.refresh()
         if not self._configured and not self._stored:
@@ -78,11 +87,15 @@ class Quotas:
             raise
 
     def limit(self, namespace: str) -> int | None:
-        """Items per minute; None: as many as it likes."""
-        return self._stored.get(namespace, self._configured.get(namespace))
+        """Items per minute; None: unlimited."""
+        for name in (namespace, DEFAULT):
+            for quotas in (self._stored, self._configured):
+                if name in quotas:
+                    return quotas[name]
+        return None
 
     async def set(self, namespace: str, per_minute: int | None) -> None:
-        """Set the quota of a namespace, or (None) let the settings decide."""
+        """Set the quota of a namespace; None: as in the settings."""
         await self._database.fetch("topic_set_quota", namespace, per_minute)
         await self.refresh()
 
@@ -97,13 +110,13 @@ class Quotas:
         self._loaded = False
 
     def all(self) -> dict[str, int]:
-        """Every namespace that has a quota."""
+        """Every namespace with a quota of its own, stored or configured."""
         return dict(sorted((self._configured | self._stored).items()))
 
     async def _take(self, namespace: str, count: int, limit: int) -> None:
         if count > limit > 0:
             raise BadRequest(
-                f"namespace {namespace} may enqueue {limit} items a minute, and this request has {count}: split it"
+                f"namespace {namespace} may enqueue {limit} items per minute, this request has {count}: split it"
             )
         share = self._shares.setdefault(namespace, _Share())
         async with self._asking.setdefault(namespace, asyncio.Lock()):
@@ -116,15 +129,15 @@ class Quotas:
                     if self._meter is not None:
                         self._meter.topic_items("refused", namespace, "", count)
                     raise QuotaExceeded(
-                        f"namespace {namespace} may enqueue {limit} items a minute; nothing was stored,"
-                        f" try again in {wait} s",
+                        f"namespace {namespace} may enqueue {limit} items per minute; nothing was stored,"
+                        f" retry in {wait} s",
                         wait,
                     )
                 share.until = now + _KEEP_SECONDS
             share.left -= count
 
     async def _reserve(self, share: _Share, namespace: str, least: int, limit: int) -> int | None:
-        """Add to the share; returns the seconds to wait when that cannot be."""
+        """Add to the share; returns the seconds to wait when the quota is used up."""
         if limit == 0:
             return 60
         most = max(least, limit // _CHUNKS_PER_MINUTE)
@@ -132,7 +145,7 @@ class Quotas:
             try:
                 return await self._reserve_shared(self._shared, share, namespace, least, most, limit)
             except RedisUnavailable:
-                log.debug("the quota of %s is counted in PostgreSQL, as Redis is away", namespace)
+                log.debug("namespace %s: quota counted in PostgreSQL, Redis is unavailable", namespace)
         id = await self._namespace_id(namespace)
         async with self._database.transaction() as transaction:
             await transaction.fetch("topic_hold_namespace", id)

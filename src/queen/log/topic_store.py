@@ -27,6 +27,12 @@ class ItemIds:
         self._database = database
         self._preferred = -1 if preferred_node is None else preferred_node % NODES
         self._source = source if source is not None else SnowflakeSource()
+        self._has_kept = False
+
+    async def reserve(self) -> None:
+        """Have ids for `offline`, unless there are some."""
+        if not self._has_kept:
+            await self._reserve()
 
     async def take(self, count: int, *, offline: bool = False) -> list[int]:
         """New ids; with `offline`, also while PostgreSQL is unavailable, out of a reserve."""
@@ -34,22 +40,22 @@ class ItemIds:
         if ids is not None:
             return ids
         try:
-            return await self._reserve(count)
+            while ids is None:
+                await self._reserve()
+                ids = self._source.take(count, keep_ms=_KEPT_MS)
         except DatabaseUnavailable:
             ids = self._source.take_kept(count, keep_ms=_KEPT_MS) if offline else None
             if ids is None:
                 raise
-            return ids
-
-    async def _reserve(self, count: int) -> list[int]:
-        ids = None
-        while ids is None:
-            rows = await self._database.fetch("topic_reserve_ids", self._source.now_ms(), _RANGE_MS, self._preferred)
-            if not rows:
-                raise Overloaded("every node number for ids is being reserved by another session; try again soon")
-            self._source.grant(rows[0]["node"], rows[0]["from_ms"], rows[0]["upto_ms"])
-            ids = self._source.take(count, keep_ms=_KEPT_MS)
+            self._has_kept = False
         return ids
+
+    async def _reserve(self) -> None:
+        rows = await self._database.fetch("topic_reserve_ids", self._source.now_ms(), _RANGE_MS, self._preferred)
+        if not rows:
+            raise Overloaded("all node numbers for item ids are being reserved by other sessions; retry")
+        self._source.grant(rows[0]["node"], rows[0]["from_ms"], rows[0]["upto_ms"])
+        self._has_kept = True
 
 
 _MOST_ATTEMPTS: Final = 5
@@ -112,38 +118,38 @@ class TopicStore:
         self, fetcher: Fetcher, entries: list[Entry], topics: dict[TopicKey, Topic], stored: Stored
     ) -> list[Entry]:
         """Returns what was not stored because its topic, or the owner of its key, has just been removed."""
-        homes = [topics.get((entry.item.namespace, entry.item.topic)) for entry in entries]
-        housed = [(entry, topic) for entry, topic in zip(entries, homes, strict=True) if topic is not None]
-        homeless = [entry for entry, topic in zip(entries, homes, strict=True) if topic is None]
-        keyed = [(topic, entry.item.idempotency_key, entry) for entry, topic in housed if entry.item.idempotency_key]
+        own_topics = [topics.get((entry.item.namespace, entry.item.topic)) for entry in entries]
+        placed = [(entry, topic) for entry, topic in zip(entries, own_topics, strict=True) if topic is not None]
+        topicless = [entry for entry, topic in zip(entries, own_topics, strict=True) if topic is None]
+        keyed = [(topic, entry.item.idempotency_key, entry) for entry, topic in placed if entry.item.idempotency_key]
         # In the same order in all sessions, which avoids deadlocks.
         keyed.sort(key=lambda one: (one[0].namespace_id, one[1]))
         (row,) = await fetcher.fetch(
             "topic_enqueue",
-            lock_keys({topic.id for _, topic in housed}),
+            lock_keys({topic.id for _, topic in placed}),
             [topic.id for topic, _, _ in keyed],
             [key for _, key, _ in keyed],
             [entry.id for _, _, entry in keyed],
-            [entry.id for entry, _ in housed],
-            [topic.id for _, topic in housed],
-            [entry.item.priority or 0 for entry, _ in housed],
-            [entry.item.deliver_after for entry, _ in housed],
-            [entry.item.delay for entry, _ in housed],
-            [entry.item.ttl for entry, _ in housed],
-            [entry.item.idempotency_key for entry, _ in housed],
-            [entry.item.is_json for entry, _ in housed],
-            [entry.item.stored_metadata for entry, _ in housed],
-            [entry.item.stored_payload for entry, _ in housed],
+            [entry.id for entry, _ in placed],
+            [topic.id for _, topic in placed],
+            [entry.item.priority or 0 for entry, _ in placed],
+            [entry.item.deliver_after for entry, _ in placed],
+            [entry.item.delay for entry, _ in placed],
+            [entry.item.ttl for entry, _ in placed],
+            [entry.item.idempotency_key for entry, _ in placed],
+            [entry.item.is_json for entry, _ in placed],
+            [entry.item.stored_metadata for entry, _ in placed],
+            [entry.item.stored_payload for entry, _ in placed],
         )
         new = set(row["ids"] or ())
         left: list[tuple[Entry, Topic]] = []
-        for entry, topic in housed:
+        for entry, topic in placed:
             if entry.id in new:
                 entry.settled = True
                 stored.note(entry, topic, row["at"])
             else:
                 left.append((entry, topic))
-        return homeless + await self._duplicates(fetcher, left)
+        return topicless + await self._duplicates(fetcher, left)
 
     async def _duplicates(self, fetcher: Fetcher, left: list[tuple[Entry, Topic]]) -> list[Entry]:
         """Give duplicates the ids of the first; returns those that are none."""

@@ -1,4 +1,4 @@
-"""Which topics exist and how they are set, remembered per worker; made by their first enqueue."""
+"""The topics and their options, cached per worker; the first enqueue creates a topic."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Topic:
 
 
 class TopicCatalog:
-    """Looks topics up in memory first, then in PostgreSQL."""
+    """Looks topics up in memory, then in PostgreSQL."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -53,7 +53,7 @@ class TopicCatalog:
 
     @property
     def used(self) -> bool:
-        """Whether any topic was asked for at this worker."""
+        """Whether any topic was used at this worker."""
         return bool(self._topics)
 
     def cached(self, key: TopicKey) -> Topic | None:
@@ -69,7 +69,7 @@ class TopicCatalog:
         return (await self.find([key])).get(key)
 
     async def ensure(self, keys: Collection[TopicKey]) -> dict[TopicKey, Topic]:
-        """All of the topics, made where they do not exist."""
+        """All of the topics, created where they do not exist."""
         found = await self.find(keys)
         missing = sorted(key for key in keys if key not in found)
         if missing:
@@ -85,7 +85,7 @@ class TopicCatalog:
         self._topics.pop(key, None)
 
     async def refresh(self) -> None:
-        """Read again all that is remembered, as other hosts may have changed it."""
+        """Reload the cache, as other hosts may have changed topics."""
         keys = list(self._topics)
         if keys:
             there = await self._load(keys)
@@ -97,7 +97,7 @@ class TopicCatalog:
         changes = self._changes
         rows = await self._database.fetch("topics_by_names", [key[0] for key in keys], [key[1] for key in keys])
         topics = {topic.key: topic for topic in map(Topic.from_record, rows)}
-        # What was read while somebody told of a change may be older than that change: it serves this once.
+        # Read while a change was notified: it may be older than that change, and is not cached.
         if changes == self._changes:
             if len(self._topics) + len(topics) > _MOST_TOPICS:
                 self._topics.clear()
@@ -106,7 +106,7 @@ class TopicCatalog:
 
 
 def lock_keys(topic_ids: Collection[int]) -> list[int]:
-    """The advisory locks of these topics, in the order in which everybody takes them."""
+    """The advisory locks of these topics, in the order in which they are always taken."""
     return sorted({id % LOCKS for id in topic_ids})
 
 

@@ -79,26 +79,29 @@ class HostFamilies:
         """Ready queues of topics and Redis, as the worker that answers sees them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+        topics, redis = self._broker.topics, self._broker.topics.redis
         yield GaugeMetricFamily(
             "queen_topic_courtesy_pause",
             "How many times as long as their batches took busy namespaces pause for those that this worker serves.",
-            value=self._broker.topics.courtesy.pause,
+            value=topics.throttle.pause if topics.throttle is not None else 0.0,
         )
-        desk, redis = self._broker.topics.desk, self._broker.topics.redis
-        depth = sum(seat.depth for seat in desk.seats.values())
-        yield GaugeMetricFamily("queen_topic_ready_depth", "Items in ready queues used by this worker.", value=depth)
-        yield GaugeMetricFamily(
-            "queen_topic_ready_queues", "Topics this worker serves from ready queues.", value=len(desk.seats)
-        )
-        for name, meaning, count in (
-            ("queen_topic_prefetches", "Batches of items leased ahead.", desk.stats.fills),
-            ("queen_topic_prefetched_items", "Items leased ahead.", desk.stats.filled),
-            ("queen_topic_ready_items", "Items handed out of ready queues.", desk.stats.handed_out),
-            ("queen_topic_ready_recalls", "Ready queues that were closed, their items given back.", desk.stats.recalls),
-        ):
-            yield CounterMetricFamily(name, meaning, value=count)
+        if topics.prefetch is not None:
+            buffers, stats = topics.prefetch.by_topic.values(), topics.prefetch.stats
+            depth = sum(buffer.depth for buffer in buffers)
+            for name, meaning, size in (
+                ("queen_topic_ready_depth", "Items in ready queues used by this worker.", depth),
+                ("queen_topic_ready_queues", "Topics this worker serves from ready queues.", len(buffers)),
+            ):
+                yield GaugeMetricFamily(name, meaning, value=size)
+            for name, meaning, count in (
+                ("queen_topic_prefetches", "Batches of items leased ahead.", stats.fills),
+                ("queen_topic_prefetched_items", "Items leased ahead.", stats.filled),
+                ("queen_topic_ready_items", "Items handed out of ready queues.", stats.handed_out),
+                ("queen_topic_ready_recalls", "Ready queues that were closed, their items ready again.", stats.recalls),
+            ):
+                yield CounterMetricFamily(name, meaning, value=count)
         if redis is not None:
-            yield GaugeMetricFamily("queen_redis_up", "1 when Redis answers this worker.", value=redis.here)
+            yield GaugeMetricFamily("queen_redis_up", "1 when Redis answers this worker.", value=redis.up)
             yield CounterMetricFamily("queen_redis_errors", "Commands to Redis that failed.", value=redis.errors)
 
     def topic_buffer(self) -> Iterator[Metric]:
@@ -125,7 +128,7 @@ class HostFamilies:
             labels=("shard",),
         )
         for number, wal in enumerate(wals):
-            breaker.add_metric((str(number),), wal.board.state)
+            breaker.add_metric((str(number),), wal.state.breaker)
         yield breaker
         for name, meaning, count in (
             ("buffered_items", "Items written to the log.", sum(one.spooled_messages for one in stats)),

@@ -1,1 +1,1 @@
-"""Ready queues, keys, counters and log copies in Redis, with in-memory fallbacks; never the only copy."""
+"""Redis: ready queues, keys, counters and log copies, or their in-memory fallbacks; never the only copy."""

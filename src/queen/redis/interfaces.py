@@ -1,7 +1,7 @@
-"""What the hot side offers, whether it is Redis or memory. Nothing here is the only copy of anything.
+"""What Redis is used for, and memory where there is none: caches and counters, never the only copy of anything.
 
-Every implementation passes the suite in tests/hot. Those on Redis raise `RedisAway` when it cannot be asked; whoever
-calls goes on with PostgreSQL then. All of it may be emptied at any moment.
+Implementations on Redis raise `RedisUnavailable`; the caller then goes on with PostgreSQL. All of them may lose
+everything at any time.
 """
 
 from __future__ import annotations
@@ -14,49 +14,20 @@ import msgspec
 
 from queen.wire.topic_items import ReadyItem
 
-
-class Copied(msgspec.Struct, frozen=True, array_like=True):
-    """A record of some host's log: from which byte of its file to which, and what it says."""
-
-    start: int
-    end: int
-    body: bytes
-
-
-class Copies(Protocol):
-    """What hosts have in their logs and not in PostgreSQL yet, for others to store should their host be gone."""
-
-    async def add(self, file_id: str, records: Sequence[Copied]) -> None:
-        """Records were written to a file of a log."""
-        ...
-
-    async def files(self) -> set[str]:
-        """The files of which there are copies, or were lately."""
-        ...
-
-    async def read(self, file_id: str, since: int, limit: int) -> list[Copied]:
-        """The first records of a file that end behind a byte, in order; some may be missing."""
-        ...
-
-    async def trim(self, file_id: str, upto: int) -> None:
-        """What ends at this byte or before is in PostgreSQL: it goes."""
-        ...
-
-
 TURN_SECONDS: Final = 2.0
-"""A turn that did not end in this time never will: its queue is lost."""
+"""A turn that lasts longer is taken for abandoned, and its queue for lost."""
 
 
 class FillTurnState(StrEnum):
     YOURS = "yours"
     BUSY = "busy"
-    """Somebody else has the turn."""
+    """Another worker has the turn."""
     LOST = "lost"
-    """The queue is not what it was opened as, or its last turn never ended: it has to be opened anew."""
+    """The queue has another token, or its last turn never ended: it has to be opened again."""
 
 
 class FillTurn(msgspec.Struct):
-    """A stretch of time in which nobody else touches the ready queue of a topic.
+    """Exclusive use of the ready queue of a topic.
 
     `items` are its most urgent ones, in order; they stay until the turn ends. `depth` is how many there are in all.
     `number` counts the turns in which the queue was changed.
@@ -69,10 +40,10 @@ class FillTurn(msgspec.Struct):
 
 
 class ReadyQueue(Protocol):
-    """Items leased for consumers yet to come, by topic, in the order of service."""
+    """Items that were leased ahead, by topic, in the order of service."""
 
     async def open(self, topic: int, token: str) -> None:
-        """Begin with nothing; whoever knows another token of this topic has lost it."""
+        """Start an empty queue; other tokens of this topic become invalid."""
         ...
 
     async def begin(self, topic: int, token: str, limit: int) -> FillTurn:
@@ -80,33 +51,27 @@ class ReadyQueue(Protocol):
         ...
 
     async def end(self, topic: int, token: str, number: int, taken: int, offered: Sequence[ReadyItem]) -> int:
-        """End the turn: so many of the most urgent have gone, others have come. Gives the depth.
+        """End the turn: remove so many of the most urgent items, add others. Returns the depth.
 
         The next turn has this number.
         """
         ...
 
-    async def drop(self, topic: int) -> None:
-        """Forget the queue of a topic."""
-        ...
-
-    async def depth(self, topic: int) -> int: ...
-
 
 class Keys(Protocol):
-    """Idempotency keys of namespaces that were stored lately."""
+    """Recently stored idempotency keys of namespaces."""
 
     async def known(self, namespace: str, keys: Sequence[str]) -> set[str]:
-        """Those of the keys that were learnt, and not forgotten since."""
+        """Those of the keys that were added and have not expired."""
         ...
 
     async def learn(self, namespace: str, keys: Sequence[str], seconds: float) -> None:
-        """Remember keys for so long, or less where there are too many."""
+        """Remember keys for so many seconds, or less when there are too many."""
         ...
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """Whether it was admitted, how much more would be, and in how many seconds to try again."""
+    """Whether it was admitted, how much more would be, and in how many seconds to retry."""
 
     admitted: bool
     left: int
@@ -114,8 +79,8 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Counters(Protocol):
-    """How often something happened in the last minute."""
+    """Sliding-window counters over the last minute."""
 
     async def add(self, name: str, count: int, limit: int) -> Counted:
-        """Count it, unless it would be more than `limit` in any minute."""
+        """Count unless that would exceed `limit` in any minute."""
         ...

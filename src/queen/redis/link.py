@@ -1,7 +1,6 @@
 """The connection to Redis: one server, one found by Sentinel, or a cluster.
 
-Redis is never waited for: a command that takes too long fails, and from then on all fail at once, until Redis answers
-again. It is looked for in the background.
+A command that takes too long fails, and from then on all commands fail at once, until Redis answers a ping again.
 """
 
 from __future__ import annotations
@@ -21,20 +20,18 @@ log = logging.getLogger(__name__)
 
 _PORT: Final = 6379
 _SENTINEL_PORT: Final = 26379
-_LOOK_SECONDS: Final = 0.25
+_PING_SECONDS: Final = 0.25
 _MOST_CONNECTIONS: Final = 64
 
 
 class _Client(Protocol):
     def execute_command(self, *args: Any) -> Awaitable[Any]: ...
 
-    def pipeline(self, transaction: bool) -> Any: ...
-
     async def aclose(self) -> None: ...
 
 
 class Script:
-    """A script that Redis runs as a whole; sent in full only to a Redis that does not know it."""
+    """A Lua script; its text is sent only to a Redis that does not have it cached."""
 
     __slots__ = ("digest", "text")
 
@@ -44,13 +41,15 @@ class Script:
 
 
 class RedisLink:
-    """Commands to Redis, which raise `RedisUnavailable` when it is not there."""
+    """Commands to Redis, which raise `RedisUnavailable`."""
 
     def __init__(self, settings: Settings) -> None:
         try:
             import redis.exceptions
         except ImportError as error:
-            raise SettingsError("REDIS_ADDRS is set, but Redis' client is not installed: queen-mq[redis]") from error
+            raise SettingsError(
+                "REDIS_ADDRS is set, but the package redis is not installed: queen-mq[redis]"
+            ) from error
 
         self.prefix = settings.redis_prefix
         self._timeout = settings.redis_timeout_ms / 1000
@@ -58,25 +57,23 @@ class RedisLink:
         self._failures = (redis.exceptions.RedisError, OSError, TimeoutError)
         self._no_script = redis.exceptions.NoScriptError
         self._background = BackgroundTask()
-        self._gone = asyncio.Event()
-        self.here = False
+        self._lost = asyncio.Event()
+        self.up = False
         """Whether the last command was answered."""
         self.errors = 0
         """Commands that failed."""
-        self.on_change: list[Callable[[bool], None]] = []
-        """Told when Redis has gone, and when it is back; it may then be empty."""
 
     async def start(self) -> None:
-        """Look for Redis once, and from then on whenever it has gone."""
-        await self._look()
-        if not self.here:
-            self._gone.set()
-            log.warning("Redis is not there: everything goes to PostgreSQL until it is")
-        self._background.start(self._keep_looking())
+        """Ping Redis once, and from then on while it is unavailable."""
+        await self._ping()
+        if not self.up:
+            self._lost.set()
+            log.warning("Redis is unavailable; PostgreSQL serves alone until it answers")
+        self._background.start(self._reconnect())
 
     async def stop(self) -> None:
         await self._background.stop()
-        self.here = False
+        self.up = False
         await self._client.aclose()
 
     async def command(self, *args: Any) -> Any:
@@ -92,62 +89,43 @@ class RedisLink:
         except self._no_script:
             return await self.command("EVAL", script.text, len(keys), *keys, *args)
 
-    async def together(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Run commands in one round trip, each on its own."""
-
-        async def send() -> list[Any]:
-            pipeline = self._client.pipeline(transaction=False)
-            for command in commands:
-                pipeline.execute_command(*command)
-            sent: list[Any] = await pipeline.execute()
-            return sent
-
-        answers: list[Any] = await self._ask(send)
-        return answers
-
     async def _ask(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        if not self.here:
-            raise RedisUnavailable("Redis is not reachable: it is away, and is being looked for")
+        if not self.up:
+            raise RedisUnavailable("Redis is unavailable; reconnecting")
         try:
             async with asyncio.timeout(self._timeout):
                 return await ask()
         except self._no_script:
             raise
         except self._failures as error:
-            self._lose(error)
-            raise RedisUnavailable(f"Redis is not reachable: {error or type(error).__name__}") from error
+            self._mark_down(error)
+            raise RedisUnavailable(f"Redis is unavailable: {error or type(error).__name__}") from error
 
-    def _lose(self, error: BaseException) -> None:
+    def _mark_down(self, error: BaseException) -> None:
         self.errors += 1
-        if not self.here:
+        if not self.up:
             return
-        self.here = False
-        self._gone.set()
-        log.warning("Redis has gone, everything goes to PostgreSQL until it is back: %s", error or type(error).__name__)
-        self._tell()
+        self.up = False
+        self._lost.set()
+        log.warning("Redis is unavailable, PostgreSQL serves alone: %s", error or type(error).__name__)
 
-    async def _keep_looking(self) -> None:
+    async def _reconnect(self) -> None:
         while True:
-            await self._gone.wait()
-            await asyncio.sleep(_LOOK_SECONDS)
-            await self._look()
-            if self.here:
-                self._gone.clear()
-                log.info("Redis is back")
-                self._tell()
+            await self._lost.wait()
+            await asyncio.sleep(_PING_SECONDS)
+            await self._ping()
+            if self.up:
+                self._lost.clear()
+                log.info("Redis is available")
 
-    async def _look(self) -> None:
+    async def _ping(self) -> None:
         try:
             async with asyncio.timeout(self._timeout):
                 await self._client.execute_command("PING")
         except self._failures as error:
-            log.debug("Redis does not answer: %s", error or type(error).__name__)
+            log.debug("Redis does not answer a ping: %s", error or type(error).__name__)
             return
-        self.here = True
-
-    def _tell(self) -> None:
-        for told in self.on_change:
-            told(self.here)
+        self.up = True
 
 
 def _connect(settings: Settings) -> _Client:

@@ -1,4 +1,4 @@
-"""Copies of logs in memory, for hosts that live in one process."""
+"""Counters, keys and ready queues in the memory of one worker, where there is no Redis."""
 
 from __future__ import annotations
 
@@ -10,40 +10,15 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
-from queen.redis.interfaces import TURN_SECONDS, Copied, Counted, FillTurn, FillTurnState
+from queen.redis.interfaces import TURN_SECONDS, Counted, FillTurn, FillTurnState
 from queen.wire.topic_items import ReadyItem
-
-
-class MemoryCopies:
-    """Records by where they end, by file."""
-
-    def __init__(self) -> None:
-        self._files: dict[str, dict[int, Copied]] = {}
-
-    async def add(self, file_id: str, records: Sequence[Copied]) -> None:
-        self._files.setdefault(file_id, {}).update((record.end, record) for record in records)
-
-    async def files(self) -> set[str]:
-        return set(self._files)
-
-    async def read(self, file_id: str, since: int, limit: int) -> list[Copied]:
-        records = self._files.get(file_id, {})
-        return [records[end] for end in sorted(records) if end > since][:limit]
-
-    async def trim(self, file_id: str, upto: int) -> None:
-        left = {end: record for end, record in self._files.get(file_id, {}).items() if end > upto}
-        if left:
-            self._files[file_id] = left
-        else:
-            self._files.pop(file_id, None)
-
 
 MINUTE: Final = 60
 _SWEEP_AT_LEAST: Final = 1000
 
 
 class MemoryCounters:
-    """By name, what was counted in each second of the last minute."""
+    """Counts of each second of the last minute, by name."""
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[int, int]] = {}
@@ -62,7 +37,7 @@ class MemoryCounters:
         return Counted(True, limit - used - count, 0)
 
     def _sweep(self, second: int) -> None:
-        """Let names go that were not used for a minute, whenever their number has doubled."""
+        """Forget names that were not used for a minute, whenever their number has doubled."""
         if len(self._counts) > self._sweep_at:
             self._counts = {name: c for name, c in self._counts.items() if c and max(c) > second - MINUTE}
             self._sweep_at = max(_SWEEP_AT_LEAST, 2 * len(self._counts))
@@ -78,7 +53,7 @@ def _wait(counts: dict[int, int], second: int, too_many: int) -> int:
 
 
 class MemoryKeys:
-    """The keys that were learnt last, with when they are forgotten."""
+    """The keys that were added last, with their expiry."""
 
     def __init__(self, most: int = 100_000) -> None:
         self._most = most
@@ -137,10 +112,3 @@ class MemoryReadyQueue:
         queue.number = number
         queue.busy_until = None
         return len(queue.items)
-
-    async def drop(self, topic: int) -> None:
-        self._queues.pop(topic, None)
-
-    async def depth(self, topic: int) -> int:
-        queue = self._queues.get(topic)
-        return len(queue.items) if queue is not None else 0

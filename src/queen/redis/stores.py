@@ -1,4 +1,4 @@
-"""Copies of logs in Redis."""
+"""Log copies, counters, keys and ready queues in Redis."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final
 
 import msgspec
 
-from queen.redis.interfaces import TURN_SECONDS, Copied, Counted, FillTurn, FillTurnState
+from queen.redis.interfaces import TURN_SECONDS, Counted, FillTurn, FillTurnState
 from queen.redis.link import RedisLink, Script
 from queen.wire.topic_items import ReadyItem
 
 _KEPT_SECONDS: Final = 86_400
-"""Copies go after a day. What PostgreSQL says of a file outlives them, or they could be stored again."""
+"""Copies expire after a day. The position of a file in PostgreSQL outlives them, so they cannot be stored again."""
 
-# A file is named as long as it has records: both change in one step, so that none is overlooked.
+# A file is listed as long as it has records; both change in one step, so that none is missed.
 _ADD: Final = Script("""
 redis.call('HSET', KEYS[2], ARGV[2], 1)
 redis.call('ZADD', KEYS[1], unpack(ARGV, 3))
@@ -31,14 +31,24 @@ end
 """)
 
 _AT_ONCE: Final = 1000
-"""Redis takes a few thousand arguments of a script for one command."""
+"""Redis unpacks a few thousand script arguments into one command."""
 
 _encode = msgspec.msgpack.encode
-_decode = msgspec.msgpack.Decoder(Copied).decode
+
+
+class Copied(msgspec.Struct, frozen=True, array_like=True):
+    """A record of a host's log: its first byte in the file, the byte behind it, and its content."""
+
+    start: int
+    end: int
+    body: bytes
 
 
 class RedisCopies:
-    """A sorted set for each file, by where records end, and a hash that names the files of a shard."""
+    """Records that are in the log of a host and not in PostgreSQL yet, for other hosts to store should it be down.
+
+    A sorted set for each file, by the ends of records, and a hash with the files of a shard.
+    """
 
     def __init__(self, link: RedisLink, shard: int) -> None:
         self._link = link
@@ -55,16 +65,20 @@ class RedisCopies:
         return {file_id.decode() for file_id in await self._link.command("HKEYS", self._names)}
 
     async def read(self, file_id: str, since: int, limit: int) -> list[Copied]:
+        """The first records of a file that end behind a byte, in order; some may be missing."""
         name = self._name(file_id)
         found = await self._link.command("ZRANGEBYSCORE", name, f"({since}", "+inf", "LIMIT", 0, limit)
-        return [_decode(record) for record in found]
+        return [_decode_copied(record) for record in found]
 
     async def trim(self, file_id: str, upto: int) -> None:
+        """Remove the records that end at this byte or before."""
         await self._link.run(_TRIM, [self._name(file_id), self._names], [upto, file_id])
 
     def _name(self, file_id: str) -> str:
         return f"{self._names}:{file_id}"
 
+
+_decode_copied = msgspec.msgpack.Decoder(Copied).decode
 
 # A hash of seconds, by the clock of Redis. One that is over the limit is not counted.
 _ADD_TO_COUNT: Final = Script("""
@@ -116,11 +130,11 @@ for _, name in ipairs(KEYS) do redis.call('SET', name, '', 'PX', ARGV[1]) end
 """)
 
 _MOST_TOGETHER: Final = 1000
-"""Names in one script: Redis does nothing else meanwhile."""
+"""Names in one script: it blocks Redis."""
 
 
 class RedisKeys:
-    """A string each, which Redis forgets by itself. In a cluster the keys of a namespace are in one slot."""
+    """An expiring string for each key. In a cluster the keys of a namespace are in one slot."""
 
     def __init__(self, link: RedisLink) -> None:
         self._link = link
@@ -151,7 +165,7 @@ redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], KEYS[4])
 redis.call('ZADD', KEYS[1], 1, ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """)
-# Whoever had to wait comes before who had the last turn, or a busy worker would never let another in.
+# A worker that had to wait comes before the one that had the last turn, or a busy one would starve the others.
 _BEGIN: Final = Script("""
 local token, limit, me = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 if not redis.call('ZSCORE', KEYS[1], token) then return {'lost'} end
@@ -209,13 +223,6 @@ class RedisReadyQueue:
             _END, self._keys(topic), [token, self._me, taken, _KEEP_MS, number + 1, *members]
         )
         return max(0, depth)
-
-    async def drop(self, topic: int) -> None:
-        await self._link.command("DEL", *self._keys(topic))
-
-    async def depth(self, topic: int) -> int:
-        members: int = await self._link.command("ZCARD", self._keys(topic)[0])
-        return max(0, members - 1)
 
     def _keys(self, topic: int) -> list[str]:
         # What is in braces decides the slot of a cluster: all keys of a topic are in one.

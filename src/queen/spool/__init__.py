@@ -1,1 +1,1 @@
-"""Fsynced append-only files for pushes that PostgreSQL cannot take now."""
+"""The spool: a durable log on the disk of a host, and the drainer that stores it in PostgreSQL."""

@@ -83,7 +83,7 @@ _LOCK = "lock"
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory as durable as the files."""
+    """Fsync a directory, so that the names in it are as durable as the files."""
     file = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(file)
@@ -98,7 +98,7 @@ def make_directory(path: Path) -> None:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write a whole file; it is there with all of its content, or not at all."""
+    """Write a whole file, atomically and durably."""
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
     file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -130,7 +130,7 @@ def spool_files(directory: Path) -> list[Path]:
 
 
 def claim_directory(directory: Path) -> int:
-    """Make a sub-directory this process's own for as long as it lives; returns the lock, to be closed at the end."""
+    """Lock a sub-directory for the life of this process; returns the lock, to be closed at the end."""
     make_directory(directory)
     file = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(file, fcntl.LOCK_EX)
@@ -138,16 +138,16 @@ def claim_directory(directory: Path) -> int:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove what a process left that is gone, with everything it wrote. Whatever else lies there stays."""
+    """Remove the empty directory of a dead process; one that holds other files stays."""
     (directory / _LOCK).unlink(missing_ok=True)
     try:
         directory.rmdir()
     except OSError as error:
-        log.warning("%s is not used any more but cannot be removed: %s", directory, error)
+        log.warning("unused spool directory %s not removed: %s", directory, error)
 
 
 def is_written_to(directory: Path) -> bool:
-    """Whether the process that made a sub-directory lives."""
+    """Whether the process that made a sub-directory is alive."""
     try:
         file = os.open(directory / _LOCK, os.O_RDWR)
     except FileNotFoundError:
@@ -169,7 +169,7 @@ def left_records(root: Path) -> Iterator[tuple[Record, int]]:
 
 
 def file_records(path: Path) -> Iterator[tuple[Record, int]]:
-    """Every whole record of a file and the bytes it takes; what is not whole is passed over."""
+    """Every whole record of a file and the bytes it takes; what is not whole is skipped."""
     file = os.open(path, os.O_RDONLY)
     try:
         size = os.fstat(file).st_size
@@ -189,7 +189,7 @@ def file_records(path: Path) -> Iterator[tuple[Record, int]]:
 
 
 def readable(body: bytes) -> Record | None:
-    """The record in a whole frame, or None when it is from a version that this one does not know."""
+    """The record in a whole frame, or None when it is of an unknown version."""
     try:
         return decode_record(body)
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""Records that PostgreSQL refused: kept with the reason, tried again from time to time, never dropped."""
+"""The quarantine of a spool: records that PostgreSQL refused, with the reason. They are retried, never dropped."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ _NOTE = ".json"
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A record that was set aside, in a file of its own."""
+    """A quarantined record, in a file of its own."""
 
     path: Path
+    inode: int
     record: Record
 
     @property
     def file_id(self) -> uuid.UUID:
-        """What its progress is kept under: the same record has the same name whenever it is set aside."""
+        """Names its position; the same record has the same name whenever it is quarantined."""
         return uuid.UUID(bytes=self.record.block)
 
 
 class FailedRecords:
-    """The directory of refused records: `<first message id>.buf`, and beside it a `.json` for people to read."""
+    """The directory `failed/`: `<first message id>.buf`, and beside it a `.json` for people to read."""
 
     def __init__(self, root: Path) -> None:
         self._directory = root / FAILED
 
     def add(self, record: Record, reason: str) -> None:
-        """Set a record aside, durably."""
+        """Quarantine a record, durably."""
         make_directory(self._directory)
         name = str(uuid.UUID(bytes=record.block))
         note = {"queue": record.queue, "partition": record.partition, "messages": record.count, "reason": reason}
@@ -54,7 +55,7 @@ class FailedRecords:
         kept = msgspec.structs.replace(record, reason=reason)
         write_durably(self._directory / f"{name}{FINISHED}", single_record_file(kept))
         log.error(
-            "%d messages for queue %r, partition %r, were set aside in %s: %s",
+            "%d messages for queue %r, partition %r, quarantined in %s: %s",
             record.count,
             record.queue,
             record.partition,
@@ -63,15 +64,18 @@ class FailedRecords:
         )
 
     def remove(self, failed: Failed) -> None:
+        """Remove a record that was stored, unless part of it was quarantined again under the same name."""
+        if failed.path.exists() and failed.path.stat().st_ino != failed.inode:
+            return
         failed.path.unlink(missing_ok=True)
         failed.path.with_suffix(_NOTE).unlink(missing_ok=True)
         sync_directory(self._directory)
 
     def read(self) -> Iterator[Failed]:
-        """Every record that was set aside, oldest first."""
+        """Every quarantined record, oldest first."""
         for path in self._files():
             for record, _ in file_records(path):
-                yield Failed(path, record)
+                yield Failed(path, path.stat().st_ino, record)
 
     def count(self) -> tuple[int, int]:
         """How many there are, and how many bytes they take."""

@@ -1,4 +1,4 @@
-"""Reading the spool: the records of all its files, in the order in which they were accepted."""
+"""The reader of the spool: the records of all its files, in the order in which they were accepted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A record, and where the file goes on behind it."""
+    """A record, and the byte of its file behind it."""
 
     tail: _Tail
     file_id: uuid.UUID
@@ -47,34 +47,34 @@ class Taken:
 
 
 class SpoolReader:
-    """Used by the one process of a host that replays."""
+    """Used by the one process of a host that drains."""
 
-    def __init__(self, root: Path, board: SharedSpoolState) -> None:
+    def __init__(self, root: Path, state: SharedSpoolState) -> None:
         self._root = root
-        self._board = board
+        self._state = state
         self._tails: dict[Path, list[_Tail]] = {}
         """The files of each sub-directory, oldest first: their records follow each other."""
         self._progress: Mapping[uuid.UUID, int] = {}
         self._newest = 0
 
     def begin(self, progress: Mapping[uuid.UUID, int]) -> None:
-        """Begin; `progress` is how far files were replayed before, by whomever.
+        """Start at the stored positions of files.
 
-        What is passed over therefore may still be counted on the board: that is mended when the spool is empty.
+        Records before them may still be counted in the shared state, until the spool is empty.
         """
         self.close()
         self._progress = progress
         self._look()
 
     def rewind(self, progress: Mapping[uuid.UUID, int]) -> None:
-        """What was taken may not have been stored: go back to what certainly was."""
+        """Records that were taken may not have been stored: go back to the stored positions."""
         for tail in self._all_tails():
             stored = tail.rewind(progress.get(uuid.UUID(tail.name), 0))
             if stored:
                 self.settle(stored)
 
     def take(self, most_records: int, most_bytes: int) -> list[Taken]:
-        """The next records in order. What a live worker is just writing is left for the next time."""
+        """The next records in order, without what a live worker is just writing."""
         taken: list[Taken] = []
         nbytes = 0
         looked = False
@@ -84,8 +84,8 @@ class SpoolReader:
                 if looked:
                     break
                 looked = True
-                # Whoever was answered before a record got its number has its own record in a file by now.
-                self._newest = self._board.order
+                # Every record answered before this number was given is in a file by now.
+                self._newest = self._state.order
                 self._look()
                 continue
             one = tail.next()
@@ -94,13 +94,13 @@ class SpoolReader:
         return taken
 
     def settle(self, taken: Sequence[Taken]) -> None:
-        """These are stored or set aside."""
+        """Records are stored or quarantined."""
         for one in taken:
             one.tail.settled = one.end
-        self._board.settle([one.record for one in taken], sum(one.nbytes for one in taken))
+        self._state.settle([one.record for one in taken], sum(one.nbytes for one in taken))
 
     def remove_finished(self, keep_seconds: int = 0) -> list[uuid.UUID]:
-        """Remove the files of which everything was settled, or put them by for a while; returns their ids."""
+        """Remove the files of which everything is settled, or move them to `replayed/`; returns their ids."""
         gone = []
         for directory, tails in self._tails.items():
             over = [tail for tail in tails if tail.over]
@@ -118,29 +118,29 @@ class SpoolReader:
         return gone
 
     def remove_kept(self, keep_seconds: int) -> None:
-        """Remove files that were put by so long ago."""
-        aside = self._root / REPLAYED
-        for path in aside.iterdir() if aside.is_dir() else ():
+        """Remove files from `replayed/` after so many seconds."""
+        directory = self._root / REPLAYED
+        for path in directory.iterdir() if directory.is_dir() else ():
             if path.stat().st_mtime < time.time() - keep_seconds:
                 path.unlink(missing_ok=True)
 
     def _keep(self, path: Path) -> None:
-        aside = self._root / REPLAYED
-        make_directory(aside)
-        path.rename(aside / path.name)
+        directory = self._root / REPLAYED
+        make_directory(directory)
+        path.rename(directory / path.name)
 
     def clear_if_drained(self) -> bool:
-        """Whether everything was taken; the board is told."""
-        with self._board.locked():
-            # Now, because whoever makes a sub-directory or a file does so while it holds the lock.
+        """Whether everything was taken; then the shared state is cleared."""
+        with self._state.locked():
+            # Under the lock, as directories and files are made under it.
             self._look(remove_empty=True)
             if any(tail.head() is not None for tail in self._all_tails()):
                 return False
-            self._board.clear(empty=not any(self._tails.values()))
+            self._state.clear(empty=not any(self._tails.values()))
         return True
 
     def file_ids(self) -> set[uuid.UUID]:
-        """The files that are there."""
+        """The ids of the known files."""
         return {uuid.UUID(tail.name) for tail in self._all_tails()}
 
     @property
@@ -157,10 +157,10 @@ class SpoolReader:
             yield from tails
 
     def _next_tail(self) -> _Tail | None:
-        """The file with the next record; None when that may have one before it which is not in sight yet."""
+        """The file with the next record; None when an earlier one may not be visible yet."""
         chosen, lowest = None, self._newest + 1
         for tails in self._tails.values():
-            # Within a directory files follow each other: only the first that has a record counts.
+            # The files of a directory follow each other: only the first that has a record counts.
             for tail in tails:
                 head = tail.head()
                 if head is not None:
@@ -170,7 +170,7 @@ class SpoolReader:
         return chosen
 
     def _look(self, *, remove_empty: bool = False) -> None:
-        """Find new files, and learn which are finished; `remove_empty`: directories whose process is gone."""
+        """Find new and finished files; `remove_empty`: remove directories of dead processes."""
         for directory in directories(self._root):
             alive = is_written_to(directory)
             paths = spool_files(directory)
@@ -191,17 +191,17 @@ class SpoolReader:
         return self._progress.get(file_id, 0)
 
     def damaged(self, path: Path, content: bytes, start: int, what: str) -> None:
-        """Keep bytes that cannot be replayed where somebody can look at them."""
-        aside = self._root / DAMAGED
-        make_directory(aside)
-        kept = aside / f"{path.name.partition('.')[0]}-{start}.bin"
+        """Keep bytes that are no record in `damaged/`."""
+        directory = self._root / DAMAGED
+        make_directory(directory)
+        kept = directory / f"{path.name.partition('.')[0]}-{start}.bin"
         write_durably(kept, content)
-        self._board.note_damage()
-        log.error("%s: %d bytes from byte %d on are %s; kept in %s", path, len(content), start, what, kept)
+        self._state.note_damage()
+        log.error("%s: %d bytes at offset %d are %s; kept in %s", path, len(content), start, what, kept)
 
 
 class _Tail:
-    """One file as far as it was read and as far as it was settled."""
+    """One file: how far it was read, and how far it is settled."""
 
     def __init__(self, name: str, reader: SpoolReader) -> None:
         self.name = name
@@ -220,7 +220,7 @@ class _Tail:
         return self.finished and self.head() is None and self._at >= self._size()
 
     def head(self) -> Taken | None:
-        """The next record, if one is there."""
+        """The next record, if there is one."""
         if self._head is None:
             file_id = self._open()
             self._head = None if file_id is None else self._record(file_id)
@@ -247,7 +247,7 @@ class _Tail:
             self._file = None
 
     def _open(self) -> uuid.UUID | None:
-        """The id of the file; None when it has none (yet). Opened only now: there may be very many files."""
+        """The id of the file; None when it has none (yet). Opened lazily: there may be very many files."""
         if self.file_id is not None:
             return self.file_id
         if self._file is None:
@@ -286,16 +286,16 @@ class _Tail:
                 record = readable(body)
                 if record is not None:
                     return Taken(self, file_id, record, end - self._at, end)
-                self._set_aside(end, "a record of a version this server does not know")
+                self._keep_damaged(end, "a record of a version this server does not know")
             elif not self.finished:
                 # Its worker may be writing it at this moment.
                 return None
             else:
                 end = find_frame(self._file, self._at, size, file_id)
-                self._set_aside(end, "not a whole record" if end < size else "the torn end of the file")
+                self._keep_damaged(end, "not a whole record" if end < size else "the torn end of the file")
         return None
 
-    def _set_aside(self, end: int, what: str) -> None:
+    def _keep_damaged(self, end: int, what: str) -> None:
         assert self._file is not None
         content = os.pread(self._file, end - self._at, self._at)
         self._reader.damaged(self.path, content, self._at, what)

@@ -1,4 +1,4 @@
-"""What the spool holds: segments to be, each with the message ids that were answered for it."""
+"""A record of the spool: messages that become a segment, with the message ids that were answered for them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import xxhash
 
 BUCKETS = 4096
 UNNUMBERED = 1 << 62
-"""The order of a record that has none yet; takes as much room as any."""
+"""The order of a record that has none yet; encoded, it is as long as any other."""
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True):
@@ -23,11 +23,11 @@ class Record(msgspec.Struct, array_like=True, frozen=True):
     """The id of its first message; the others follow by counting."""
     count: int
     tried: list[bytes]
-    """First message ids of segments in which a lost attempt may have stored its messages already."""
+    """First message ids of segments in which an earlier attempt of unknown outcome may have stored its messages."""
     sealed: bytes
     """The messages: a segment body, compressed, and encrypted when the server has a key."""
     reason: str = ""
-    """Why it was set aside."""
+    """Why it was quarantined."""
 
     @property
     def bucket(self) -> int:
@@ -35,7 +35,7 @@ class Record(msgspec.Struct, array_like=True, frozen=True):
 
 
 def bucket_of(queue: str, partition: str) -> int:
-    """Which of the counters on the board stands for a partition (and for a few others)."""
+    """The counter of the shared state that stands for a partition (and for a few others)."""
     return xxhash.xxh3_64_intdigest(f"{queue}\0{partition}".encode()) % BUCKETS
 
 

@@ -1,7 +1,7 @@
-"""What the workers of a host know of their common spool, in memory that they share.
+"""The state of a spool, in memory shared by the workers of a host.
 
-A push looks at one byte of it; only when that is set does it look further. The board counts records by bucket, so that
-a push to a partition whose messages wait in the spool does not overtake them, whichever worker put them there.
+A push reads one byte of it, and more only when that is set. Records are counted by bucket, so that a push to a
+partition whose messages wait in the spool does not overtake them, whichever worker spooled them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from pathlib import Path
 from queen.shared_memory import share
 from queen.spool.record import BUCKETS, Record
 
-_ENGAGED, _TROUBLE, _WANTED, _STATE = range(4)
-_ORDER, _RECORDS, _MESSAGES, _BYTES, _DUE, _OLDEST = range(8, 56, 8)
-_REPLAYED, _SPOOLED, _RATE, _DAMAGED, _REFUSED, _SETTLED = range(56, 104, 8)
+_ENGAGED, _TROUBLE, _WANTED, _BREAKER = range(4)
 _COUNTS = 1024
 _SIZE = _COUNTS + 4 * BUCKETS
 _NUMBER = struct.Struct("<Q")
@@ -28,18 +26,49 @@ _COUNT = struct.Struct("<I")
 _NEVER = (1 << 63) - 1
 
 
+class _Number:
+    """A number of the shared memory, at a byte; never below 0."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def __get__(self, state: SharedSpoolState, owner: type) -> int:
+        number: int = _NUMBER.unpack_from(state.memory, self._at)[0]
+        return number
+
+    def __set__(self, state: SharedSpoolState, number: int) -> None:
+        _NUMBER.pack_into(state.memory, self._at, max(0, number))
+
+
 class SharedSpoolState:
     """Opened by every worker that uses a spool directory. Numbers change only inside `locked`."""
 
+    order = _Number(8)
+    """The order of the newest record."""
+    records = _Number(16)
+    messages = _Number(24)
+    nbytes = _Number(32)
+    _due_ns = _Number(40)
+    _oldest_ns = _Number(48)
+    replayed = _Number(56)
+    spooled = _Number(64)
+    rate = _Number(72)
+    """Messages stored per second in the last drain."""
+    damaged = _Number(80)
+    refused = _Number(88)
+    """Requests refused because the spool was full."""
+    settled = _Number(96)
+    """The order of the newest record that is stored or quarantined, as all before it are."""
+
     def __init__(self, root: Path) -> None:
-        # The lock of the file is among processes; its threads need one of their own.
+        # The file lock is among processes; threads need one of their own.
         self._threads = threading.Lock()
         self._lock = os.open(root / "board.lock", os.O_RDWR | os.O_CREAT, 0o600)
         self._users = os.open(root / "users.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        self._map = share(root / "board", _SIZE)
+        self.memory = share(root / "board", _SIZE)
 
     def join(self, leftovers: Callable[[], Iterable[tuple[Record, int]]]) -> None:
-        """Begin to use the board; if nobody else does, anew, with the records (and their sizes) that were left."""
+        """Start using the state; the first process resets it to the records (and their sizes) that were left."""
         with self.locked():
             try:
                 fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -47,187 +76,131 @@ class SharedSpoolState:
                 pass
             else:
                 self._begin(leftovers())
-            # Given up by the kernel when this process dies, however it dies.
+            # The kernel releases it when this process dies, however it dies.
             fcntl.flock(self._users, fcntl.LOCK_SH)
 
     def _begin(self, leftovers: Iterable[tuple[Record, int]]) -> None:
-        self._map[:] = bytes(_SIZE)
+        self.memory[:] = bytes(_SIZE)
         oldest, newest = time.time_ns(), 0
         for record, nbytes in leftovers:
             self._count([record], 1, nbytes)
             oldest, newest = min(oldest, int(record.at * 1e9)), max(newest, record.order)
-        self._put(_DUE, 0 if newest else _NEVER)
-        self._put(_OLDEST, oldest)
-        # Records are numbered by the clock, but never below those that are there, should it have been set back.
-        self._put(_ORDER, max(time.time_ns(), newest))
+        self._due_ns = 0 if newest else _NEVER
+        self._oldest_ns = oldest
+        # Records are numbered by the clock, but never below existing ones, should it have been set back.
+        self.order = max(time.time_ns(), newest)
 
     def close(self) -> None:
         os.close(self._users)
         os.close(self._lock)
-        self._map.close()
+        self.memory.close()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Only one process at a time; for moments, not for work."""
+        """Mutual exclusion among processes, for short sections."""
         with self._threads:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             try:
                 yield
             finally:
-                self._map[_ENGAGED] = bool(self._map[_TROUBLE] or self._get(_RECORDS))
+                self.memory[_ENGAGED] = bool(self.memory[_TROUBLE] or self.records)
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     @property
     def engaged(self) -> bool:
-        """Whether anything keeps any push from going straight to PostgreSQL."""
-        return self._map[_ENGAGED] != 0
+        """Whether any push may have to go to the spool."""
+        return self.memory[_ENGAGED] != 0
 
     @property
     def trouble(self) -> bool:
-        """Whether PostgreSQL lately did not take what was pushed."""
-        return self._map[_TROUBLE] != 0
+        """Whether PostgreSQL did not accept the last pushes."""
+        return self.memory[_TROUBLE] != 0
 
     def set_trouble(self, trouble: bool) -> None:
         with self.locked():
-            self._map[_TROUBLE] = trouble
+            self.memory[_TROUBLE] = trouble
 
     def holds(self, buckets: Iterable[int]) -> bool:
         """Whether records of these buckets may wait."""
-        return any(self._map[_COUNTS + 4 * bucket : _COUNTS + 4 * bucket + 4] != b"\0\0\0\0" for bucket in buckets)
+        return any(self.memory[_COUNTS + 4 * bucket : _COUNTS + 4 * bucket + 4] != b"\0\0\0\0" for bucket in buckets)
 
     def want(self) -> None:
-        """Somebody waits for what the spool holds: it is due now."""
-        if not self._map[_WANTED]:
+        """A request waits for what the spool holds: it is due now."""
+        if not self.memory[_WANTED]:
             with self.locked():
-                self._map[_WANTED] = 1
+                self.memory[_WANTED] = 1
 
     @property
     def due(self) -> bool:
         """Whether records are to be replayed now."""
-        return bool(self._map[_WANTED]) or self._get(_DUE) <= time.time_ns()
+        return bool(self.memory[_WANTED]) or self._due_ns <= time.time_ns()
 
     def accept(self, records: Sequence[Record], nbytes: int, due_at: float, flush_at: int) -> int:
-        """Inside `locked`: count records that are about to be written; returns the number of the first."""
-        if not self._get(_RECORDS):
-            self._put(_OLDEST, time.time_ns())
-        messages = self._count(records, 1, nbytes)
-        due = 0 if messages >= flush_at else int(due_at * 1e9)
-        self._put(_DUE, min(self._get(_DUE), due))
-        first = max(self._get(_ORDER) + 1, time.time_ns())
-        self._put(_ORDER, first + len(records) - 1)
-        self._add(_SPOOLED, sum(record.count for record in records))
+        """Inside `locked`: count records that are about to be written; returns the order of the first."""
+        if not self.records:
+            self._oldest_ns = time.time_ns()
+        self._count(records, 1, nbytes)
+        due = 0 if self.messages >= flush_at else int(due_at * 1e9)
+        self._due_ns = min(self._due_ns, due)
+        first = max(self.order + 1, time.time_ns())
+        self.order = first + len(records) - 1
+        self.spooled += sum(record.count for record in records)
         return first
 
     def withdraw(self, records: Sequence[Record], nbytes: int) -> None:
-        """Records could not be written after all."""
+        """Records could not be written."""
         with self.locked():
             self._count(records, -1, nbytes)
-            self._add(_SPOOLED, -sum(record.count for record in records))
+            self.spooled -= sum(record.count for record in records)
 
     def settle(self, records: Sequence[Record], nbytes: int) -> None:
-        """Records are stored, or set aside."""
+        """Records are stored, or quarantined."""
         with self.locked():
             self._count(records, -1, nbytes)
-            self._add(_REPLAYED, sum(record.count for record in records))
-            self._put(_OLDEST, max(self._get(_OLDEST), *(int(record.at * 1e9) for record in records)))
-            self._put(_SETTLED, max(self._get(_SETTLED), *(record.order for record in records)))
+            self.replayed += sum(record.count for record in records)
+            self._oldest_ns = max(self._oldest_ns, *(int(record.at * 1e9) for record in records))
+            self.settled = max(self.settled, *(record.order for record in records))
 
     def clear(self, *, empty: bool) -> None:
-        """Inside `locked`: nothing is left to be replayed. `empty`: there is not even a file."""
-        self._map[_WANTED] = 0
-        if empty or not self._get(_RECORDS):
-            self._put(_DUE, _NEVER)
+        """Inside `locked`: nothing is left to be stored. `empty`: no file exists."""
+        self.memory[_WANTED] = 0
+        if empty or not self.records:
+            self._due_ns = _NEVER
         if empty:
-            # What a worker counted and did not live to write is forgotten here.
-            self._map[_COUNTS:_SIZE] = bytes(4 * BUCKETS)
-            for field in (_RECORDS, _MESSAGES, _BYTES):
-                self._put(field, 0)
+            # Also what a worker had counted and crashed before writing.
+            self.memory[_COUNTS:_SIZE] = bytes(4 * BUCKETS)
+            self.records = self.messages = self.nbytes = 0
 
     def note_rate(self, messages_per_second: float) -> None:
         with self.locked():
-            self._put(_RATE, int(messages_per_second))
+            self.rate = int(messages_per_second)
 
     def note_damage(self) -> None:
         with self.locked():
-            self._add(_DAMAGED, 1)
+            self.damaged += 1
 
     def note_refusal(self) -> None:
         with self.locked():
-            self._add(_REFUSED, 1)
+            self.refused += 1
 
-    def note_state(self, state: int) -> None:
-        """How the one that replays is doing, as a small number that means something to its kind."""
+    def note_breaker(self, state: int) -> None:
+        """The state of the drainer's circuit breaker."""
         with self.locked():
-            self._map[_STATE] = state
-
-    @property
-    def order(self) -> int:
-        """The number of the newest record."""
-        return self._get(_ORDER)
-
-    @property
-    def settled(self) -> int:
-        """The number of the newest record that is stored, or set aside; those before it are as well."""
-        return self._get(_SETTLED)
-
-    @property
-    def records(self) -> int:
-        return self._get(_RECORDS)
-
-    @property
-    def messages(self) -> int:
-        return self._get(_MESSAGES)
-
-    @property
-    def nbytes(self) -> int:
-        return self._get(_BYTES)
+            self.memory[_BREAKER] = state
 
     @property
     def oldest_at(self) -> float:
-        return self._get(_OLDEST) / 1e9
+        return self._oldest_ns / 1e9
 
     @property
-    def replayed(self) -> int:
-        return self._get(_REPLAYED)
+    def breaker(self) -> int:
+        return self.memory[_BREAKER]
 
-    @property
-    def spooled(self) -> int:
-        return self._get(_SPOOLED)
-
-    @property
-    def rate(self) -> int:
-        return self._get(_RATE)
-
-    @property
-    def damaged(self) -> int:
-        return self._get(_DAMAGED)
-
-    @property
-    def refused(self) -> int:
-        """Requests that were sent away because no more may wait."""
-        return self._get(_REFUSED)
-
-    @property
-    def state(self) -> int:
-        return self._map[_STATE]
-
-    def _count(self, records: Sequence[Record], sign: int, nbytes: int) -> int:
+    def _count(self, records: Sequence[Record], sign: int, nbytes: int) -> None:
         for record in records:
             at = _COUNTS + 4 * record.bucket
-            (count,) = _COUNT.unpack_from(self._map, at)
-            _COUNT.pack_into(self._map, at, max(0, count + sign))
-        self._add(_RECORDS, sign * len(records))
-        self._add(_BYTES, sign * nbytes)
-        return self._add(_MESSAGES, sign * sum(record.count for record in records))
-
-    def _add(self, field: int, number: int) -> int:
-        total = max(0, self._get(field) + number)
-        self._put(field, total)
-        return total
-
-    def _get(self, field: int) -> int:
-        number: int = _NUMBER.unpack_from(self._map, field)[0]
-        return number
-
-    def _put(self, field: int, number: int) -> None:
-        _NUMBER.pack_into(self._map, field, number)
+            (count,) = _COUNT.unpack_from(self.memory, at)
+            _COUNT.pack_into(self.memory, at, max(0, count + sign))
+        self.records += sign * len(records)
+        self.nbytes += sign * nbytes
+        self.messages += sign * sum(record.count for record in records)

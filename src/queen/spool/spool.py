@@ -19,10 +19,10 @@ from queen.spool.writer import SpoolWriter
 
 
 class SpoolStats(msgspec.Struct, frozen=True):
-    """A snapshot of the whole host's spool, the same from each of its workers."""
+    """The spool of the host, the same from each of its workers."""
 
     records: int
-    """Records that wait to be replayed."""
+    """Records that wait to be stored in PostgreSQL."""
     messages: int
     """Messages in them."""
     bytes: int
@@ -32,16 +32,16 @@ class SpoolStats(msgspec.Struct, frozen=True):
     spooled_messages: int
     """Messages written to the spool since the server was started."""
     replayed_messages: int
-    """Messages of it that have left the spool for PostgreSQL, or were set aside."""
+    """Messages that were stored in PostgreSQL, or quarantined, since the server was started."""
     replay_per_second: int
-    """Messages per second in the last round of replay."""
+    """Messages stored per second in the last drain."""
     failed_records: int
-    """Records in `failed/`: PostgreSQL, or the queue, refused them."""
+    """Records in quarantine (`failed/`): PostgreSQL, or the queue, refused them."""
     failed_bytes: int
     damaged: int
-    """Stretches of bytes that were no whole records, kept in `damaged/`, since the server was started."""
+    """Byte ranges that were no whole records, kept in `damaged/`, since the server was started."""
     refused: int
-    """Requests that were sent away because no more may wait, since the server was started."""
+    """Requests refused because the spool was full, since the server was started."""
     healthy: bool
     """Whether the last write of this worker succeeded."""
 
@@ -52,19 +52,19 @@ _IDLE_SECONDS = 1.0
 
 
 class Spool:
-    """Files under one directory: written by every worker, replayed by one of them at a time."""
+    """Files under one directory: written by every worker, drained by one of them at a time."""
 
     @classmethod
     def open(
         cls, root: Path, spare: Path, *, records_per_file: int, most_bytes: int, most_messages: int | None = None
     ) -> Spool:
-        """Use a directory. When that cannot be used, the spool is one in `spare` that takes nothing and says why."""
+        """Use a directory. When that fails, the spool is one in `spare` that refuses every record with the reason."""
         make = partial(cls, records_per_file=records_per_file, most_bytes=most_bytes, most_messages=most_messages)
         try:
             return make(root)
         except OSError as error:
             reason = f"the spool in {root} cannot be used ({error.strerror or error})"
-            log.error("%s: what would have to go there is refused", reason)
+            log.error("%s: pushes that need it are refused", reason)
             return make(spare, unusable=reason)
 
     def __init__(
@@ -81,22 +81,22 @@ class Spool:
         self._replay_lock = os.open(root / "replay.lock", os.O_RDWR | os.O_CREAT, 0o600)
         self._replaying = False
         self._closed = False
-        self.board = SharedSpoolState(root)
-        self.board.join(lambda: left_records(root))
+        self.state = SharedSpoolState(root)
+        self.state.join(lambda: left_records(root))
         self.writer = SpoolWriter(
             root,
-            self.board,
+            self.state,
             records_per_file=records_per_file,
             most_bytes=most_bytes,
             idle_seconds=_IDLE_SECONDS,
             most_messages=most_messages,
             unusable=unusable,
         )
-        self.reader = SpoolReader(root, self.board)
+        self.reader = SpoolReader(root, self.state)
         self.failed = FailedRecords(root)
 
     def may_replay(self) -> bool:
-        """Whether this process is the one that replays; it is from the first time it may until it ends."""
+        """Whether this process drains the spool; once it does, it does so until it ends."""
         if not self._replaying:
             try:
                 fcntl.flock(self._replay_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,28 +107,28 @@ class Spool:
 
     @property
     def replays(self) -> bool:
-        """Whether this process is known to be the one that replays."""
+        """Whether this process drains the spool, as far as it has tried."""
         return self._replaying
 
     def file_names(self) -> set[str]:
-        """The ids of the files that are there, whoever writes or reads them."""
+        """The ids of all files, whichever process writes them."""
         return {path.name.partition(".")[0] for home in directories(self._root) for path in spool_files(home)}
 
     def stats(self) -> SpoolStats:
-        board = self.board
+        state = self.state
         failed, failed_bytes = self.failed.count()
         return SpoolStats(
-            records=board.records,
-            messages=board.messages,
-            bytes=board.nbytes,
-            oldest_seconds=max(0.0, time.time() - board.oldest_at) if board.records else 0.0,
-            spooled_messages=board.spooled,
-            replayed_messages=board.replayed,
-            replay_per_second=board.rate,
+            records=state.records,
+            messages=state.messages,
+            bytes=state.nbytes,
+            oldest_seconds=max(0.0, time.time() - state.oldest_at) if state.records else 0.0,
+            spooled_messages=state.spooled,
+            replayed_messages=state.replayed,
+            replay_per_second=state.rate,
             failed_records=failed,
             failed_bytes=failed_bytes,
-            damaged=board.damaged,
-            refused=board.refused,
+            damaged=state.damaged,
+            refused=state.refused,
             healthy=self.writer.healthy,
         )
 
@@ -139,4 +139,4 @@ class Spool:
         await self.writer.close()
         self.reader.close()
         os.close(self._replay_lock)
-        self.board.close()
+        self.state.close()

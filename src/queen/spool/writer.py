@@ -1,4 +1,4 @@
-"""Writing to the spool: append, fsync, then answer."""
+"""The writer of the spool: append, then fsync."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _LARGEST_FILE_BYTES = 64 << 20
 
 
 class SpoolRefused(Overloaded):
-    """The spool cannot take more: its disk is full or read-only, or it holds as much as it may. Nothing was kept."""
+    """The spool is full, or its disk cannot be written to. Nothing was kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where a record lies: in which file, from which byte to which; and what it was encoded to."""
+    """The place of a record: its file, first byte and the byte behind it; and its encoding."""
 
     file_id: uuid.UUID
     start: int
@@ -48,12 +48,12 @@ class Placed:
 
 
 class SpoolWriter:
-    """Appends records for one process, to files in a directory of its own that it makes when it first needs one."""
+    """Appends the records of one process to files in a directory of its own, made when first needed."""
 
     def __init__(
         self,
         root: Path,
-        board: SharedSpoolState,
+        state: SharedSpoolState,
         *,
         records_per_file: int,
         most_bytes: int,
@@ -64,7 +64,7 @@ class SpoolWriter:
         """`unusable` says why nothing can be written at all."""
         self._unusable = unusable
         self._root = root
-        self._board = board
+        self._state = state
         self._records_per_file = records_per_file
         self._most_bytes = most_bytes
         self._most_messages = most_messages
@@ -81,10 +81,10 @@ class SpoolWriter:
     async def append(self, records: Sequence[Record], *, due_at: float, flush_at: int) -> list[Placed]:
         """Make records durable, with one fsync for all of them. Raises `SpoolRefused`: then none was kept.
 
-        They are replayed from `due_at` on (seconds since 1970), or when so many messages are waiting.
+        They are stored from `due_at` on (seconds since 1970), or when so many messages are waiting.
         """
         if self._unusable:
-            raise SpoolRefused(f"{self._unusable}; nothing was stored, try again later")
+            raise SpoolRefused(f"{self._unusable}; nothing was stored, retry later")
         async with self._free:
             if self._idle is not None:
                 self._idle.cancel()
@@ -93,7 +93,7 @@ class SpoolWriter:
             return placed
 
     async def close(self) -> None:
-        """Finish the file, and leave it to whoever replays."""
+        """Finish the file, and leave it to the drainer."""
         if self._idle is not None:
             self._idle.cancel()
         await self._finish()
@@ -102,8 +102,8 @@ class SpoolWriter:
             self._lock = None
 
     def _begin_finish(self) -> None:
-        if self._board.trouble:
-            # Nothing can be replayed now, and many small files help nobody.
+        if self._state.trouble:
+            # Nothing can be stored now: avoid many small files.
             self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._begin_finish)
             return
         self._finishing = asyncio.get_running_loop().create_task(self._finish())
@@ -113,20 +113,20 @@ class SpoolWriter:
             await asyncio.to_thread(self._finish_file)
 
     def _append(self, records: Sequence[Record], due_at: float, flush_at: int) -> list[Placed]:
-        # The number of a record is not known yet, but takes the same room whatever it is.
+        # The order of a record is not known yet; its encoding has the same length whatever it is.
         nbytes = sum(FRAME_BYTES + len(encode_record(record)) for record in records)
         try:
-            with self._board.locked():
+            with self._state.locked():
                 self._check_room(sum(record.count for record in records), nbytes)
-                # Made while the board is locked: whoever finds no file then knows that nobody is about to write.
+                # Made under the lock: no file then means that no process is about to write.
                 file = self._file or self._open()
-                first = self._board.accept(records, nbytes, due_at, flush_at)
+                first = self._state.accept(records, nbytes, due_at, flush_at)
         except OSError as error:
             raise self._refusal(error) from error
         try:
             placed = file.append(records, first)
         except OSError as error:
-            self._board.withdraw(records, nbytes)
+            self._state.withdraw(records, nbytes)
             self._give_up_file()
             raise self._refusal(error) from error
         self.healthy = True
@@ -135,16 +135,16 @@ class SpoolWriter:
         return placed
 
     def _check_room(self, messages: int, nbytes: int) -> None:
-        board = self._board
-        if board.nbytes + nbytes > self._most_bytes:
+        state = self._state
+        if state.nbytes + nbytes > self._most_bytes:
             raise SpoolRefused(
-                f"the spool holds {board.nbytes >> 20} MB and may hold {self._most_bytes >> 20} MB"
-                " (FILE_BUFFER_MAX_MB); nothing was stored, try again later"
+                f"the spool is full: {state.nbytes >> 20} MB of {self._most_bytes >> 20} MB"
+                " (FILE_BUFFER_MAX_MB); nothing was stored, retry later"
             )
-        if self._most_messages is not None and board.messages + messages > self._most_messages:
+        if self._most_messages is not None and state.messages + messages > self._most_messages:
             raise SpoolRefused(
-                f"{board.messages} items wait to be stored, and {self._most_messages} may (MAX_BUFFER_LENGTH);"
-                " nothing was stored, try again soon"
+                f"the buffer is full: {state.messages} of {self._most_messages} items (MAX_BUFFER_LENGTH);"
+                " nothing was stored, retry"
             )
 
     def _open(self) -> _OpenFile:
@@ -162,11 +162,11 @@ class SpoolWriter:
         try:
             file.finish()
         except OSError as error:
-            # What is in it is durable under its old name, and is replayed when this process ends.
-            log.warning("a spool file cannot be finished: %s", error)
+            # Its records are durable under the old name, and are stored when this process ends.
+            log.warning("spool file not finished: %s", error)
 
     def _give_up_file(self) -> None:
-        """After a failed write nobody knows what the disk holds beyond the last fsync: nothing follows it there."""
+        """After a failed write the file is unknown beyond the last fsync: it is truncated and not written again."""
         file = self._file
         if file is not None:
             file.cut_back()
@@ -174,10 +174,10 @@ class SpoolWriter:
 
     def _refusal(self, error: OSError) -> SpoolRefused:
         if self.healthy:
-            log.error("the spool in %s cannot be written to: %s", self._root, error)
+            log.error("spool %s cannot be written to: %s", self._root, error)
         self.healthy = False
         return SpoolRefused(
-            f"the spool cannot be written to ({error.strerror or error}); nothing was stored, try again later"
+            f"the spool cannot be written to ({error.strerror or error}); nothing was stored, retry later"
         )
 
 
@@ -215,7 +215,7 @@ class _OpenFile:
         try:
             os.ftruncate(self._file, self.size)
         except OSError as error:
-            log.warning("a spool file keeps what was not answered, which may be stored all the same: %s", error)
+            log.warning("spool file not truncated, unanswered records may be stored: %s", error)
 
     def finish(self) -> None:
         os.close(self._file)

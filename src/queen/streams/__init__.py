@@ -1,7 +1,7 @@
 """Streams: windows, aggregates and gates over queues, exactly once.
 
-State, what is pushed, and the acknowledgment of what was read are committed in one transaction of the server, so a
-stream that dies at any moment goes on as if nothing had happened.
+State changes, pushes and the acknowledgment of the source are committed in one transaction of the server, so a stream
+resumes from its last commit after a crash.
 """
 
 from queen.streams.broker import Broker, HttpBroker, PopRequest

@@ -1,4 +1,4 @@
-"""The seam to a server: what a stream needs of one, and of a client that pops for it."""
+"""The connection of a stream to a server, and the source it pops from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from queen.streams.records import Message, queue_name_of
 
 @dataclass(frozen=True, slots=True)
 class PopRequest:
-    """What a stream asks its source for."""
+    """Parameters of a pop from the source."""
 
     group: str
     batch: int
@@ -33,24 +33,24 @@ class Broker(Protocol):
     """A connection to a Queen server."""
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Send JSON, return the JSON of the answer. Raises `StreamsHttpError` when it is not a 2xx."""
+        """Send JSON, return the decoded response. Raises `StreamsHttpError` if its status is not 2xx."""
         ...
 
     async def pop(self, queue: str, request: PopRequest) -> list[Message]:
-        """Lease messages, waiting for some; empty when none came."""
+        """Lease messages with a long poll; empty after the timeout."""
         ...
 
     async def close(self) -> None: ...
 
 
 class Source(Protocol):
-    """Where a stream's messages come from."""
+    """The source of a stream."""
 
     async def pop(self, request: PopRequest) -> list[Message]: ...
 
 
 class BrokerSource:
-    """A queue by its name, popped through the broker itself."""
+    """A queue by its name, popped through the broker."""
 
     def __init__(self, broker: Broker, queue: str) -> None:
         self._broker = broker
@@ -61,49 +61,49 @@ class BrokerSource:
 
 
 class BuilderSource:
-    """The `queen.queue("name")` of a client, popped through that client."""
+    """`queen.queue("name")` of a client, popped through that client."""
 
     def __init__(self, builder: Any) -> None:
         self._builder = builder
 
     async def pop(self, request: PopRequest) -> list[Message]:
-        chosen = self._builder.batch(request.batch).wait(True).timeout_millis(request.wait_ms).group(request.group)
+        builder = self._builder.batch(request.batch).wait(True).timeout_millis(request.wait_ms).group(request.group)
         if request.partitions > 1:
-            chosen = chosen.partitions(request.partitions)
+            builder = builder.partitions(request.partitions)
         if request.subscription_mode:
-            chosen = chosen.subscription_mode(request.subscription_mode)
+            builder = builder.subscription_mode(request.subscription_mode)
         if request.subscription_from:
-            chosen = chosen.subscription_from(request.subscription_from)
-        found = chosen.pop()
-        messages = await found if inspect.isawaitable(found) else found
+            builder = builder.subscription_from(request.subscription_from)
+        popped = builder.pop()
+        messages = await popped if inspect.isawaitable(popped) else popped
         return list(messages or [])
 
 
 def source_of(queue: Any, broker: Broker) -> Source:
-    """A client's queue is popped through its client; a mere name through the broker."""
+    """The source for a queue builder of a client, or for a queue name."""
     if not isinstance(queue, str) and hasattr(queue, "pop") and hasattr(queue, "batch"):
         return BuilderSource(queue)
     return BrokerSource(broker, queue_name_of(queue))
 
 
 _RETRIED = frozenset({408, 429})
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 5.0
+_MIN_RETRY_DELAY = 0.1
+_MAX_RETRY_DELAY = 5.0
 _JITTER = 0.3
-_MORE_THAN_WAITED = 5.0
+_RESPONSE_GRACE_SECONDS = 5.0
 
 _encode = msgspec.json.encode
 _decode = msgspec.json.decode
 
 
 class HttpBroker:
-    """Talks to one server; what fails for want of it is tried again, and harmless if it had come through."""
+    """An HTTP connection to one server. Requests are retried, which is safe: they are idempotent."""
 
     def __init__(
         self, url: str, bearer_token: str | None = None, *, timeout_ms: int = 30_000, retry_attempts: int = 3
     ) -> None:
         if not url:
-            raise ValueError("a stream needs the url of a server, such as http://localhost:6632")
+            raise ValueError("run() requires the url of a server, such as http://localhost:6632")
         self._url = url.rstrip("/")
         self._headers = {"Content-Type": "application/json"}
         if bearer_token:
@@ -119,11 +119,11 @@ class HttpBroker:
             try:
                 return await self._request("POST", path, self._timeout, data=data)
             except StreamsHttpError as error:
-                lasting = error.status is not None and error.status < 500 and error.status not in _RETRIED
-                if lasting or attempt >= self._retries:
+                permanent = error.status is not None and error.status < 500 and error.status not in _RETRIED
+                if permanent or attempt >= self._retries:
                     raise
-            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempt)
-            await asyncio.sleep(pause * (1 + random.random() * _JITTER))
+            delay = min(_MAX_RETRY_DELAY, _MIN_RETRY_DELAY * 2**attempt)
+            await asyncio.sleep(delay * (1 + random.random() * _JITTER))
             attempt += 1
 
     async def pop(self, queue: str, request: PopRequest) -> list[Message]:
@@ -139,8 +139,8 @@ class HttpBroker:
         if request.subscription_from:
             query["subscriptionFrom"] = request.subscription_from
         path = f"/api/v1/pop/queue/{quote(queue, safe='')}"
-        answer = await self._request("GET", path, request.wait_ms / 1000 + _MORE_THAN_WAITED, params=query)
-        messages = answer.get("messages") if isinstance(answer, dict) else None
+        response = await self._request("GET", path, request.wait_ms / 1000 + _RESPONSE_GRACE_SECONDS, params=query)
+        messages = response.get("messages") if isinstance(response, dict) else None
         return messages if isinstance(messages, list) else []
 
     async def close(self) -> None:
@@ -156,12 +156,12 @@ class HttpBroker:
             async with self._session.request(method, self._url + path, timeout=timeout, **options) as response:
                 status, content = response.status, await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise StreamsHttpError(f"{method} {path} was not answered: {error or type(error).__name__}") from error
-        answer = _read(content)
+            raise StreamsHttpError(f"{method} {path} failed: {error or type(error).__name__}") from error
+        decoded = _read(content)
         if 200 <= status < 300:
-            return answer
-        said = answer.get("error") if isinstance(answer, dict) else None
-        raise StreamsHttpError(str(said or f"HTTP {status}"), status, answer)
+            return decoded
+        message = decoded.get("error") if isinstance(decoded, dict) else None
+        raise StreamsHttpError(str(message or f"HTTP {status}"), status, decoded)
 
 
 def _read(content: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""A chain of operators, checked and sorted into stages."""
+"""Compiles a chain of operators into stages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from queen.streams.windows import Session, Window
 
 
 class _Phase(IntEnum):
-    """How far a chain has come."""
+    """Phase of a chain that its next operator belongs to."""
 
     BEFORE = auto()
     WINDOWED = auto()
@@ -24,7 +24,7 @@ class _Phase(IntEnum):
 
 @dataclass(slots=True)
 class Chain:
-    """The stages of a stream. `before` sees messages, `after` what a reducer or a gate let out."""
+    """The stages of a stream: `before` processes messages, `after` the output of a reducer or a gate."""
 
     config_hash: str
     before: list[Stateless] = field(default_factory=list)
@@ -41,12 +41,12 @@ class Chain:
 
 
 def compile_chain(operators: Sequence[Operator]) -> Chain:
-    """The stages of a chain. Raises `ValueError` when its operators cannot stand in this order."""
+    """Compile a chain. Raises `ValueError` for an invalid order of operators."""
     chain = Chain(config_hash_of(operators))
     phase = _Phase.BEFORE
     for position, operator in enumerate(operators):
         if chain.end is not None:
-            raise ValueError(f".to() and .foreach() must be the last in the chain, not followed by {operator.kind}")
+            raise ValueError(f".to() and .foreach() must be last in the chain, but {operator.kind} follows")
         phase = _add(chain, operator, phase, position)
     if isinstance(chain.window, Session) and chain.reducer is None:
         raise ValueError("window_session requires a .reduce() or .aggregate() after it")
@@ -62,7 +62,7 @@ def _add(chain: Chain, operator: Operator, phase: _Phase, position: int) -> _Pha
         chain.key_by = operator
     elif isinstance(operator, Window):
         _check(chain.window is None, "only one window per stream")
-        _check(chain.gate is None, "a window cannot stand in one stream with .gate()")
+        _check(chain.gate is None, "a window and .gate() cannot be combined")
         chain.window = operator
         return _Phase.WINDOWED
     elif isinstance(operator, Reduce):
@@ -72,7 +72,7 @@ def _add(chain: Chain, operator: Operator, phase: _Phase, position: int) -> _Pha
         return _Phase.REDUCED
     elif isinstance(operator, Gate):
         _check(chain.gate is None, "only one .gate() per stream")
-        _check(chain.window is None, ".gate() cannot stand in one stream with a window")
+        _check(chain.window is None, ".gate() and a window cannot be combined")
         chain.gate = operator
         return _Phase.GATED
     elif isinstance(operator, Sink | Foreach):
@@ -82,15 +82,15 @@ def _add(chain: Chain, operator: Operator, phase: _Phase, position: int) -> _Pha
     return phase
 
 
-def _check(right: bool, message: str) -> None:
-    if not right:
+def _check(valid: bool, message: str) -> None:
+    if not valid:
         raise ValueError(message)
 
 
 def config_hash_of(operators: Iterable[Operator]) -> str:
-    """A fingerprint of what state depends on: kinds, order and configuration, but not the functions.
+    """A hash of what state depends on: kinds, order and configuration of operators, but not the functions.
 
-    The server refuses to go on with the state of another chain. The form is that of every Queen SDK, byte by byte.
+    The server rejects a query whose state belongs to another hash. All Queen SDKs compute the same hash.
     """
     described = [{"kind": operator.kind, **operator.config} for operator in operators]
     text = json.dumps(described, separators=(",", ":"), ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Cycles: the messages of one partition go through the chain, and what comes of them is committed as one."""
+"""Cycles: a batch of one partition is processed by the chain and committed in one transaction."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from queen.streams.windows import OpenPartition, OpenWindows, Session, SpanWindo
 
 
 async def deliver(chain: Chain, emits: Sequence[Emit], partition: str, partition_id: str) -> list[dict[str, Any]]:
-    """Run the effects of a `foreach`; the items that a sink is to be pushed."""
+    """Call the function of a `foreach`, or return the items to push to the sink."""
     made = await _apply(chain, emits, partition, partition_id)
     if isinstance(chain.end, Sink):
         return chain.end.push_items(made, partition)
@@ -44,18 +44,18 @@ async def _apply(chain: Chain, emits: Sequence[Emit], partition: str, partition_
         before, made = made, []
         for emit in before:
             values = await operator.values(emit.value, emit.value, emit.context(partition, partition_id))
-            # A function that returns nothing leaves the value as it was.
+            # None leaves the value unchanged.
             made += [emit if value is None else replace(emit, value=value) for value in values]
     return made
 
 
 Report: TypeAlias = Callable[[Exception, dict[str, Any]], Awaitable[None]]
-"""Told of an error, and where it was met."""
+"""Called with an error and its context."""
 
 
 @dataclass(slots=True)
 class _Timed:
-    """Records with their times, the late ones left out, and the clock that closes windows."""
+    """Records with their times, without late ones, and the clock that closes windows."""
 
     records: list[tuple[Record, int]]
     clock: int | None
@@ -74,23 +74,23 @@ class Cycles:
         self._report = report
 
     async def run(self, batch: Batch) -> None:
-        """One cycle. Raises `StateChanged` when another runner changed the state meanwhile: the batch comes again."""
+        """Run one cycle. Raises `StateChanged` on a concurrent change by another runner: the batch is redelivered."""
         records = await self._records(batch)
         partition = self._windows.partition(batch.partition_id, batch.partition)
         async with partition.busy:
             await self._attempt(batch, records, partition)
 
     async def flush(self, partition: OpenPartition, group: str) -> None:
-        """Emit the windows that have ended though nothing arrives."""
+        """Emit windows that have ended while no messages arrive."""
         window, reducer = self._chain.window, self._chain.reducer
         if window is None or reducer is None or window.by_event_time:
             return
         async with partition.busy:
             clock = now_ms()
             ripe_at = clock - window.grace_ms
-            # Of a partition that was met at the start all is read, because nobody here knows when its windows end.
-            asked = None if partition.unread else ripe_at
-            rows = await self._query.read_prefix(partition.id, window.prefix, asked)
+            # All state of a partition found at the start is read: this runner does not know when its windows end.
+            until = None if partition.unread else ripe_at
+            rows = await self._query.read_prefix(partition.id, window.prefix, until)
             outcome = await _fold(window, reducer, rows, [], clock)
             if outcome.emits:
                 await self._commit_flush(partition, group, outcome)
@@ -103,7 +103,7 @@ class Cycles:
         self._metrics.add(flushCyclesTotal=1, stateOpsTotal=len(outcome.changes), pushItemsTotal=len(items))
 
     async def _records(self, batch: Batch) -> list[Record]:
-        """The messages after the operators that come first, with their keys."""
+        """The output of the operators before a window or gate, with keys."""
         records: list[Record] = []
         for index, message in enumerate(batch.messages):
             values: list[Any] = [message.get("data")]
@@ -132,7 +132,7 @@ class Cycles:
         consumed = batch.messages if passed.stopped_at is None else batch.messages[: passed.stopped_at]
         self._metrics.add(gateDenialsTotal=passed.denied)
         if not consumed:
-            # Not even an ack: the lease runs out, and that is when the gate is asked again.
+            # No ack: the gate is called again when the lease expires.
             return
         await self._commit(batch, passed.outcome, consumed, release=passed.stopped_at is None)
         self._metrics.add(gateAllowsTotal=passed.allowed)
@@ -158,14 +158,14 @@ class Cycles:
         self._windows.note(partition, closed_to, outcome.ends)
 
     async def _read(self, window: Window, batch: Batch, placed: Sequence[tuple[Record, int]]) -> tuple[Rows, _Timed]:
-        """The state that the batch is about and the windows that have ended, and its records without the late ones."""
-        about = self._query.read_keys(batch.partition_id, _state_keys(window, placed))
+        """The state of the batch's keys and of ended windows, and the records without late ones."""
+        own = self._query.read_keys(batch.partition_id, _state_keys(window, placed))
         if window.by_event_time:
-            rows = await about
-            timed = _sort_out_late(window, placed, watermark_of(rows))
+            rows = await own
+            timed = _drop_late(window, placed, watermark_of(rows))
             return rows | await self._ended(window, batch, timed.clock), timed
         timed = _Timed(list(placed), _processing_clock(window, batch), None, 0)
-        rows, ended = await asyncio.gather(about, self._ended(window, batch, timed.clock))
+        rows, ended = await asyncio.gather(own, self._ended(window, batch, timed.clock))
         return rows | ended, timed
 
     async def _ended(self, window: Window, batch: Batch, clock: int | None) -> Rows:
@@ -174,7 +174,7 @@ class Cycles:
         return await self._query.read_prefix(batch.partition_id, window.prefix, clock - window.grace_ms)
 
     async def _timed(self, window: Window, batch: Batch, records: Sequence[Record]) -> list[tuple[Record, int]]:
-        """Each record with its time; one whose time cannot be told is reported and left out."""
+        """Each record with its time; records without a valid time are reported and skipped."""
         placed = []
         for record in records:
             try:
@@ -203,7 +203,7 @@ class Cycles:
             pushItemsTotal=len(items),
             lateEventsTotal=outcome.late,
         )
-        self._metrics.happened("lastCycleAt")
+        self._metrics.mark("lastCycleAt")
 
 
 async def _fold(
@@ -217,7 +217,7 @@ async def _fold(
 
 
 def _state_keys(window: Window, placed: Sequence[tuple[Record, int]]) -> set[str]:
-    """The keys of the state that a batch is about."""
+    """The keys of the state that a batch changes."""
     keys = {WATERMARK_KEY} if window.by_event_time else set()
     if isinstance(window, Session):
         return keys | {window.state_key(record.key) for record, _ in placed}
@@ -225,8 +225,8 @@ def _state_keys(window: Window, placed: Sequence[tuple[Record, int]]) -> set[str
     return keys | {window.state_key(span, record.key) for record, ms in placed for span in window.spans(ms)}
 
 
-def _sort_out_late(window: Window, placed: Sequence[tuple[Record, int]], watermark: int | None) -> _Timed:
-    """By event time, what is older than the watermark is late; then the watermark moves on, and never back."""
+def _drop_late(window: Window, placed: Sequence[tuple[Record, int]], watermark: int | None) -> _Timed:
+    """Event time: records older than the watermark are late; then the watermark advances, and never goes back."""
     kept = [(record, ms) for record, ms in placed if watermark is None or ms >= watermark or not window.drops_late]
     newest = max((ms for _, ms in placed), default=None)
     reached = [ms for ms in (watermark, newest - window.lateness_ms if newest is not None else None) if ms is not None]
@@ -235,7 +235,7 @@ def _sort_out_late(window: Window, placed: Sequence[tuple[Record, int]], waterma
 
 
 def _processing_clock(window: Window, batch: Batch) -> int | None:
-    """By processing time, it is as late as the newest message says; for sessions, as it is."""
+    """Processing time: the newest `createdAt` of the batch; for sessions, the local clock."""
     if isinstance(window, Session):
         return now_ms()
     times = [parse_iso_ms(str(message.get("createdAt"))) for message in batch.messages]
@@ -243,7 +243,7 @@ def _processing_clock(window: Window, batch: Batch) -> int | None:
 
 
 class Metrics:
-    """Counters by the names that every Queen SDK gives them."""
+    """Counters, with the names used by all Queen SDKs."""
 
     def __init__(self) -> None:
         self._counts = dict.fromkeys(
@@ -266,8 +266,8 @@ class Metrics:
         for name, count in counts.items():
             self._counts[name] += count
 
-    def happened(self, name: str) -> None:
-        """Note that it happened now."""
+    def mark(self, name: str) -> None:
+        """Set a timestamp to now."""
         self._last[name] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
     def failed(self, error: BaseException) -> None:

@@ -1,13 +1,13 @@
-"""Every error the streaming SDK raises.
+"""The exceptions of streams.
 
 QueenError
 └── StreamsError
-    ├── StreamsHttpError            no answer, or one that says no; `status` and `body` are the server's
+    ├── StreamsHttpError            a request failed; `status` and `body` of the response
     ├── StreamsRegisterFailed       the query could not be registered
-    │   └── StreamsConfigHashMismatch   it is registered with another chain of operators
+    │   └── StreamsConfigHashMismatch   it is registered with a different chain of operators
     ├── StreamsStateGetFailed       state could not be read
-    └── StreamsCycleFailed          a cycle was refused; nothing of it happened
-        └── StateChanged                because somebody else changed the state it was made from
+    └── StreamsCycleFailed          a cycle was rejected and not applied
+        └── StateChanged                its state was changed concurrently
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from queen.errors import QueenError
 
 
 class StreamsError(QueenError):
-    """Something went wrong in a stream."""
+    """Base class of errors of streams."""
 
     code = "STREAMS_ERROR"
 
 
 class StreamsHttpError(StreamsError):
-    """The server could not be reached, or refused the request."""
+    """A request failed, or was rejected by the server."""
 
     code = "STREAMS_HTTP_ERROR"
 
@@ -41,7 +41,7 @@ class StreamsRegisterFailed(StreamsError):
 
 
 class StreamsConfigHashMismatch(StreamsRegisterFailed):
-    """The query is registered with another chain of operators."""
+    """The query is registered with a different chain of operators."""
 
     code = "STREAMS_CONFIG_HASH_MISMATCH"
 
@@ -53,7 +53,7 @@ class StreamsStateGetFailed(StreamsError):
 
 
 class StreamsCycleFailed(StreamsError):
-    """A cycle was refused; nothing of it happened."""
+    """A cycle was rejected and not applied."""
 
     code = "STREAMS_CYCLE_FAILED"
 
@@ -63,4 +63,4 @@ class StreamsCycleFailed(StreamsError):
 
 
 class StateChanged(StreamsCycleFailed):
-    """Somebody else changed the state that the cycle was made from."""
+    """The state that the cycle read was changed concurrently."""

@@ -1,4 +1,4 @@
-"""Folding values into windows. Pure but for the user's reducer: rows and values in, changes and emits out."""
+"""Folds values into windows: rows and values in, state changes and emits out. Pure except for the user's reducer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from queen.streams.windows import SEPARATOR, Session, SpanWindow
 
 @dataclass(slots=True)
 class _Open:
-    """A window that is being filled; `stored` is what is known of it on the server."""
+    """An open window; `stored` is its row on the server."""
 
     key: str
     span: Span
@@ -25,7 +25,7 @@ class _Open:
 async def fold_windows(
     window: SpanWindow, reducer: Reduce, rows: Rows, placed: Iterable[tuple[Record, Span]], clock: int | None
 ) -> Outcome:
-    """Add values to their windows, and close those that have ended by the clock (None: none has)."""
+    """Add values to their windows, and close those that have ended by the clock (None: no window)."""
     windows: dict[str, _Open] = {}
     for state_key, row in rows.items():
         found = _read_window(window, state_key, row)
@@ -39,7 +39,7 @@ async def fold_windows(
         one.accumulator = await reducer.add(one.accumulator, record.reduced)
         one.touched = True
     outcome = Outcome()
-    # A window that ended earlier is emitted earlier; among equals, in the order in which they began to be filled.
+    # Windows are emitted in the order of their end; equal ones in the order of their first value.
     for state_key, one in sorted(windows.items(), key=lambda item: item[1].span.end):
         if clock is not None and one.span.end + window.grace_ms <= clock:
             outcome.emits.append(Emit(one.key, one.accumulator, one.span))
@@ -54,7 +54,7 @@ async def fold_windows(
 
 
 def _read_window(window: SpanWindow, state_key: str, row: Row) -> _Open | None:
-    """A window as it was stored; None when the row is something else."""
+    """The window stored in a row; None for other rows."""
     parts = state_key.split(SEPARATOR, 2)
     if len(parts) < 3 or parts[0] != window.tag:
         return None
@@ -82,14 +82,14 @@ class _OpenSession:
 async def fold_sessions(
     window: Session, reducer: Reduce, rows: Rows, placed: Iterable[tuple[Record, int]], clock: int | None
 ) -> Outcome:
-    """Add values to the sessions of their keys, begin new ones after a gap, and close those that have ended."""
+    """Add values to the sessions of their keys, start new ones after a gap, and close those that have ended."""
     sessions: dict[str, _OpenSession] = {}
     for state_key, row in rows.items():
         found = _read_session(window, state_key, row)
         if found is not None:
             sessions[state_key.removeprefix(window.prefix)] = found
     outcome = Outcome()
-    # In the order in which they happened, a value that is delivered late does not tear a session in two.
+    # Sorted by time, so that an out-of-order value does not split a session.
     for record, ms in sorted(placed, key=lambda pair: pair[1]):
         session = sessions.get(record.key)
         if session is not None and session.last + window.gap_ms < ms:

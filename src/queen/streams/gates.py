@@ -1,4 +1,4 @@
-"""Gates: letting messages through one by one, as long as a function with a memory allows it."""
+"""Gates: a stateful function admits messages one by one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALIASES = {"streamTimeMs": "stream_time_ms", "partitionId": "partition_id"}
 
 @dataclass(slots=True)
 class GateContext:
-    """What a gate is told beside the value. What it writes to `state` it finds there the next time for this key."""
+    """Second argument of a gate function; `state` is persistent per key."""
 
     state: Any
     stream_time_ms: int
@@ -25,7 +25,7 @@ class GateContext:
     key: str
 
     def __getattr__(self, name: str) -> Any:
-        """The names that JavaScript has for them."""
+        """camelCase aliases, as in the JavaScript SDK."""
         if name not in _ALIASES:
             raise AttributeError(f"a gate's context has no {name!r}")
         return getattr(self, _ALIASES[name])
@@ -40,34 +40,34 @@ class Gate(Operator):
         self._function = function
 
     async def allows(self, value: Any, context: GateContext) -> bool:
-        answer = await call(self._function, value, context)
-        if isinstance(answer, Mapping):
-            answer = answer.get("allow")
-        if not isinstance(answer, bool):
+        decision = await call(self._function, value, context)
+        if isinstance(decision, Mapping):
+            decision = decision.get("allow")
+        if not isinstance(decision, bool):
             raise TypeError("the function of .gate() must return a bool or {'allow': bool}")
-        return answer
+        return decision
 
 
 @dataclass(slots=True)
 class Passed:
-    """How far a gate let a batch through."""
+    """Result of a gate for a batch."""
 
     outcome: Outcome = field(default_factory=Outcome)
     allowed: int = 0
     denied: int = 0
     stopped_at: int | None = None
-    """The place in the batch of the first message that was not let through; None when all were."""
+    """Index in the batch of the first denied message; None if all were admitted."""
 
 
 async def pass_gate(
     gate: Gate, rows: Rows, records: Sequence[Record], *, now_ms: int, partition_id: str, partition: str
 ) -> Passed:
-    """Ask the gate for one message after the other, until it denies one: that one and the rest come again later."""
+    """Call the gate for each message until it denies one: that one and the rest are redelivered."""
     passed = Passed()
     states: dict[str, Any] = {}
     touched: dict[str, None] = {}
     for index, group in groupby(records, key=lambda record: record.index):
-        # A message that was made several values of goes through with all of them, or not at all.
+        # All values of one message are admitted together, or none.
         together = list(group)
         before = {record.key: copy.deepcopy(states.get(record.key, _stored(rows, record.key))) for record in together}
         for record in together:

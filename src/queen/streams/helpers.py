@@ -1,7 +1,7 @@
-"""Gates that limit a rate, per key.
+"""Rate limiting gates, per key.
 
-What a gate denies comes again when the lease of its batch runs out, so the lease time of the source queue is how often
-it is tried: a bucket should hold at least what is refilled in that time.
+Denied messages are redelivered when the lease of the batch expires, so the lease time of the source queue is the retry
+interval: a bucket should hold at least what is refilled in that time.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ GateFunction: TypeAlias = Callable[[Any, GateContext], bool]
 CostFunction: TypeAlias = Callable[[Any], float]
 
 
-def one_each(value: Any) -> float:
+def unit_cost(value: Any) -> float:
     """Every message costs one."""
     return 1
 
 
 def token_bucket_gate(
-    capacity: float, refill_per_sec: float, cost_fn: CostFunction = one_each, allow_zero_cost: bool = True
+    capacity: float, refill_per_sec: float, cost_fn: CostFunction = unit_cost, allow_zero_cost: bool = True
 ) -> GateFunction:
-    """A bucket of `capacity` tokens that fills at a steady rate; a message passes if it can pay what it costs."""
+    """Token bucket of `capacity` tokens, refilled at a constant rate; admits a message if its cost is available."""
     _check_positive(capacity, "token_bucket_gate: capacity")
     _check_positive(refill_per_sec, "token_bucket_gate: refill_per_sec")
     _check_function(cost_fn, "token_bucket_gate: cost_fn")
@@ -47,8 +47,8 @@ def token_bucket_gate(
     return token_bucket
 
 
-def sliding_window_gate(limit: float, window_sec: float, cost_fn: CostFunction = one_each) -> GateFunction:
-    """At most `limit` in the last `window_sec` seconds, estimated from this window and the one before."""
+def sliding_window_gate(limit: float, window_sec: float, cost_fn: CostFunction = unit_cost) -> GateFunction:
+    """At most `limit` in the last `window_sec` seconds, estimated from the current and the previous window."""
     _check_positive(limit, "sliding_window_gate: limit")
     _check_positive(window_sec, "sliding_window_gate: window_sec")
     _check_function(cost_fn, "sliding_window_gate: cost_fn")
@@ -58,12 +58,12 @@ def sliding_window_gate(limit: float, window_sec: float, cost_fn: CostFunction =
         state, now = context.state, context.stream_time_ms
         current = math.floor(now / window_ms)
         if state.get("window") != current:
-            follows = state.get("window") == current - 1
-            state["previousCount"] = state.get("currentCount", 0) if follows else 0
+            consecutive = state.get("window") == current - 1
+            state["previousCount"] = state.get("currentCount", 0) if consecutive else 0
             state["currentCount"] = 0
             state["window"] = current
-        part_of_previous = 1 - (now % window_ms) / window_ms
-        estimate = (state.get("previousCount") or 0) * part_of_previous + (state.get("currentCount") or 0)
+        previous_weight = 1 - (now % window_ms) / window_ms
+        estimate = (state.get("previousCount") or 0) * previous_weight + (state.get("currentCount") or 0)
         cost = _cost(cost_fn, value)
         if estimate + cost > limit:
             return False
@@ -74,7 +74,7 @@ def sliding_window_gate(limit: float, window_sec: float, cost_fn: CostFunction =
 
 
 def _cost(cost_fn: CostFunction, value: Any) -> float:
-    """What the function says; one when that is no number that can be paid."""
+    """The cost by the function; 1 if it is not a non-negative number."""
     cost = cost_fn(value)
     return cost if _is_number(cost) and cost >= 0 else 1
 

@@ -1,4 +1,4 @@
-"""The operators that keep no state: map, filter, flat_map, key_by, and the two ends, to and foreach."""
+"""Operators: map, filter, flat_map, key_by, reduce, aggregate, and the sinks to and foreach."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ UserFunction: TypeAlias = Callable[..., Any]
 
 
 async def call(function: UserFunction, *arguments: Any) -> Any:
-    """Call it, and await what it returns if that is to be awaited."""
+    """Call a function and await its result if it is awaitable."""
     result = function(*arguments)
     return await result if inspect.isawaitable(result) else result
 
 
 def takes_context(function: UserFunction) -> bool:
-    """Whether it can be called with a second argument."""
+    """Whether a function accepts a second argument."""
     try:
         inspect.signature(function).bind(None, None)
     except (TypeError, ValueError):
@@ -28,7 +28,7 @@ def takes_context(function: UserFunction) -> bool:
 
 
 class WithContext:
-    """A function that is given the context if it takes one."""
+    """A user function, called with the context if it accepts one."""
 
     __slots__ = ("_function", "_wants_context")
 
@@ -45,7 +45,7 @@ class WithContext:
 
 
 class Operator:
-    """One step of a chain: its kind, and the part of its configuration that its state depends on."""
+    """One operator of a chain: its kind, and the configuration that state depends on."""
 
     kind: ClassVar[str]
 
@@ -55,35 +55,35 @@ class Operator:
 
 
 class Stateless(Operator):
-    """Makes any number of values of one."""
+    """A stateless operator: any number of output values per input."""
 
     def __init__(self, function: UserFunction) -> None:
         self._call = WithContext(function, f".{self.kind}()")
 
-    async def values(self, seen: Any, current: Any, context: Context | None) -> list[Any]:
-        """`seen` is what the function is given, `current` the value so far."""
+    async def values(self, argument: Any, current: Any, context: Context | None) -> list[Any]:
+        """`argument` is passed to the function, `current` is the value so far."""
         raise NotImplementedError
 
 
 class Map(Stateless):
     kind = "map"
 
-    async def values(self, seen: Any, current: Any, context: Context | None) -> list[Any]:
-        return [await self._call(seen, context)]
+    async def values(self, argument: Any, current: Any, context: Context | None) -> list[Any]:
+        return [await self._call(argument, context)]
 
 
 class Filter(Stateless):
     kind = "filter"
 
-    async def values(self, seen: Any, current: Any, context: Context | None) -> list[Any]:
-        return [current] if await self._call(seen, context) else []
+    async def values(self, argument: Any, current: Any, context: Context | None) -> list[Any]:
+        return [current] if await self._call(argument, context) else []
 
 
 class FlatMap(Stateless):
     kind = "flatMap"
 
-    async def values(self, seen: Any, current: Any, context: Context | None) -> list[Any]:
-        made = await self._call(seen, context)
+    async def values(self, argument: Any, current: Any, context: Context | None) -> list[Any]:
+        made = await self._call(argument, context)
         if not isinstance(made, list):
             raise TypeError(f"the function of .flat_map() must return a list, not {type(made).__name__}")
         return made
@@ -163,7 +163,7 @@ class Reduce(Operator):
         return {"hasInitial": self._initial is not None}
 
     def initial(self) -> Any:
-        """What a window begins with; its own, because the function may change it in place."""
+        """The initial accumulator of a window; a copy, because the function may change it in place."""
         return copy.deepcopy(self._initial)
 
     async def add(self, accumulator: Any, value: Any) -> Any:
@@ -171,7 +171,7 @@ class Reduce(Operator):
 
 
 class Aggregate(Reduce):
-    """Several named numbers at once: count, sum, min, max and avg mean what they say, any other name is a sum."""
+    """Several named aggregates: count, sum, min, max and avg; any other name is a sum."""
 
     kind = "aggregate"
 
@@ -208,7 +208,7 @@ def _zeroes(names: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _add_one(totals: dict[str, Any], name: str, number: float | None) -> None:
-    """Add what an extractor returned; None when that was no number."""
+    """Add the result of an extractor; None if it is not a number."""
     if name == "count":
         totals["count"] = totals.get("count", 0) + (1 if number is None else number)
     elif number is None:

@@ -1,4 +1,4 @@
-"""A query as the server knows it: registering it, reading its state, committing its cycles."""
+"""Requests of a query: register, read state, commit cycles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PAGE = 2000
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What the server said to a registration; `partitions` have state, by their ids, with their names."""
+    """Result of a registration; `partitions` maps the ids of partitions with state to their names."""
 
     id: str
     fresh: bool
@@ -34,7 +34,7 @@ class Registration:
 async def register(
     broker: Broker, name: str, source_queue: str, sink_queue: str | None, config_hash: str, *, reset: bool
 ) -> Registration:
-    """Raises `StreamsConfigHashMismatch` when the query is registered with other operators and is not to be reset."""
+    """Register a query. Raises `StreamsConfigHashMismatch` if it exists with other operators, unless `reset`."""
     body: dict[str, Any] = {
         "name": name,
         "source_queue": source_queue,
@@ -44,18 +44,20 @@ async def register(
     if sink_queue:
         body["sink_queue"] = sink_queue
     try:
-        answer = await broker.post("/streams/v1/queries", body)
+        response = await broker.post("/streams/v1/queries", body)
     except StreamsHttpError as error:
         if error.status == 409:
             raise StreamsConfigHashMismatch(
-                f"{error} (run(reset=True) drops the old state; another query_id keeps it)"
+                f"{error} (use run(reset=True) to delete the old state, or another query_id to keep it)"
             ) from error
         raise
-    if not isinstance(answer, dict) or answer.get("success") is False:
-        raise StreamsRegisterFailed(_said(answer, "the query could not be registered"))
-    known = answer.get("partitions")
+    if not isinstance(response, dict) or response.get("success") is False:
+        raise StreamsRegisterFailed(_error_of(response, "the query could not be registered"))
+    known = response.get("partitions")
     partitions = {one["partition_id"]: one["partition"] for one in known} if isinstance(known, list) else {}
-    return Registration(str(answer.get("query_id")), bool(answer.get("fresh")), bool(answer.get("reset")), partitions)
+    return Registration(
+        str(response.get("query_id")), bool(response.get("fresh")), bool(response.get("reset")), partitions
+    )
 
 
 class Query:
@@ -73,18 +75,18 @@ class Query:
         return _rows(await self._get(partition_id, {"keys": sorted(keys)}))
 
     async def read_prefix(self, partition_id: str, prefix: str, ripe_at: int | None = None) -> Rows:
-        """The state whose key begins so, all or that of windows which have ended by then; page by page."""
+        """The state of keys with a prefix, optionally only of windows ended by `ripe_at`; read in pages."""
         rows: Rows = {}
-        asked: dict[str, Any] = {"keys": [], "key_prefix": prefix, "limit": _PAGE}
+        request: dict[str, Any] = {"keys": [], "key_prefix": prefix, "limit": _PAGE}
         if ripe_at is not None:
-            asked["ripe_at_or_before"] = ripe_at
+            request["ripe_at_or_before"] = ripe_at
         while True:
-            answer = await self._get(partition_id, asked)
-            page = _rows(answer)
+            response = await self._get(partition_id, request)
+            page = _rows(response)
             rows |= page
-            if not page or answer.get("more") is not True:
+            if not page or response.get("more") is not True:
                 return rows
-            asked["after"] = max(page)
+            request["after"] = max(page)
 
     async def commit(
         self,
@@ -96,7 +98,7 @@ class Query:
         ack: Mapping[str, Any] | None,
         release: bool = True,
     ) -> None:
-        """State, pushes and ack as one. Raises `StateChanged` when the state is not as it was read any more."""
+        """Commit state, pushes and ack atomically. Raises `StateChanged` on a concurrent change of the state."""
         body = {
             "query_id": self.id,
             "partition_id": partition_id,
@@ -107,24 +109,24 @@ class Query:
             "ack": ack,
             "release_lease": release,
         }
-        answer = await self._broker.post("/streams/v1/cycle", body)
-        if isinstance(answer, dict) and answer.get("success") is not False:
+        response = await self._broker.post("/streams/v1/cycle", body)
+        if isinstance(response, dict) and response.get("success") is not False:
             return
-        said = _said(answer, "the cycle could not be committed")
-        raise (StateChanged if said.startswith(_STATE_CHANGED) else StreamsCycleFailed)(said, answer)
+        message = _error_of(response, "the cycle could not be committed")
+        raise (StateChanged if message.startswith(_STATE_CHANGED) else StreamsCycleFailed)(message, response)
 
-    async def _get(self, partition_id: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        body = {"query_id": self.id, "partition_id": partition_id, **asked}
-        answer = await self._broker.post("/streams/v1/state/get", body)
-        if not isinstance(answer, dict) or answer.get("success") is False:
-            raise StreamsStateGetFailed(_said(answer, "state could not be read"))
-        return answer
-
-
-def _rows(answer: Mapping[str, Any]) -> Rows:
-    return {row["key"]: Row(row.get("value"), row.get("version")) for row in answer.get("rows") or []}
+    async def _get(self, partition_id: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        body = {"query_id": self.id, "partition_id": partition_id, **request}
+        response = await self._broker.post("/streams/v1/state/get", body)
+        if not isinstance(response, dict) or response.get("success") is False:
+            raise StreamsStateGetFailed(_error_of(response, "state could not be read"))
+        return response
 
 
-def _said(answer: Any, otherwise: str) -> str:
-    said = answer.get("error") if isinstance(answer, dict) else None
-    return str(said or otherwise)
+def _rows(response: Mapping[str, Any]) -> Rows:
+    return {row["key"]: Row(row.get("value"), row.get("version")) for row in response.get("rows") or []}
+
+
+def _error_of(response: Any, default: str) -> str:
+    message = response.get("error") if isinstance(response, dict) else None
+    return str(message or default)

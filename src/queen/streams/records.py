@@ -1,4 +1,4 @@
-"""What flows through a stream."""
+"""Data types of streams: messages, records, windows, state rows; and times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def to_iso(ms: int) -> str:
 
 
 def parse_iso_ms(text: str) -> int | None:
-    """The milliseconds of an ISO-8601 time; one without a zone is UTC. None when it cannot be read."""
+    """Milliseconds of an ISO 8601 time; UTC by default. None if invalid."""
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -32,12 +32,12 @@ def parse_iso_ms(text: str) -> int | None:
 
 
 def datetime_ms(moment: datetime) -> int:
-    """The milliseconds of a datetime; one without a zone is local time, as everywhere in Python."""
+    """Milliseconds of a datetime; a naive one is local time."""
     return (moment.astimezone(UTC) - _EPOCH) // _MILLISECOND
 
 
 def any_ms(value: Any) -> int | None:
-    """The milliseconds of what an `event_time` function returned: a datetime, a number of them, or ISO-8601 text."""
+    """Milliseconds of the result of an `event_time` function: a datetime, milliseconds, or ISO 8601 text."""
     if isinstance(value, datetime):
         return datetime_ms(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -46,15 +46,15 @@ def any_ms(value: Any) -> int | None:
 
 
 Message: TypeAlias = Mapping[str, Any]
-"""A message as it was popped: `data`, `partition`, `partitionId`, `createdAt`, `transactionId`, `leaseId`, …"""
+"""A popped message: `data`, `partition`, `partitionId`, `createdAt`, `transactionId`, `leaseId`, …"""
 
 Context: TypeAlias = dict[str, Any]
-"""What functions after a reducer, and effects, are told beside the value."""
+"""Second argument of functions after a reducer, and of `foreach`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The messages of one partition that were popped together."""
+    """The messages of one partition in one pop."""
 
     partition_id: str
     partition: str
@@ -74,7 +74,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A value on its way to a window, a gate or a sink; `index` is the place of its message in the batch."""
+    """A value before a window, a gate or a sink; `index` is that of its message in the batch."""
 
     message: Message
     index: int
@@ -83,13 +83,13 @@ class Record:
 
     @property
     def reduced(self) -> Any:
-        """What a reducer is given: the value, or the whole message where that is null."""
+        """Input of a reducer: the value, or the message if that is null."""
         return self.message if self.value is None else self.value
 
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """A value that leaves a window, a gate, or a stream without either."""
+    """An output value of a window, a gate, or a stateless stream."""
 
     key: str
     value: Any
@@ -122,7 +122,7 @@ def queue_name_of(queue: Any) -> str:
         if isinstance(candidate, str) and candidate:
             return candidate
     raise ValueError(
-        f"{queue!r} does not name a queue: give its name, queen.queue('name') of a client, or {{'queueName': 'name'}}"
+        f"{queue!r} is not a queue: pass its name, queen.queue('name') of a client, or {{'queueName': 'name'}}"
     )
 
 
@@ -131,13 +131,13 @@ WATERMARK_KEY = "__wm__"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A value and its version, which a change to it names so that nobody else's is overwritten."""
+    """A state value and its version, for optimistic locking."""
 
     value: Any
     version: int | None = None
 
     def number(self, name: str) -> int | None:
-        """A number in the value, when it is an object that has it."""
+        """A numeric field of the value, or None."""
         found = self.value.get(name) if isinstance(self.value, Mapping) else None
         return int(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
 
@@ -147,12 +147,12 @@ Rows: TypeAlias = dict[str, Row]
 
 @dataclass(slots=True)
 class Outcome:
-    """What a cycle comes to: changes of state, and what is emitted."""
+    """Result of a cycle: state changes and emitted values."""
 
     changes: list[dict[str, Any]] = field(default_factory=list)
     emits: list[Emit] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    """When the windows end that it leaves open."""
+    """End times of the windows that stay open."""
     late: int = 0
 
     def upsert(self, key: str, value: Any, version: int | None) -> None:
@@ -163,6 +163,6 @@ class Outcome:
 
 
 def watermark_of(rows: Rows) -> int | None:
-    """The watermark that was stored, if one was."""
+    """The stored watermark, or None."""
     row = rows.get(WATERMARK_KEY)
     return row.number("eventTimeMs") if row is not None else None

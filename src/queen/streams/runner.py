@@ -1,4 +1,4 @@
-"""A running stream."""
+"""Runs a stream: pops, cycles and idle flushes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from queen.streams.query import Query, register
 from queen.streams.records import Batch, Message, now_ms
 from queen.streams.windows import OpenPartition, OpenWindows
 
-_AFTER_NOTHING_SECONDS = 0.1
-_AFTER_ERROR_SECONDS = 0.5
+_EMPTY_POP_DELAY_SECONDS = 0.1
+_ERROR_DELAY_SECONDS = 0.5
 
 log = logging.getLogger("queen.streams")
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a stream runs; see `Stream.run`."""
+    """Options of `Stream.run`."""
 
     query_id: str
     source_queue: str
@@ -55,7 +55,7 @@ class RunOptions:
 
 
 class Runner:
-    """Pops, runs cycles and flushes idle windows until it is stopped. `Stream.run` makes and starts one."""
+    """A running stream, created by `Stream.run`: runs cycles and flushes idle windows until stopped."""
 
     def __init__(self, chain: Chain, broker: Broker, source: Source, options: RunOptions, *, owns_broker: bool) -> None:
         self._chain = chain
@@ -70,7 +70,7 @@ class Runner:
         self._server_query_id: str | None = None
 
     async def start(self) -> Runner:
-        """Register the query and begin. Raises what keeps it from being registered."""
+        """Register the query and start. Raises `StreamsRegisterFailed`."""
         options, chain = self._options, self._chain
         try:
             known = await register(
@@ -89,24 +89,24 @@ class Runner:
         cycles = Cycles(
             chain, Query(self._broker, known.id, chain.config_hash), self._metrics, self._windows, self._report
         )
-        begin = asyncio.get_running_loop().create_task
+        create_task = asyncio.get_running_loop().create_task
         window = chain.window
         if window is not None and chain.reducer is not None and window.idle_flush_ms and not window.by_event_time:
             for id, name in known.partitions.items():
                 self._windows.partition(id, name).unread = True
-            self._tasks.append(begin(self._flush(cycles, window.idle_flush_ms / 1000, window.grace_ms)))
-        self._tasks.append(begin(self._loop(cycles)))
+            self._tasks.append(create_task(self._flush(cycles, window.idle_flush_ms / 1000, window.grace_ms)))
+        self._tasks.append(create_task(self._loop(cycles)))
         return self
 
     async def stop(self) -> None:
-        """Finish the cycles under way and end. Safe to call twice."""
+        """Wait for running cycles and stop. Idempotent."""
         self._stopping.set()
         tasks, self._tasks = self._tasks, []
         await asyncio.gather(*tasks)
         await self._close()
 
     def metrics(self) -> dict[str, Any]:
-        """Counters since the start, and when what happened last."""
+        """Counters since the start, and the times of the last events."""
         return {
             **self._metrics.snapshot(),
             "queryId": self._options.query_id,
@@ -119,28 +119,28 @@ class Runner:
                 messages = await self._source.pop(self._options.pop_request)
             except Exception as error:
                 await self._report(error, {"phase": "pop"})
-                await self._rest(_AFTER_ERROR_SECONDS)
+                await self._sleep(_ERROR_DELAY_SECONDS)
                 continue
             if not messages:
-                await self._rest(_AFTER_NOTHING_SECONDS)
+                await self._sleep(_EMPTY_POP_DELAY_SECONDS)
                 continue
-            # What was popped is leased: it is worked on even if the stream is being stopped.
+            # Popped messages are leased, so they are processed even if the stream is being stopped.
             await asyncio.gather(*(self._run(cycles, batch) for batch in self._batches(messages)))
-            self._windows.forget_closed()
+            self._windows.discard_closed()
 
     async def _run(self, cycles: Cycles, batch: Batch) -> None:
         try:
             await cycles.run(batch)
         except StateChanged:
-            # The server has released the lease: whoever pops the batch next computes it from the state as it is now.
-            log.debug("the state of partition %s was changed by another runner", batch.partition)
+            # The server has released the lease: the batch is redelivered and computed from the current state.
+            log.debug("partition %s: state changed by another runner", batch.partition)
         except Exception as error:
             await self._report(error, {"phase": "cycle", "partition": batch.partition_id})
-            await self._rest(_AFTER_ERROR_SECONDS)
-            await self._give_back(batch)
+            await self._sleep(_ERROR_DELAY_SECONDS)
+            await self._release(batch)
 
     def _batches(self, messages: Sequence[Message]) -> list[Batch]:
-        """The messages by their partitions, in the order they came: that of the partition."""
+        """Messages grouped by partition, in order."""
         by_partition: dict[str, list[Message]] = {}
         for message in messages:
             by_partition.setdefault(str(message.get("partitionId")), []).append(message)
@@ -155,8 +155,8 @@ class Runner:
             for id, own in by_partition.items()
         ]
 
-    async def _give_back(self, batch: Batch) -> None:
-        """End the lease of a batch that failed, so that it comes again now and not when the lease runs out."""
+    async def _release(self, batch: Batch) -> None:
+        """Release the lease of a failed batch for immediate redelivery."""
         first = batch.messages[0]
         acknowledgment = {
             "transactionId": first.get("transactionId"),
@@ -168,24 +168,24 @@ class Runner:
         try:
             await self._broker.post("/api/v1/ack/batch", body)
         except StreamsError as error:
-            log.warning("the lease on partition %s runs out by itself: %s", batch.partition, error)
+            log.warning("partition %s: lease not released, redelivery after it expires: %s", batch.partition, error)
 
     async def _flush(self, cycles: Cycles, interval: float, grace_ms: int) -> None:
         while not self._stopping.is_set():
-            await self._rest(interval)
+            await self._sleep(interval)
             for partition in self._windows.ripe(now_ms() - grace_ms):
                 if self._stopping.is_set():
                     return
                 await self._flush_one(cycles, partition)
-            self._windows.forget_closed()
-            self._metrics.happened("lastFlushAt")
+            self._windows.discard_closed()
+            self._metrics.mark("lastFlushAt")
 
     async def _flush_one(self, cycles: Cycles, partition: OpenPartition) -> None:
         try:
             await cycles.flush(partition, self._options.group)
         except StateChanged:
-            # Another runner works on the partition, and has emitted what was to be; the next round looks again.
-            log.debug("partition %s was flushed by another runner", partition.name)
+            # Another runner has emitted the windows; the next flush checks again.
+            log.debug("partition %s: flushed by another runner", partition.name)
         except Exception as error:
             await self._report(error, {"phase": "flush", "partition": partition.id})
 
@@ -200,10 +200,10 @@ class Runner:
             if inspect.isawaitable(result):
                 await result
         except Exception:
-            log.exception("the on_error function of query %s failed", self._options.query_id)
+            log.exception("query %s: on_error failed", self._options.query_id)
 
-    async def _rest(self, seconds: float) -> None:
-        """Wait, but not when the stream is to stop."""
+    async def _sleep(self, seconds: float) -> None:
+        """Sleep, or return at once when the stream is stopped."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()

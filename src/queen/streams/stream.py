@@ -1,4 +1,4 @@
-"""Streams: what to do with the messages of a queue, said in a chain."""
+"""`Stream`: the builder of a chain of operators on a queue."""
 
 from __future__ import annotations
 
@@ -58,60 +58,60 @@ class Stream:
 
     @property
     def config_hash(self) -> str:
-        """The fingerprint of the chain, by which the server tells whether state is its own."""
+        """The hash of the chain; state of another hash is not used."""
         return config_hash_of(self._operators)
 
     def map(self, function: UserFunction) -> Stream:
-        """Make another value of each."""
-        return self._then(Map(function))
+        """Transform each value."""
+        return self._append(Map(function))
 
     def filter(self, predicate: UserFunction) -> Stream:
-        """Keep those for which the function returns something true."""
-        return self._then(Filter(predicate))
+        """Keep values for which the function returns a true value."""
+        return self._append(Filter(predicate))
 
     def flat_map(self, function: UserFunction) -> Stream:
-        """Make a list of values of each."""
-        return self._then(FlatMap(function))
+        """Transform each value into a list of values."""
+        return self._append(FlatMap(function))
 
     def key_by(self, function: UserFunction) -> Stream:
-        """Windows and gates are per key: what the function makes of the message, else its partition."""
-        return self._then(KeyBy(function))
+        """Key of windows and gates; the default is the partition."""
+        return self._append(KeyBy(function))
 
     def window_tumbling(self, seconds: float, **options: Any) -> Stream:
-        """Windows of so many seconds, one after the other. Options: see `WindowOptions`."""
-        return self._then(Tumbling(seconds, **options))
+        """Consecutive windows of equal length. Options: see `WindowOptions`."""
+        return self._append(Tumbling(seconds, **options))
 
     def window_sliding(self, size: float, slide: float, **options: Any) -> Stream:
-        """Windows of `size` seconds, one beginning every `slide` seconds. Options: see `WindowOptions`."""
-        return self._then(Sliding(size, slide, **options))
+        """Windows of `size` seconds, one starting every `slide` seconds. Options: see `WindowOptions`."""
+        return self._append(Sliding(size, slide, **options))
 
     def window_session(self, gap: float, **options: Any) -> Stream:
-        """Windows that end when a key has been quiet for `gap` seconds. Options: see `WindowOptions`."""
-        return self._then(Session(gap, **options))
+        """Windows that end after `gap` seconds of inactivity of a key. Options: see `WindowOptions`."""
+        return self._append(Session(gap, **options))
 
     def window_cron(self, every: str, **options: Any) -> Stream:
-        """Windows on the clock, in UTC: every second, minute, hour, day or week. Options: see `WindowOptions`."""
-        return self._then(Cron(every, **options))
+        """Windows aligned to the clock, in UTC: second, minute, hour, day or week. Options: see `WindowOptions`."""
+        return self._append(Cron(every, **options))
 
     def reduce(self, function: UserFunction, initial: Any = None) -> Stream:
         """Fold a window: `function(accumulator, value)`, from `initial` on."""
-        return self._then(Reduce(function, initial))
+        return self._append(Reduce(function, initial))
 
     def aggregate(self, extractors: Mapping[str, UserFunction]) -> Stream:
         """Fold a window into named numbers: count, sum, min, max, avg; any other name is a sum."""
-        return self._then(Aggregate(extractors))
+        return self._append(Aggregate(extractors))
 
     def gate(self, function: UserFunction) -> Stream:
-        """Let messages through while `function(value, context)` returns True; the rest of a batch comes again later."""
-        return self._then(Gate(function))
+        """Admit messages while `function(value, context)` is true; the rest of a batch is redelivered."""
+        return self._append(Gate(function))
 
     def to(self, queue: Any, partition: str | UserFunction | None = None) -> Stream:
-        """Push to a queue, exactly once; to a partition, one per value, or the one the messages came from."""
-        return self._then(Sink(queue, partition))
+        """Push to a queue, exactly once; `partition`: a name, a function of the value, or by default the source's."""
+        return self._append(Sink(queue, partition))
 
     def foreach(self, function: UserFunction) -> Stream:
         """Call a function for each value, at least once."""
-        return self._then(Foreach(function))
+        return self._append(Foreach(function))
 
     async def run(
         self,
@@ -129,11 +129,11 @@ class Stream:
         bearer_token: str | None = None,
         broker: Broker | None = None,
     ) -> Runner:
-        """Start the stream on the server at `url` (or through a `broker`), and return what stops and measures it.
+        """Start the stream on the server at `url` (or through a `broker`), and return its runner.
 
-        `query_id` is its lasting name: state and position are kept under it. `batch_size` (200) messages of up to
-        `max_partitions` (4) are popped at a time, waiting up to `max_wait_millis` (1000). `reset` drops the state of
-        a chain that has changed. `on_error(error, context)` is told of every failure; the work is then done again.
+        `query_id` is the persistent name of state and position. Each pop takes up to `batch_size` (200) messages of up
+        to `max_partitions` (4), with a long poll of `max_wait_millis` (1000). `reset` deletes the state of a chain that
+        has changed. `on_error(error, context)` is called for every failure; the batch is then retried.
         """
         if not query_id:
             raise ValueError("run() requires a query_id")
@@ -155,11 +155,11 @@ class Stream:
         source = source_of(self._source, connection)
         return await Runner(chain, connection, source, options, owns_broker=broker is None).start()
 
-    def _then(self, operator: Operator) -> Stream:
+    def _append(self, operator: Operator) -> Stream:
         return Stream(self._source, (*self._operators, operator))
 
 
-# The names that JavaScript has for them.
+# camelCase aliases, as in the JavaScript SDK.
 for _camel, _snake in (
     ("flatMap", "flat_map"),
     ("keyBy", "key_by"),

@@ -1,4 +1,4 @@
-"""Windows: which stretches of time a value belongs to."""
+"""Windows: assigns values to time spans, and tracks open windows."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _SNAKE = {
 
 @dataclass(frozen=True, kw_only=True)
 class WindowOptions:
-    """What all windows have in common. Seconds, but for `idle_flush_ms`.
+    """Options of all windows, in seconds except `idle_flush_ms`.
 
-    A window is emitted once `grace_period` has passed since its end; by a timer every `idle_flush_ms` when nothing
-    arrives (0: never). With `event_time`, a function of the message, time is what that returns: the watermark is the
-    greatest such time less `allowed_lateness`, and what is older is dropped or, with `on_late="include"`, counted.
+    A window is emitted `grace_period` after its end; while no messages arrive, by a timer every `idle_flush_ms` (0:
+    never). With `event_time`, a function of the message, the watermark is the maximum event time minus
+    `allowed_lateness`; older messages are dropped or, with `on_late="include"`, added to their window.
     """
 
     grace_period: float = 0
@@ -40,7 +40,7 @@ class WindowOptions:
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> WindowOptions:
-        """Options by their names here or in JavaScript (`gracePeriod`). Raises when one is not known or not right."""
+        """Options in snake_case or camelCase. Raises for unknown names and invalid values."""
         named = {_SNAKE.get(name, name): value for name, value in options.items()}
         unknown = sorted(set(named) - set(cls.__dataclass_fields__))
         if unknown:
@@ -51,7 +51,7 @@ class WindowOptions:
 
 
 class Window(Operator):
-    """What all kinds of windows share."""
+    """Base class of windows."""
 
     kind = "window"
     name: ClassVar[str]
@@ -86,11 +86,11 @@ class Window(Operator):
 
     @property
     def prefix(self) -> str:
-        """What the keys of this window's state begin with."""
+        """Prefix of the state keys of this window."""
         return self.tag + SEPARATOR
 
     async def time_of(self, message: Message) -> int:
-        """When the message happened, in milliseconds. Raises `ValueError` when that cannot be told."""
+        """The time of a message in milliseconds. Raises `ValueError` if it has no valid one."""
         if self._event_time is None:
             created = message.get("createdAt")
             found = parse_iso_ms(created) if isinstance(created, str) else None
@@ -98,17 +98,17 @@ class Window(Operator):
             try:
                 found = any_ms(await call(self._event_time, message))
             except Exception as error:
-                raise ValueError(f"the event_time function failed: {error!r}") from error
+                raise ValueError(f"event_time function failed: {error!r}") from error
         if found is None:
-            raise ValueError(f"the time of message {message.get('transactionId')!r} cannot be told; it is left out")
+            raise ValueError(f"message {message.get('transactionId')!r} has no valid time, skipped")
         return found
 
 
 class SpanWindow(Window):
-    """A window whose spans depend on the time alone."""
+    """A window whose spans depend only on the time."""
 
     def spans(self, ms: int) -> list[Span]:
-        """The windows that a moment belongs to."""
+        """The windows that contain a time."""
         raise NotImplementedError
 
     def state_key(self, span: Span, key: str) -> str:
@@ -116,7 +116,7 @@ class SpanWindow(Window):
 
 
 class Tumbling(SpanWindow):
-    """Windows of equal length, one after the other."""
+    """Consecutive windows of equal length."""
 
     name = "tumbling"
     default_flush_ms = 5000
@@ -130,7 +130,7 @@ class Tumbling(SpanWindow):
 
 
 class Sliding(SpanWindow):
-    """Windows of `size` seconds that begin every `slide` seconds, so that each moment is in several."""
+    """Overlapping windows of `size` seconds, one starting every `slide` seconds."""
 
     name = "sliding"
     default_flush_ms = 5000
@@ -148,7 +148,7 @@ class Sliding(SpanWindow):
 
 
 class Cron(SpanWindow):
-    """Windows on the clock: every second, minute, hour, day or week (from Monday on), all in UTC."""
+    """Windows aligned to the clock: second, minute, hour, day or week (from Monday), in UTC."""
 
     name = "cron"
     default_flush_ms = 30_000
@@ -165,7 +165,7 @@ class Cron(SpanWindow):
 
 
 class Session(Window):
-    """For each key a window that lasts as long as its values come at most `gap` seconds apart."""
+    """A window per key that ends after `gap` seconds without values."""
 
     name = "session"
     default_flush_ms = 1000
@@ -201,7 +201,7 @@ def _millis(seconds: float, what: str, option: str) -> int:
 
 @dataclass(slots=True)
 class OpenPartition:
-    """`ends`: when its windows end. `unread`: state was found there whose windows this runner has not seen."""
+    """A partition with open windows; `ends` are their end times, `unread` means state not read by this runner yet."""
 
     id: str
     name: str
@@ -214,7 +214,7 @@ class OpenPartition:
 
 
 class OpenWindows:
-    """Remembers partitions until nothing of them is open."""
+    """The partitions with open windows."""
 
     def __init__(self) -> None:
         self._partitions: dict[str, OpenPartition] = {}
@@ -229,15 +229,15 @@ class OpenWindows:
         return [partition for partition in self._partitions.values() if partition.ripe(at)]
 
     def note(self, partition: OpenPartition, closed_to: int | None, still_open: Iterable[int]) -> None:
-        """Windows up to `closed_to` were emitted, others opened or left open."""
-        # It may have been forgotten while somebody waited for it.
+        """Record that windows up to `closed_to` were emitted and which stay open."""
+        # It may have been discarded while a task waited for its lock.
         known = self.partition(partition.id, partition.name)
         if closed_to is not None:
             known.ends = {end for end in known.ends if end > closed_to}
         known.ends.update(still_open)
 
-    def forget_closed(self) -> None:
-        """Let go of partitions in which nothing is open and nobody works."""
+    def discard_closed(self) -> None:
+        """Discard partitions without open windows and without a running cycle."""
         for id, partition in list(self._partitions.items()):
             if not partition.ends and not partition.unread and not partition.busy.locked():
                 del self._partitions[id]

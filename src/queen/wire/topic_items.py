@@ -56,19 +56,19 @@ class _Lease(msgspec.Struct):
 
 
 def render_items(rows: Sequence[Row], namespace: str, topic: str, ids_as_text: bool) -> bytes:
-    """A JSON array of items of one topic, leased or ready; all of them, or none, from a ready queue."""
+    """A JSON array of items of one topic; all of them, or none, from a prefetch buffer."""
     if rows and isinstance(rows[0], ReadyItem):
         return _render_ready((row for row in rows if isinstance(row, ReadyItem)), ids_as_text)
     return _encode([_live_item(row, namespace, topic, ids_as_text) for row in rows])
 
 
 def render_mixed_items(rows: Iterable[Row], namespace: str, topics: Mapping[int, str], ids_as_text: bool) -> bytes:
-    """The same for items of several topics, whose names are given by their ids."""
+    """A JSON array of items of several topics, with the topics' names by id."""
     return _encode([_live_item(row, namespace, topics[row["topic_id"]], ids_as_text) for row in rows])
 
 
 def render_ahead(row: Row, namespace: str, topic: str) -> tuple[bytes, bool]:
-    """An item as it will be once it is leased, without its id and lease, and whether its payload is part of it."""
+    """A prefetched item as JSON without its id and lease, and whether its payload is included."""
     item = _item(row, namespace, topic, Status.LEASED, False)
     item.id = 0
     item.expires_at = row["expires_at"]
@@ -76,13 +76,13 @@ def render_ahead(row: Row, namespace: str, topic: str) -> tuple[bytes, bool]:
 
 
 def add_payload(item: ReadyItem, payload: bytes, is_json: bool) -> None:
-    """Make an item whole whose payload stayed in PostgreSQL."""
+    """Add the payload of an item that stayed in PostgreSQL."""
     item.rendered += b',"data":' + payload if is_json else b',"payload":' + _encode(payload)
     item.whole = True
 
 
 def _render_ready(items: Iterable[ReadyItem], ids_as_text: bool) -> bytes:
-    """Items that were handed out together, so that they have the same lease."""
+    """Items that were handed out together, with the same lease."""
     pieces = []
     lease = b""
     for item in items:
@@ -144,7 +144,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 class ReadyItem(msgspec.Struct, array_like=True):
     """`due` and `expires` are microseconds since 1970; `rendered` is the item as JSON between its id and its lease.
 
-    A payload that is too large to be kept twice is not part of it (`whole` is false then): PostgreSQL has it.
+    A large payload is not included (`whole` is false then): it is read from PostgreSQL.
     """
 
     id: int

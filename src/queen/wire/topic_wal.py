@@ -1,4 +1,4 @@
-"""Items on their way to PostgreSQL, as they lie in the log on disk: with the ids that were answered."""
+"""Buffered items as records of the log on disk, with the ids that were answered."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class WalBatch(msgspec.Struct, array_like=True, frozen=True):
     """Items that were accepted together, by one worker."""
 
     boot: str
-    """Which run of the machine's clock that never steps `ticks` belongs to; empty where that is not known."""
+    """The boot id of the machine, within which `ticks` are comparable; empty where it is unknown."""
     ticks: float
-    """When they were accepted, by that clock, in seconds."""
+    """When they were accepted, by the monotonic clock, in seconds."""
     topics: list[tuple[str, str]]
     items: list[WalItem]
 

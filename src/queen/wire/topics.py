@@ -1,4 +1,4 @@
-"""The bodies of requests about topics, and items as they are answered."""
+"""Request bodies of topics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_NAMES: Final = 1000
 LARGEST_METADATA: Final = 65_536
 LONGEST_SECONDS: Final = 10 * 366 * 86_400
 LONGEST_LEASE: Final = 7 * 86_400
-# Clients in Go send the zero of their time type, in the year 1, when they mean none.
+# Clients in Go send the zero of their time type, in the year 1, for none.
 _NO_TIME_BEFORE: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 Priority: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -63,7 +63,7 @@ class EnqueueItem(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ItemRef(msgspec.Struct, forbid_unknown_fields=True):
-    """Which item a request is about. `lease_owner`, when it is sent, has to be who holds the lease."""
+    """The item a request is about. `lease_owner`, when it is sent, has to be that of the current lease."""
 
     id: int | str
     namespace: NameText
@@ -140,24 +140,24 @@ def decode_enqueue(body: bytes) -> list[EnqueueItem]:
 
 
 def decode_enqueue_items(array: bytes, where: str) -> list[EnqueueItem]:
-    """The items of an array that stands somewhere (`where`) in a larger body."""
+    """The items of an array inside a larger body (at `where`)."""
     items = _decode(_enqueue_items, array, where)
     check_enqueue(items, where)
     return items
 
 
 def decode_item_ref(ref: Mapping[str, object], where: str) -> ItemRef:
-    """Which item is named by fields of a larger body; None counts as absent."""
+    """The item that fields of a larger body identify; None counts as absent."""
     try:
         item = msgspec.convert({key: value for key, value in ref.items() if value is not None}, ItemRef)
     except msgspec.ValidationError as error:
         raise refusal(error, ItemRef, where) from error
-    check_topic(item.namespace, item.topic, f"{where}.")
+    check_ref(item, f"{where}.")
     return item
 
 
 def check_enqueue(items: list[EnqueueItem], where: str | None) -> None:
-    """Names, keys, times and metadata within their limits; `where` is None for an item that stands alone."""
+    """Check names, keys, times and metadata; `where` is None for a single item."""
     _check_count(len(items))
     checked: tuple[str, str] | None = None
     for index, item in enumerate(items):
@@ -180,7 +180,7 @@ def check_enqueue(items: list[EnqueueItem], where: str | None) -> None:
 
 
 def decode_acks(body: bytes) -> tuple[list[ItemRef], bool]:
-    """The items that a request names, and whether it named them in an array."""
+    """The items of a request, and whether they were in an array."""
     return _refs(_decode(_acks, body))
 
 
@@ -240,8 +240,15 @@ def _refs(decoded: list[Ref] | Ref) -> tuple[list[Ref], bool]:
     refs, several = (decoded, True) if isinstance(decoded, list) else ([decoded], False)
     _check_count(len(refs))
     for index, ref in enumerate(refs):
-        check_topic(ref.namespace, ref.topic, f"[{index}]." if several else "")
+        check_ref(ref, f"[{index}]." if several else "")
     return refs, several
+
+
+def check_ref(ref: ItemRef, at: str) -> None:
+    """Raises `BadRequest` when a name or the lease owner cannot be stored."""
+    check_topic(ref.namespace, ref.topic, at)
+    if ref.lease_owner is not None and "\0" in ref.lease_owner:
+        raise BadRequest(f"lease_owner must not contain NUL (at {at}lease_owner)")
 
 
 def _check_count(count: int) -> None:
@@ -264,7 +271,7 @@ def _moment(given: datetime, at: str) -> datetime | None:
     try:
         moment = given.astimezone(UTC) if given.tzinfo else given.replace(tzinfo=UTC)
     except OverflowError:
-        raise BadRequest(f"deliver_after lies beyond what can be stored (at {at}deliver_after)") from None
+        raise BadRequest(f"deliver_after is out of range (at {at}deliver_after)") from None
     return moment if moment >= _NO_TIME_BEFORE else None
 
 

@@ -16,7 +16,7 @@ from queen.wire.topics import (
     EnqueueItem,
     ItemRef,
     check_enqueue,
-    check_topic,
+    check_ref,
     decode_enqueue_items,
     decode_item_ref,
 )
@@ -157,7 +157,7 @@ def decode_transaction(body: bytes) -> list[Operation]:
             check_enqueue(step.items, f"{where}.items")
             read += map(EnqueueOperation, step.items)
         else:
-            check_topic(step.namespace, step.topic, f"{where}.")
+            check_ref(step, f"{where}.")
             read.append(AckItemOperation(step))
     return read
 

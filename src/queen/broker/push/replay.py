@@ -1,114 +1,48 @@
-"""Replay: what lies in the spool goes to PostgreSQL, in order, once.
-
-How far a file was replayed is written in the very transaction that stores its messages. Whatever dies in between, the
-next attempt goes on exactly where the last one that committed ended.
-"""
+"""Replay of spooled pushes: how the drainer stores their records, as segments with the message ids already answered."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-import uuid
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
 
 import asyncpg
 import msgspec
 
 from queen.broker.heartbeat import MaintenanceModes
-from queen.broker.push.pusher import Pusher, QueueChanged
+from queen.broker.push.pusher import Pusher
 from queen.errors import DatabaseUnavailable, Overloaded, QueenError
 from queen.log.append_batch import AppendBatch, ItemOutcome
 from queen.log.catalog import Catalog
 from queen.log.slices import PushSlice, Target, items_of
-from queen.spool.quarantine import Failed
-from queen.spool.reader import Taken
+from queen.spool.drainer import Drainer, PositionMoved, RecordsRefused, Span, advance, forward_refused
+from queen.spool.quarantine import FailedRecords
 from queen.spool.record import Record
 from queen.spool.spool import Spool
-from queen.storage.database import Database
-from queen.storage.shard_setup import ELSEWHERE
+from queen.storage.database import Database, retry_transaction
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import IdBlock
 from queen.wire.segment import MalformedSegment, Segment, pack_segment
 
-
-class SpoolPositions:
-    """For the one process of a host that replays a spool: where to go on, and which files can go."""
-
-    def __init__(
-        self, spool: Spool, database: Database, *, keep_seconds: int = 0, remember_files: bool = False
-    ) -> None:
-        """`keep_seconds`: how long a file stays that is not needed any more. `remember_files`: copies of it may too."""
-        self._reader = spool.reader
-        self._database = database
-        self._keep_seconds = keep_seconds
-        self._forget = "spool_retire" if remember_files else "spool_forget"
-        self.begun = False
-        self.unsure = False
-        """Set while something is being stored: should that fail, nobody knows how far it came."""
-
-    async def begin(self) -> None:
-        """Find the files, and how far they were replayed before, by whomever."""
-        reader = self._reader
-        await asyncio.to_thread(reader.begin, {})
-        progress = await self.progress(reader.file_ids())
-        await asyncio.to_thread(reader.begin, progress)
-        # Some may have nothing left that could be replayed.
-        await self.remove_finished()
-        await asyncio.to_thread(reader.clear_if_drained)
-        self.begun, self.unsure = True, False
-
-    async def find_place(self) -> None:
-        """The last attempt may have been committed, or not."""
-        progress = await self.progress(self._reader.file_ids())
-        await asyncio.to_thread(self._reader.rewind, progress)
-        self.unsure = False
-
-    async def progress(self, file_ids: Collection[uuid.UUID]) -> dict[uuid.UUID, int]:
-        if not file_ids:
-            return {}
-        rows = await self._database.fetch("spool_progress", list(file_ids))
-        # The driver's UUIDs are equal to Python's but slower to compare.
-        return {uuid.UUID(int=row["file_id"].int): row["position"] for row in rows}
-
-    async def remove_finished(self) -> None:
-        """Remove the files of which everything is stored or set aside."""
-        gone = await asyncio.to_thread(self._reader.remove_finished, self._keep_seconds)
-        if gone:
-            await self._database.fetch(self._forget, gone)
-
-
-log = logging.getLogger(__name__)
-
-_LARGEST_BATCH_BYTES = 4 << 20
-_FAILED_RETRY_SECONDS = 30.0
-_PAUSE_SECONDS = 0.5
-_ATTEMPTS = 5
+_RETRY_SECONDS: Final = 30.0
+_OPEN_SECONDS: Final = 0.5
 
 _encode = msgspec.json.encode
 
 
 @dataclass(slots=True, eq=False)
 class _SpooledSender:
-    """Whoever sent it was answered long ago."""
+    """Stands for the request of a spooled push, which was answered when it was spooled."""
 
     blocks: frozenset[bytes]
     subject: str | None = None
 
 
-@dataclass(slots=True)
-class _Batch:
-    """Records that are stored together, and up to where their files are replayed thereby."""
-
-    records: Sequence[Record]
-    positions: Mapping[uuid.UUID, int]
-    parts: list[PushSlice] = field(default_factory=list)
-
-
-class SpoolDrainer:
-    """Empties the spool of this host, if no other worker of it does."""
+class SpoolDrainer(Drainer):
+    """Drains the spool of pushes of this host, unless push maintenance is on."""
 
     def __init__(
         self,
@@ -122,203 +56,95 @@ class SpoolDrainer:
         interval: float,
         most_records: int,
     ) -> None:
-        self._spool = spool
+        self.records = PushRecords(spool.failed, database, catalog, pusher, envelope)
+        super().__init__(
+            spool,
+            database,
+            self.records,
+            name="spool",
+            poll_seconds=interval,
+            batch_records=most_records,
+            retry_seconds=_RETRY_SECONDS,
+            open_seconds=_OPEN_SECONDS,
+            paused=lambda: not modes.known or modes.push_maintenance,
+        )
+
+
+class PushRecords:
+    """Stores records of the spool as segments."""
+
+    def __init__(
+        self, failed: FailedRecords, database: Database, catalog: Catalog, pusher: Pusher, envelope: Envelope
+    ) -> None:
+        self._failed = failed
         self._database = database
         self._catalog = catalog
         self._pusher = pusher
         self._envelope = envelope
-        self._modes = modes
-        self._interval = interval
-        self._most_records = most_records
-        self._task: asyncio.Task[None] | None = None
-        self._stopping = asyncio.Event()
-        self._ledger = SpoolPositions(spool, database)
-        self._failed_at = 0.0
         self.send_on: Callable[[Record], Awaitable[bool]] | None = None
         """With several shards: stores a record on the shard that its queue has moved to."""
 
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
-
-    async def stop(self) -> None:
-        """End after the batch that is under way; what is left is replayed by the next process."""
-        self._stopping.set()
-        if self._task is not None:
-            await asyncio.wait([self._task])
-
-    def retry_failed(self) -> None:
-        """What was set aside is tried again at once."""
-        self._failed_at = -_FAILED_RETRY_SECONDS
-
-    async def _run(self) -> None:
-        pause = self._interval
-        while not await self._stopped_within(pause):
-            pause = self._interval
-            try:
-                await self._round()
-            except (DatabaseUnavailable, Overloaded) as error:
-                log.warning("replay of the spool has to wait: %s", error)
-                pause = _PAUSE_SECONDS
-            except Exception:
-                # Nobody else would try again.
-                log.exception("replay of the spool failed; it is tried again")
-                pause = _PAUSE_SECONDS
-
-    async def _stopped_within(self, seconds: float) -> bool:
+    async def store(self, spans: Sequence[Span], records: Sequence[Record]) -> None:
         try:
-            async with asyncio.timeout(seconds):
-                return await self._stopping.wait()
-        except TimeoutError:
-            return False
-
-    async def _round(self) -> None:
-        """Replay all that is due, unless it must wait."""
-        if self._database.availability.down or not self._modes.known or self._modes.push_maintenance:
-            return
-        if not self._spool.may_replay():
-            return
-        board = self._spool.board
-        if not self._ledger.begun:
-            await self._ledger.begin()
-        if board.engaged and board.due:
-            await self._drain()
-        elif self._spool.reader.has_files:
-            # Replayed while it was still being written to: it can go when its worker has finished it.
-            await asyncio.to_thread(self._spool.reader.clear_if_drained)
-            await self._ledger.remove_finished()
-        if board.trouble and not board.records:
-            board.set_trouble(False)
-        if time.monotonic() - self._failed_at > _FAILED_RETRY_SECONDS:
-            self._failed_at = time.monotonic()
-            await self._retry_failed()
-
-    async def _drain(self) -> None:
-        reader = self._spool.reader
-        begun, messages = time.monotonic(), 0
-        if self._ledger.unsure:
-            await self._ledger.find_place()
-        while not self._modes.push_maintenance and not self._stopping.is_set():
-            taken = await asyncio.to_thread(reader.take, self._most_records, _LARGEST_BATCH_BYTES)
-            if not taken:
-                break
-            self._ledger.unsure = True
-            await self._store_taken(taken)
-            self._ledger.unsure = False
-            if self._spool.board.trouble:
-                self._spool.board.set_trouble(False)
-            await self._ledger.remove_finished()
-            messages += sum(one.record.count for one in taken)
-        else:
-            return
-        await self._ledger.remove_finished()
-        await asyncio.to_thread(reader.clear_if_drained)
-        if messages:
-            seconds = time.monotonic() - begun
-            self._spool.board.note_rate(messages / max(seconds, 0.001))
-            log.info("replayed %d messages from the spool in %.1f s", messages, seconds)
-
-    async def _store_taken(self, taken: Sequence[Taken]) -> None:
-        """Store records together; when they are refused, each alone, so that only the guilty one is set aside."""
-        batch = _Batch([one.record for one in taken], {one.file_id: one.end for one in taken})
-        try:
-            await self._store(batch)
-        except (DatabaseUnavailable, Overloaded):
+            slices = [self._slice(record) for record in records]
+            settle = await retry_transaction(lambda: self._store(spans, records, slices))
+        except (DatabaseUnavailable, Overloaded, PositionMoved):
             raise
         except (QueenError, asyncpg.PostgresError, EnvelopeError, MalformedSegment) as error:
-            if len(taken) > 1:
-                for one in taken:
-                    await self._store_taken([one])
-                return
-            if await self._sent_on(taken[0].record, error):
-                await self._database.fetch("spool_advance", list(batch.positions), list(batch.positions.values()))
-            else:
-                await self._set_aside(taken[0].record, error, batch.positions)
-        self._spool.reader.settle(taken)
+            raise RecordsRefused(str(error) or type(error).__name__) from error
+        settle()
+
+    async def divert(self, span: Span, record: Record, error: RecordsRefused) -> None:
+        if not await self.forward(record, error):
+            # Should an attempt have stored some messages after all, the next one finds them by their ids.
+            kept = msgspec.structs.replace(record, tried=[*record.tried, record.block])
+            await asyncio.to_thread(self._failed.add, kept, str(error))
+        await advance(self._database, [span])
+
+    async def forward(self, record: Record, error: RecordsRefused) -> bool:
+        send_on = self.send_on
+        return send_on is not None and await forward_refused(
+            lambda: send_on(record), error.__cause__, f"queue {record.queue!r}"
+        )
+
+    def order_key(self, record: Record) -> Target:
+        return record.queue, record.partition
 
     async def take_over(self, record: Record) -> None:
-        """Store a record of somebody else's spool, whose attempts before may have done so already."""
-        await self._store(_Batch([msgspec.structs.replace(record, tried=[*record.tried, record.block])], {}))
+        """Store a record from the spool of another shard, which an earlier attempt may have stored already."""
+        await self.store([], [msgspec.structs.replace(record, tried=[*record.tried, record.block])])
 
-    async def _sent_on(self, record: Record, error: Exception) -> bool:
-        """Whether a record was refused because its queue lives on another shard, and that has it now."""
-        if self.send_on is None or not isinstance(error, asyncpg.PostgresError) or error.sqlstate != ELSEWHERE:
-            return False
-        try:
-            return await self.send_on(record)
-        except (QueenError, asyncpg.PostgresError) as refused:
-            log.warning("a record for queue %s cannot be sent on to its shard now: %s", record.queue, refused)
-            return False
-
-    async def _set_aside(self, record: Record, error: Exception, positions: Mapping[uuid.UUID, int]) -> None:
-        reason = str(error) or type(error).__name__
-        # Should this attempt turn out to be the last but one, the next finds the messages by their ids.
-        kept = msgspec.structs.replace(record, tried=[*record.tried, record.block])
-        await asyncio.to_thread(self._spool.failed.add, kept, reason)
-        await self._database.fetch("spool_advance", list(positions), list(positions.values()))
-
-    async def _retry_failed(self) -> None:
-        """What was refused may be welcome by now."""
-        refused: set[Target] = set()
-        for failed in await asyncio.to_thread(lambda: list(self._spool.failed.read())):
-            target = failed.record.queue, failed.record.partition
-            if target in refused:
-                # Not before what was refused earlier.
-                continue
-            if failed.file_id not in await self._ledger.progress({failed.file_id}):
-                try:
-                    await self._store(_Batch([failed.record], {failed.file_id: 1}), again=failed)
-                except (DatabaseUnavailable, Overloaded):
-                    raise
-                except (QueenError, asyncpg.PostgresError, EnvelopeError, MalformedSegment) as error:
-                    if not await self._sent_on(failed.record, error):
-                        log.debug("%s is still refused: %s", failed.path, error)
-                        refused.add(target)
-                        continue
-            await asyncio.to_thread(self._spool.failed.remove, failed)
-            await self._database.fetch("spool_forget", [failed.file_id])
-
-    async def _store(self, batch: _Batch, again: Failed | None = None) -> None:
-        batch.parts = [self._part(record) for record in batch.records]
-        targets = {part.target for part in batch.parts}
-        for attempt in range(_ATTEMPTS):
-            await self._catalog.ensure_partitions(targets)
-            try:
-                settle = await self._store_once(batch, again)
-            except (QueueChanged, asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
-                # Nothing of the attempt is left; what the queue is now is found by the next.
-                if attempt == _ATTEMPTS - 1:
-                    raise
-            else:
-                settle()
-                return
-
-    async def _store_once(self, batch: _Batch, again: Failed | None) -> Callable[[], None]:
-        lots = self._pusher.batches_of(batch.parts)
-        waited = max(0.001, time.time() - min(record.at for record in batch.records))
-        for lot in lots:
-            lot.waited = waited
+    async def _store(
+        self, spans: Sequence[Span], records: Sequence[Record], slices: Sequence[PushSlice]
+    ) -> Callable[[], None]:
+        await self._catalog.ensure_partitions({part.target for part in slices})
+        batches = self._pusher.batches_of(slices)
+        waited = max(0.001, time.time() - min(record.at for record in records))
+        for batch in batches:
+            batch.waited = waited
         async with self._database.transaction() as transaction:
-            times = await self._pusher.append_in(transaction, lots)
-            # Before the commit: a crash now leaves them twice, and they are recognised by their ids when tried again.
-            await asyncio.to_thread(self._keep_refused, batch, lots, again)
-            await transaction.fetch("spool_advance", list(batch.positions), list(batch.positions.values()))
-        return lambda: self._pusher.settle_batches(lots, times)
+            times = await self._pusher.append_in(transaction, batches)
+            # Before the commit: after a crash in between they are recognised by their ids when retried.
+            await asyncio.to_thread(self._quarantine_refused, dict(zip(slices, records, strict=True)), batches)
+            await advance(transaction, spans)
+        return lambda: self._pusher.settle_batches(batches, times)
 
-    def _keep_refused(self, batch: _Batch, lots: Sequence[AppendBatch], again: Failed | None) -> None:
-        """Set aside what does not fit its queue."""
-        records = dict(zip(batch.parts, batch.records, strict=True))
-        for lot in lots:
-            fates = iter(lot.outcomes or ())
-            for part in lot.slices:
+    def _quarantine_refused(self, records: dict[PushSlice, Record], batches: Sequence[AppendBatch]) -> None:
+        """Quarantine messages that do not fit their queue. Raises `QueenError` for a record none of which fits."""
+        for batch in batches:
+            outcomes = iter(batch.outcomes or ())
+            for part in batch.slices:
                 refused = [
-                    index for index, fate in zip(range(part.count), fates, strict=False) if fate is ItemOutcome.REFUSED
+                    index
+                    for index, outcome in zip(range(part.count), outcomes, strict=False)
+                    if outcome is ItemOutcome.REFUSED
                 ]
-                if refused and again is not None and len(refused) == part.count:
-                    raise QueenError(lot.refusal)
+                if len(records) == 1 and len(refused) == part.count:
+                    raise QueenError(batch.refusal)
                 for run in _runs(refused):
-                    self._spool.failed.add(self._excerpt(records[part], part, run), lot.refusal)
+                    self._failed.add(self._excerpt(records[part], part, run), batch.refusal)
 
-    def _part(self, record: Record) -> PushSlice:
+    def _slice(self, record: Record) -> PushSlice:
         """The messages of a record, with their ids."""
         plain = self._envelope.open(record.sealed)
         segment = Segment(0, datetime.fromtimestamp(record.at, UTC), IdBlock.parse(record.block), plain)
@@ -345,15 +171,8 @@ class SpoolDrainer:
             part.subjects[run.start : run.stop],
         )
         sealed = self._envelope.seal(plain, encrypt=self._envelope.can_encrypt)
-        return Record(
-            record.order,
-            record.at,
-            record.queue,
-            record.partition,
-            block,
-            len(items),
-            [*record.tried, block],
-            sealed,
+        return msgspec.structs.replace(
+            record, block=block, count=len(items), tried=[*record.tried, block], sealed=sealed, reason=""
         )
 
 
@@ -366,7 +185,7 @@ def _possible_blocks(record: Record, block: IdBlock) -> frozenset[bytes]:
 
 
 def _runs(indexes: Sequence[int]) -> list[range]:
-    """Stretches of numbers that follow each other."""
+    """Ranges of consecutive numbers."""
     runs: list[range] = []
     for index in indexes:
         if runs and runs[-1].stop == index:

@@ -1,4 +1,4 @@
-"""The way of a push that PostgreSQL cannot take now: into the spool, in order, and `buffered` for an answer."""
+"""The spool router: pushes that PostgreSQL cannot store now are spooled, in order, and answered `buffered`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _encode = msgspec.json.encode
 
 
 class SpoolRouter:
-    """Decides which pushes go to the spool, and takes them there."""
+    """Decides which pushes go to the spool, and spools them."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class SpoolRouter:
         envelope: Envelope,
     ) -> None:
         self._spool = spool
-        self._board = spool.board
+        self._state = spool.state
         self._modes = modes
         self._availability = availability
         self._preparer = preparer
@@ -46,42 +46,42 @@ class SpoolRouter:
 
     @property
     def engaged(self) -> bool:
-        """Whether any push might have to go this way. All that a push in normal times looks at."""
-        return self._board.engaged or self._modes.push_maintenance or self._availability.down
+        """Whether any push may have to be spooled. All that a push reads in normal operation."""
+        return self._state.engaged or self._modes.push_maintenance or self._availability.down
 
     async def takes(self, targets: Collection[Target]) -> bool:
         """Whether pushes to these partitions are to be spooled.
 
-        Those whose partitions wait in the spool must not overtake: when little is left they wait, else they queue up.
+        They must not overtake spooled messages of the same partition: they wait when little is left, else are spooled.
         """
         if self._closed:
             return True
         buckets = {bucket_of(*target) for target in targets}
         give_up = time.monotonic() + _LONGEST_WAIT
-        while self._board.holds(buckets):
-            if self._closed or self._board.nbytes > _SMALL_BACKLOG_BYTES or time.monotonic() > give_up:
+        while self._state.holds(buckets):
+            if self._closed or self._state.nbytes > _SMALL_BACKLOG_BYTES or time.monotonic() > give_up:
                 return True
-            self._board.want()
+            self._state.want()
             await asyncio.sleep(_POLL)
         return False
 
     async def let_pass(self, targets: Collection[Target]) -> None:
         """Before a transaction that pushes: raises `Overloaded` when its messages would overtake spooled ones."""
-        if not self._board.engaged or not targets:
+        if not self._state.engaged or not targets:
             return
         buckets = {bucket_of(*target) for target in targets}
         give_up = time.monotonic() + _LONGEST_WAIT
-        while self._board.holds(buckets):
+        while self._state.holds(buckets):
             if time.monotonic() > give_up:
                 raise Overloaded(
-                    "messages that were pushed earlier to the same partition wait in the spool;"
-                    " the transaction must not overtake them: nothing was done, try again soon"
+                    "messages pushed earlier to the same partition are still in the spool,"
+                    " and the transaction must not overtake them; nothing was done, retry"
                 )
-            self._board.want()
+            self._state.want()
             await asyncio.sleep(_POLL)
 
     async def take(self, batch: Sequence[Push], *, trouble: bool = False) -> Callable[[], None]:
-        """Spool a batch; returns what answers it. Raises `SpoolRefused` when the spool cannot take it."""
+        """Spool a batch; returns a function that answers it. Raises `SpoolRefused`."""
         now = time.time()
         segments = list(self._segments(batch, now))
         held = [push.hold for push in batch if push.hold is not None]
@@ -93,9 +93,9 @@ class SpoolRouter:
                 flush_at=min((hold.messages for hold in held), default=1) if everybody_waits else 1,
             )
         finally:
-            # Not before: as long as nothing waits for PostgreSQL, nothing shows that it still takes no pushes.
-            if trouble and not self._board.trouble:
-                self._board.set_trouble(True)
+            # Not before: while nothing is spooled, the drainer would clear it.
+            if trouble and not self._state.trouble:
+                self._state.set_trouble(True)
         blocks = {record.block for records, _ in segments for record in records}
         lines: dict[PushSlice, list[bytes]] = {}
         for records, parts in segments:
@@ -104,10 +104,10 @@ class SpoolRouter:
 
     @property
     def _closed(self) -> bool:
-        return self._modes.push_maintenance or self._availability.down or self._board.trouble
+        return self._modes.push_maintenance or self._availability.down or self._state.trouble
 
     def _segments(self, batch: Sequence[Push], now: float) -> Iterator[tuple[list[Record], list[PushSlice]]]:
-        """What the batch has for each partition: as records, and as the parts that those are made of."""
+        """The records of each partition in the batch, and the slices that they are made of."""
         by_target: dict[Target, list[PushSlice]] = {}
         for push in batch:
             for part in push.slices:
@@ -121,7 +121,7 @@ class SpoolRouter:
             yield records, parts
 
     def _chunks(self, parts: Sequence[PushSlice]) -> Iterator[Chunk]:
-        """Segments: those that a lost attempt made of the parts, because messages keep their ids, or new ones."""
+        """Segments: those of an earlier attempt, because messages keep their ids, or new ones."""
         small: list[PushSlice] = []
         for part in parts:
             if part.chunks is None:
@@ -155,7 +155,7 @@ def _render(records: Sequence[Record], parts: Sequence[PushSlice], spooled: set[
     )
     lines: dict[PushSlice, list[bytes]] = {}
     for part in parts:
-        # An attempt whose outcome is unknown may have stored them under other ids: then nobody knows theirs yet.
+        # An attempt of unknown outcome may have stored them under other ids: then theirs is not known yet.
         sure = part.sender.blocks <= spooled
         lines[part] = [
             b',"transaction_id":%b,"status":"buffered",%b"trace_id":%b,"transactionId":%b,%b'

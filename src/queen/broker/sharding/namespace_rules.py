@@ -91,20 +91,26 @@ class NamespaceRules:
         self._directory = directory
         self._brokers = brokers
         self._registers = [KeyRegister(broker.database) for broker in brokers]
+        for broker in brokers:
+            broker.topics.quotas.counted_elsewhere = True
 
     async def admit(self, items: Sequence[EnqueueItem], shards: Sequence[int]) -> None:
-        """Count items against quotas, but for those that their own shard counts. Raises `QuotaExceeded`."""
-        abroad: dict[int, list[EnqueueItem]] = {}
+        """Count items against their quotas, on the home shard of each namespace. Raises `QuotaExceeded`."""
+        by_home: dict[int, list[EnqueueItem]] = {}
+        stored_at_home: set[int] = set()
         for item, shard in zip(items, shards, strict=True):
             home = await self._home(item.namespace)
-            if home != shard:
-                abroad.setdefault(home, []).append(item)
-        for home, some in abroad.items():
+            by_home.setdefault(home, []).append(item)
+            if home == shard:
+                stored_at_home.add(home)
+        for home, some in by_home.items():
             try:
-                await self._brokers[home].topics.quotas.admit(some)
+                await self._brokers[home].topics.quotas.count(some)
             except DatabaseUnavailable:
-                # Better over a quota for a while than nothing at all.
-                log.warning("shard %d cannot be reached, so the quotas that it keeps are not looked at", home)
+                if home in stored_at_home:
+                    raise
+                # Items of other shards are rather admitted over quota than refused.
+                log.warning("shard %d is unavailable: the quotas that it keeps are not enforced", home)
 
     async def claim(self, items: Sequence[EnqueueItem], shards: Sequence[int]) -> Duplicates:
         """Claim the keys of items for their shards; gives those that are duplicates of items on other shards."""

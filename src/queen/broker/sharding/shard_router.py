@@ -118,8 +118,7 @@ class ShardRouter:
 
 def is_refusal(result: Any) -> bool:
     """Whether a result says that something is not there."""
-    success = result.get("success", True) if isinstance(result, dict) else getattr(result, "success", True)
-    return success is False or getattr(result, "status", None) in (404, 409)
+    return getattr(result, "success", True) is False or getattr(result, "status", None) in (404, 409)
 
 
 def is_outage(error: BaseException) -> bool:

@@ -39,7 +39,7 @@ class ShardedTopics:
     def __init__(self, router: ShardRouter, rules: NamespaceRules, brokers: Sequence[Broker]) -> None:
         self.writer = ShardedTopicWriter(router, rules, brokers)
         self.dequeuer = ShardedDequeuer(router, brokers)
-        self.many = ShardedMultiTopicDequeuer(router, brokers)
+        self.multi_dequeuer = ShardedMultiTopicDequeuer(router, brokers)
         self.settler = ShardedSettler(router, brokers)
         self.dead_letters = ShardedTopicDeadLetters(router, brokers)
 
@@ -167,7 +167,7 @@ class ShardedMultiTopicDequeuer:
             if len(places) == 1:
                 ((shard, some),) = places.items()
                 left = max(0.0, deadline - loop.time()) if wait_seconds > 0 else 0.0
-                asked = self._brokers[shard].topics.many.dequeue(namespace, some, limit, lease_seconds, left)
+                asked = self._brokers[shard].topics.multi_dequeuer.dequeue(namespace, some, limit, lease_seconds, left)
                 rows = list(await asked.answer)
                 topics.update(asked.topics)
                 return rows
@@ -196,7 +196,7 @@ class ShardedMultiTopicDequeuer:
         topics: dict[int, str],
     ) -> list[Any]:
         asked = {
-            shard: self._brokers[shard].topics.many.dequeue(namespace, names, limit, lease_seconds, 0.0)
+            shard: self._brokers[shard].topics.multi_dequeuer.dequeue(namespace, names, limit, lease_seconds, 0.0)
             for shard, names in places.items()
         }
         answers = await asyncio.gather(*(request.answer for request in asked.values()), return_exceptions=True)

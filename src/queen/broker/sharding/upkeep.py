@@ -59,8 +59,8 @@ class Forwarding:
         self._directory = directory
         self._brokers = brokers
         for number, broker in enumerate(brokers):
-            broker.replayer.send_on = self._from(number)
-            broker.topics.flusher.send_on(partial(self._send_item_on, number))
+            broker.replayer.records.send_on = self._from(number)
+            broker.topics.forward_to(partial(self._send_item_on, number))
 
     def _from(self, number: int) -> _SendOn:
         return _SendOn(self._directory, self._brokers, number)
@@ -71,7 +71,7 @@ class Forwarding:
         shard = await self._directory.find(Name.topic(*key))
         if shard == number:
             return False
-        await self._brokers[shard].topics.flusher.take_over(record)
+        await self._brokers[shard].topics.take_over(record)
         return True
 
 
@@ -89,5 +89,5 @@ class _SendOn:
         shard = await self._directory.find(Name.queue(record.queue))
         if shard == self._number:
             return False
-        await self._brokers[shard].replayer.take_over(record)
+        await self._brokers[shard].replayer.records.take_over(record)
         return True

@@ -1,4 +1,4 @@
-"""Topics as a whole: their options, what is in them, emptying and deleting them."""
+"""Administration of topics: options, counts, peek, purge, delete, dead letters."""
 
 from __future__ import annotations
 
@@ -7,17 +7,9 @@ from typing import Final
 
 import msgspec
 
-from queen.broker.topics.enqueue import OnFed
-from queen.broker.topics.prefetch import PrefetchBuffer
+from queen.broker.topics.context import OnFed
 from queen.broker.topics.settle import find_places
-from queen.log.topics import (
-    LOCKS,
-    Topic,
-    TopicCatalog,
-    TopicKey,
-    lock_keys,
-    topic_options,
-)
+from queen.log.topics import LOCKS, Topic, TopicCatalog, TopicKey, lock_keys, topic_options
 from queen.storage.database import Database, Record
 from queen.wire.api.topics import ConfiguredTopic, TopicCounts, TopicOptions
 from queen.wire.options import read_options
@@ -25,7 +17,7 @@ from queen.wire.topics import ItemRef
 
 
 class TopicDeadLetters:
-    """What can be done about items that were given up on."""
+    """Lists, deletes and retries dead letters."""
 
     def __init__(self, database: Database, catalog: TopicCatalog, on_fed: OnFed) -> None:
         self._database = database
@@ -37,7 +29,7 @@ class TopicDeadLetters:
         return await self._database.fetch("topic_dead_letters", topic.id, limit, offset) if topic is not None else []
 
     async def delete(self, refs: Sequence[ItemRef]) -> list[bool | None]:
-        """For each, whether it was there; None: it was not."""
+        """Delete dead letters; None for those that do not exist."""
         places = await find_places(self._catalog, refs)
         if not places:
             return [None] * len(refs)
@@ -50,7 +42,7 @@ class TopicDeadLetters:
         return [index in done or None for index in range(len(refs))]
 
     async def retry(self, refs: Sequence[ItemRef]) -> list[bool | None]:
-        """Make them ready items again, with their retries before them; None for those that are not there."""
+        """Make dead letters ready items again, with no retries counted; None for those that do not exist."""
         places = await find_places(self._catalog, refs)
         if not places:
             return [None] * len(refs)
@@ -69,19 +61,16 @@ _STEP: Final = 5000
 
 
 class TopicAdmin:
-    """Looks at topics, and changes them as a whole."""
+    """Configures, counts, peeks into, purges and deletes topics."""
 
-    def __init__(
-        self, database: Database, catalog: TopicCatalog, desk: PrefetchBuffer, on_changed: Callable[[TopicKey], None]
-    ) -> None:
-        """`on_changed` lets this and every other worker know."""
-        self._desk = desk
+    def __init__(self, database: Database, catalog: TopicCatalog, on_changed: Callable[[TopicKey], None]) -> None:
+        """`on_changed` notifies this and every other worker."""
         self._database = database
         self._catalog = catalog
         self._on_changed = on_changed
 
     async def configure(self, key: TopicKey, options: Mapping[str, object] | None) -> ConfiguredTopic:
-        """Set the options that are sent, and make the topic if need be; gives all of them."""
+        """Set the given options, create the topic if it does not exist; returns all options."""
         topic = await self._catalog.one(key)
         current = topic_options(topic) if topic is not None else None
         values = msgspec.structs.astuple(read_options(TopicOptions, options, current))
@@ -97,7 +86,7 @@ class TopicAdmin:
         return [row["name"] for row in await self._database.fetch("topic_active", namespace)]
 
     async def counts(self, namespace: str, name: str | None) -> list[TopicCounts]:
-        """How many items the topics of a namespace, or one of them, have, and their options."""
+        """Item counts and options of the topics of a namespace, or of one of them."""
         rows = await self._database.fetch("topic_counts", namespace, name)
         return [
             TopicCounts(
@@ -113,17 +102,16 @@ class TopicAdmin:
         ]
 
     async def peek(self, key: TopicKey, limit: int, *, delayed: bool) -> list[Record]:
-        """The next items in the order of service, which stay as they are; with `delayed` also those not due yet."""
+        """The next items in the order of service, not leased; with `delayed` also those not due yet."""
         topic = await self._catalog.one(key)
         return await self._database.fetch("topic_peek", topic.id, limit, delayed) if topic is not None else []
 
     async def purge(self, key: TopicKey) -> int:
-        """Remove all items of a topic, leased ones too; dead letters and options stay. Gives how many they were."""
+        """Remove all items of a topic, leased ones too; dead letters and options stay. Returns how many."""
         topic = await self._catalog.one(key)
-        if topic is None:
-            return 0
-        # What its ready queue holds would be handed out although it is gone.
-        await self._desk.close([topic])
+        return await self.remove_items(topic) if topic is not None else 0
+
+    async def remove_items(self, topic: Topic) -> int:
         removed = 0
         for statement in ("topic_remove_items", "topic_remove_leased_items"):
             while some := len(await self._database.fetch(statement, topic.id, _STEP)):
@@ -131,7 +119,7 @@ class TopicAdmin:
         return removed
 
     async def delete(self, key: TopicKey) -> bool:
-        """Delete a topic with all that is in it; False when there is none of that name."""
+        """Delete a topic with its items and dead letters; False when it does not exist."""
         topic = await self._catalog.one(key)
         if topic is None:
             return False

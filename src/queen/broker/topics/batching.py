@@ -102,7 +102,7 @@ class FairShare(Generic[T]):
         self._busy |= taken
         self._running[slot] = _Running(taken, began if slot == _HEAVY_SLOT else since, pause)
         if slot == _HEAVY_SLOT and self._throttle is not None:
-            self._throttle.has_much()
+            self._throttle.heavy_batch()
         return batch, total
 
     def done(self, slot: int) -> None:
@@ -114,7 +114,7 @@ class FairShare(Generic[T]):
         if slot == _LIGHT_SLOT:
             self._throttle.served(running.tenants, seconds)
             return
-        self._throttle.has_much()
+        self._throttle.heavy_batch()
         if running.pause:
             self._throttle.leave(seconds * running.pause)
 
@@ -171,7 +171,7 @@ class RequestBatcher(Batcher[RequestT]):
         most: int = 100_000,
         tenant: Callable[[RequestT], str] = lambda request: "",
         spare: Callable[[RequestT, Exception], bool] = lambda request, error: False,
-        courtesy: TenantThrottle | None = None,
+        throttle: TenantThrottle | None = None,
     ) -> None:
         def fail(request: RequestT, error: Exception) -> None:
             if request.answer.done() or not spare(request, error):
@@ -182,7 +182,7 @@ class RequestBatcher(Batcher[RequestT]):
             weigh=weigh,
             limit=limit,
             most=most,
-            backlog=FairShare(tenant, weigh, limit=limit, share=min(limit, _SHARE), throttle=courtesy),
+            backlog=FairShare(tenant, weigh, limit=limit, share=min(limit, _SHARE), throttle=throttle),
             fail=fail,
         )
 

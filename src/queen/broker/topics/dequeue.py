@@ -1,28 +1,25 @@
-"""Dequeueing: the requests of all topics lease together; who finds nothing may wait."""
+"""Dequeues: concurrent requests of all topics lease in one statement; long polls wait for the first item."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import logging
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import asyncpg
 
 from queen.broker.topics.batching import Links, RequestBatcher
-from queen.broker.topics.prefetch import NotReady, PrefetchBuffer, Prefetcher, PrefetchRequest
-from queen.broker.topics.throttle import TenantThrottle
+from queen.broker.topics.context import TopicContext
 from queen.concurrency import BackgroundTasks, DeadlineTimer
 from queen.errors import DatabaseUnavailable, QueenError
-from queen.log.topics import LOCKS, Topic, TopicCatalog, TopicKey, lock_keys
-from queen.metrics.meter import Meter
+from queen.log.topics import LOCKS, Topic, TopicKey, lock_keys
 from queen.storage.database import Availability, Database, Fetcher, Record
-from queen.wire.ids import IdSource
 from queen.wire.topic_items import Row
 
 log = logging.getLogger(__name__)
@@ -55,8 +52,8 @@ class Heads:
         try:
             await self.advance(topic_id)
         except (QueenError, asyncpg.PostgresError) as error:
-            # It is tried again after as many items; until then dequeues have a longer way.
-            log.debug("the heads of topic %d could not be moved: %s", topic_id, error)
+            # Tried again after as many items; until then dequeues read more of the index.
+            log.debug("heads of topic %d not advanced: %s", topic_id, error)
 
     async def advance(self, topic_id: int) -> None:
         """Move the heads of a topic to its first ready items."""
@@ -65,49 +62,13 @@ class Heads:
             await transaction.fetch("topic_advance_heads", topic_id, _MOST_PRIORITIES)
 
 
-_PARKED_SECONDS: Final = 0.5
-"""A dequeue that has waited for longer outlives an outage; a younger one is answered 503."""
-_LOOK_SECONDS: Final = 0.1
-
-
-class OutageGrace:
-    """Tells who is spared an error, and calls `on_return` when PostgreSQL may be back."""
-
-    def __init__(self, availability: Availability, on_return: Callable[[], None]) -> None:
-        self._availability = availability
-        self._on_return = on_return
-        self._timer: asyncio.TimerHandle | None = None
-
-    def spares(self, wait: bool, since: float, error: Exception) -> bool:
-        """Whether a request that began to wait at a time goes on waiting in spite of an error."""
-        loop = asyncio.get_running_loop()
-        if not wait or not isinstance(error, DatabaseUnavailable) or loop.time() - since < _PARKED_SECONDS:
-            return False
-        if self._timer is None:
-            self._timer = loop.call_later(_LOOK_SECONDS, self._look)
-        return True
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _look(self) -> None:
-        if self._availability.down:
-            self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
-            return
-        self._timer = None
-        self._on_return()
-
-
 _MOST_AT_ONCE: Final = 5000
 _MOST_WAITING: Final = 1_000_000
-_LONGEST_TIMER: Final = 3600.0
 
 
 @dataclass(slots=True, eq=False)
 class Dequeue:
-    """A request for items. `busy`: a statement is leasing for it, so that its time may be up but not answered yet."""
+    """A request for items. `busy`: a statement is leasing for it, so a timeout must not answer it yet."""
 
     key: TopicKey
     limit: int
@@ -137,48 +98,132 @@ class Dequeue:
             self.answer.set_result(items)
 
 
-@dataclass(slots=True)
-class _Bench:
-    """Those who wait for one topic, and when the next of its items is due."""
+_PARKED_SECONDS: Final = 0.5
+"""A dequeue that has waited for longer survives an outage; a newer one is answered 503."""
+_POLL_SECONDS: Final = 0.1
+_LONGEST_TIMER: Final = 3600.0
 
-    waiting: deque[Dequeue] = field(default_factory=deque)
-    timer: DeadlineTimer | None = None
+K = TypeVar("K", bound=Hashable)
+RequestT = TypeVar("RequestT", bound=Dequeue)
+
+
+class _WaitList(Generic[RequestT]):
+    """Requests that wait for the same, and a timer for the next due item."""
+
+    __slots__ = ("requests", "timer")
+
+    def __init__(self, on_due: Callable[[], None]) -> None:
+        self.requests: list[RequestT] = []
+        self.timer = DeadlineTimer(on_due)
+
+
+class WaitLists(Generic[K, RequestT]):
+    """The waiting requests of a worker, by topic or topic set. They go on waiting through an outage of PostgreSQL."""
+
+    def __init__(
+        self, availability: Availability, submit: Callable[[RequestT], None], on_available: Callable[[], None]
+    ) -> None:
+        """`on_available` is called when PostgreSQL is available again."""
+        self._availability = availability
+        self._submit = submit
+        self._on_available = on_available
+        self._lists: dict[K, _WaitList[RequestT]] = {}
+        self._outage_timer: asyncio.TimerHandle | None = None
+        self.closed = False
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._lists
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(list(self._lists))
+
+    def __len__(self) -> int:
+        return sum(not request.answer.done() for waiting in self._lists.values() for request in waiting.requests)
+
+    def park(self, key: K, request: RequestT) -> None:
+        request.busy = False
+        waiting = self._lists.get(key)
+        if waiting is None:
+            waiting = self._lists[key] = _WaitList(partial(self.wake, key))
+        waiting.requests.append(request)
+
+    def wake_at(self, key: K, at: float) -> None:
+        """Wake the requests when an item is due (loop time)."""
+        waiting = self._lists.get(key)
+        if waiting is not None:
+            waiting.timer.set(min(at, asyncio.get_running_loop().time() + _LONGEST_TIMER))
+
+    def wake(self, key: K) -> None:
+        """Submit the requests again."""
+        waiting = self._lists.pop(key, None)
+        if waiting is None:
+            return
+        waiting.timer.cancel()
+        for request in waiting.requests:
+            if not request.answer.done():
+                request.busy = True
+                request.woken_at = asyncio.get_running_loop().time()
+                self._submit(request)
+
+    def keep(self, key: K, request: RequestT, error: Exception) -> bool:
+        """Whether a request that failed goes on waiting: one that has waited already, in an outage."""
+        loop = asyncio.get_running_loop()
+        waited = loop.time() - request.since
+        if not request.wait or not isinstance(error, DatabaseUnavailable) or waited < _PARKED_SECONDS:
+            return False
+        if self._outage_timer is None:
+            self._outage_timer = loop.call_later(_POLL_SECONDS, self._poll)
+        if request.expired:
+            request.finish([])
+        elif request.busy:
+            self.park(key, request)
+        return True
+
+    def release(self) -> None:
+        """Answer all requests with nothing; none may wait from now on."""
+        self.closed = True
+        for waiting in self._lists.values():
+            for request in list(waiting.requests):
+                request.expire()
+
+    def stop(self) -> None:
+        self.release()
+        if self._outage_timer is not None:
+            self._outage_timer.cancel()
+            self._outage_timer = None
+        for waiting in self._lists.values():
+            waiting.timer.cancel()
+
+    def _poll(self) -> None:
+        self._outage_timer = None
+        if self._availability.down:
+            self._outage_timer = asyncio.get_running_loop().call_later(_POLL_SECONDS, self._poll)
+        else:
+            self._on_available()
 
 
 class Dequeuer:
     """Leases items in the order of service."""
 
-    def __init__(
-        self,
-        database: Database,
-        catalog: TopicCatalog,
-        heads: Heads,
-        ids: IdSource,
-        on_leased: Callable[[float], None],
-        meter: Meter,
-        desk: PrefetchBuffer,
-        prefetcher: Prefetcher,
-        courtesy: TenantThrottle,
-    ) -> None:
-        """`on_leased` is told how many seconds a lease lasts that has just begun."""
-        self._database = database
-        self._link = Links(database)
-        self._catalog = catalog
+    skips_buffered = False
+    """Whether topics with a prefetch buffer are left out of claims."""
+
+    def __init__(self, context: TopicContext, heads: Heads) -> None:
+        self._database = context.database
+        self._link = Links(context.database)
+        self._catalog = context.catalog
         self._heads = heads
-        self._ids = ids
-        self._on_leased = on_leased
-        self._meter = meter
-        self._desk = desk
-        self._prefetcher = prefetcher
-        self._courtesy = courtesy
-        self._benches: dict[TopicKey, _Bench] = {}
-        self._closing = False
+        self._ids = context.ids
+        self._on_leased = context.on_leased
+        self._meter = context.meter
+        self._throttle = context.throttle
+        self.waiting: WaitLists[TopicKey, Dequeue] = WaitLists(
+            context.database.availability, self.submit, self.wake_all
+        )
         self._claiming: Counter[TopicKey] = Counter()
         self._missed: set[TopicKey] = set()
-        self._errands = BackgroundTasks()
-        self._patience = OutageGrace(database.availability, self.wake_all)
-        self.lane = self._make_lane(self._serve)
-        self._ready_lanes: dict[TopicKey, RequestBatcher[Dequeue]] = {}
+        self._tasks = BackgroundTasks()
+        self.lane = self.make_lane(self._serve)
 
     def dequeue(
         self, key: TopicKey, limit: int, lease_seconds: float | None, wait_seconds: float
@@ -186,51 +231,35 @@ class Dequeuer:
         """Lease up to `limit` items; with `wait_seconds`, wait so long for the first of them."""
         loop = asyncio.get_running_loop()
         request = Dequeue(key, limit, lease_seconds, wait_seconds > 0, loop.create_future())
-        self._submit(request)
+        self.submit(request)
         if request.wait:
             request.timer = loop.call_later(wait_seconds, request.expire)
         return request.answer
 
     def fed(self, key: TopicKey, seconds: float) -> None:
         """A topic has items that are due in so many seconds."""
-        topic = self._catalog.cached(key)
-        if topic is not None:
-            self._prefetcher.fed(topic.id)
-        if seconds > 0:
-            bench = self._benches.get(key)
-            if bench is not None:
-                self._arm(key, bench, seconds)
-            elif key in self._claiming:
-                self._missed.add(key)
-            return
         if key in self._claiming:
             self._missed.add(key)
-        self._wake(key)
+        if seconds > 0:
+            self.waiting.wake_at(key, _due(seconds))
+        else:
+            self.waiting.wake(key)
 
     def wake_all(self) -> None:
-        """Let everybody who waits look again."""
-        for key in list(self._benches):
-            self._wake(key)
+        """Have every waiting request try again."""
+        for key in self.waiting:
+            self.waiting.wake(key)
 
     def release_parked(self) -> None:
-        """Answer everybody who waits with nothing, and let nobody wait from now on."""
-        self._closing = True
-        for bench in self._benches.values():
-            for request in list(bench.waiting):
-                request.expire()
-
-    @property
-    def parked(self) -> int:
-        return sum(not request.answer.done() for bench in self._benches.values() for request in bench.waiting)
+        """Answer waiting requests with nothing; none waits from now on."""
+        self.waiting.release()
 
     async def stop(self) -> None:
-        self.release_parked()
-        self._patience.stop()
-        for lane in [self.lane, *self._ready_lanes.values()]:
-            await lane.join()
-        await self._errands.finish()
+        self.waiting.stop()
+        await self.lane.join()
+        await self._tasks.finish()
 
-    def _make_lane(self, serve: Callable[[list[Dequeue]], Awaitable[None]]) -> RequestBatcher[Dequeue]:
+    def make_lane(self, serve: Callable[[list[Dequeue]], Awaitable[None]]) -> RequestBatcher[Dequeue]:
         async def run(batch: list[Dequeue]) -> None:
             batch = [request for request in batch if not request.answer.done()]
             # Another batch may run beside this one.
@@ -248,82 +277,38 @@ class Dequeuer:
             limit=_MOST_AT_ONCE,
             most=_MOST_WAITING,
             tenant=lambda request: request.key[0],
-            spare=self._spare,
-            courtesy=self._courtesy,
+            spare=lambda request, error: self.waiting.keep(request.key, request, error),
+            throttle=self._throttle,
         )
 
-    def _submit(self, request: Dequeue) -> None:
-        topic = self._catalog.cached(request.key)
-        if topic is None or not self._desk.serves(topic.id):
-            self.lane.submit(request)
-            return
-        lane = self._ready_lanes.get(request.key)
-        if lane is None:
-            lane = self._ready_lanes[request.key] = self._make_lane(self._serve_ready)
-        lane.submit(request)
+    def submit(self, request: Dequeue) -> None:
+        self.lane.submit(request)
 
     async def _serve(self, batch: list[Dequeue]) -> None:
         topics = await self._catalog.find({request.key for request in batch})
         requests = sorted(
             (request for request in batch if request.key in topics), key=lambda request: topics[request.key].id
         )
-        items = await self._claim(requests, topics) if requests else []
+        items = await self.claim(requests, topics) if requests else []
         given = {id(request): some for request, some in zip(requests, items, strict=True)}
-        if not all(items):
-            batch = await self._leave_to_ready_queues(batch, topics, given)
-        await self._answer(batch, topics, given)
+        await self.answer(batch, topics, given)
 
-    async def _leave_to_ready_queues(
-        self, batch: list[Dequeue], topics: dict[TopicKey, Topic], given: Mapping[int, Sequence[Row]]
-    ) -> list[Dequeue]:
-        """Nothing may be leased past a ready queue: requests of topics that have one go there. Returns the others."""
-        found = {request.key for request in batch if given.get(id(request))}
-        unfound = [topics[key] for key in {request.key for request in batch} - found if key in topics]
-        served = await self._desk.adopt(unfound) if unfound else set()
-        for request in batch:
-            if request.key in served:
-                self._submit(request)
-        return [request for request in batch if request.key not in served]
-
-    async def _serve_ready(self, batch: list[Dequeue]) -> None:
-        """Serve requests of one topic from its ready queue."""
-        topic = await self._catalog.one(batch[0].key) if batch else None
-        if topic is None:
-            for request in batch:
-                self.lane.submit(request)
-            return
-        leases = [_lease_seconds(request, topic) for request in batch]
-        asked = [PrefetchRequest(self._ids.uuid(), one.limit, lease) for one, lease in zip(batch, leases, strict=True)]
-        try:
-            items = await self._desk.take(topic, asked)
-        except NotReady:
-            for request in batch:
-                self.lane.submit(request)
-            return
-        topics = {topic.key: topic}
-        await self._give_up_leases(batch, topics, items)
-        for some, lease in zip(items, leases, strict=True):
-            if some:
-                self._on_leased(lease)
-        self._heads.note(topic.id, sum(map(len, items)))
-        self._prefetcher.look(topic.id)
-        await self._answer(batch, topics, {id(request): some for request, some in zip(batch, items, strict=True)})
-
-    async def _answer(
+    async def answer(
         self, batch: Sequence[Dequeue], topics: dict[TopicKey, Topic], given: Mapping[int, Sequence[Row]]
     ) -> None:
-        hungry = []
+        """Answer requests with the items they were given (by the request's `id()`); the others wait, if they may."""
+        unserved = []
         for request in batch:
             some = given.get(id(request), ())
-            if some or request.expired or self._closing or not request.wait:
+            if some or request.expired or self.waiting.closed or not request.wait:
                 self._hand_over(request, some)
             elif not request.answer.done():
-                hungry.append(request)
-        if hungry:
-            await self._park(hungry, topics)
+                unserved.append(request)
+        if unserved:
+            await self._park(unserved, topics)
 
-    async def _claim(self, requests: Sequence[Dequeue], topics: dict[TopicKey, Topic]) -> list[list[Record]]:
-        """Lease for the requests, which are sorted by topic; those that came first are served first."""
+    async def claim(self, requests: Sequence[Dequeue], topics: dict[TopicKey, Topic]) -> list[list[Record]]:
+        """Lease for requests, which are sorted by topic; within a topic they are served in order."""
         starts = [0, *itertools.accumulate(request.limit for request in requests)]
         wanted: Counter[int] = Counter()
         bases: dict[int, int] = {}
@@ -331,30 +316,36 @@ class Dequeuer:
             topic_id = topics[request.key].id
             wanted[topic_id] += request.limit
             bases.setdefault(topic_id, start)
-        seconds = [_lease_seconds(request, topics[request.key]) for request in requests]
+        seconds = [lease_seconds_of(request, topics[request.key]) for request in requests]
         owners = [self._ids.uuid() for _ in requests]
         rows = await self._link.fetch(
-            "topic_claim", list(wanted), list(wanted.values()), list(bases.values()), starts[:-1], seconds, owners
+            "topic_claim",
+            list(wanted),
+            list(wanted.values()),
+            list(bases.values()),
+            starts[:-1],
+            seconds,
+            owners,
+            self.skips_buffered,
         )
         items: list[list[Record]] = [[] for _ in requests]
         for row in rows:
             items[row["slot"] - 1].append(row)
-        await self._give_up_leases(requests, topics, items)
+        await self.remove_unacknowledged(requests, topics, items)
         leased: Counter[int] = Counter()
         for request, some, lease in zip(requests, items, seconds, strict=True):
             if some:
                 some.sort(key=service_order)
                 leased[topics[request.key].id] += len(some)
                 self._on_leased(lease)
-                self._prefetcher.note(topics[request.key])
         for topic_id, count in leased.items():
             self._heads.note(topic_id, count)
         return items
 
-    async def _give_up_leases(
+    async def remove_unacknowledged(
         self, requests: Sequence[Dequeue], topics: dict[TopicKey, Topic], items: Sequence[Sequence[Row]]
     ) -> None:
-        """Items that are delivered at most once are gone before anybody is told of them."""
+        """Remove items of `at_most_once` topics before they are delivered."""
         rows = [
             row
             for request, some in zip(requests, items, strict=True)
@@ -366,8 +357,8 @@ class Dequeuer:
     def _hand_over(self, request: Dequeue, items: Sequence[Row]) -> None:
         self._meter.topic_request("dequeue", [request.key], request.seconds)
         if items and request.answer.done():
-            # Its client has gone away meanwhile.
-            self._errands.spawn(self._give_back(request.key, items))
+            # Its client disconnected.
+            self._tasks.spawn(self._give_back(request.key, items))
             return
         if items:
             self._meter.topic_items("dequeued", *request.key, len(items))
@@ -375,69 +366,41 @@ class Dequeuer:
 
     async def _give_back(self, key: TopicKey, items: Sequence[Row]) -> None:
         rows = sorted(items, key=lambda row: int(row["id"]))
-        ids = [row["id"] for row in rows]
         try:
-            await self._database.fetch("topic_settle_handouts", 0.0, [row["topic_id"] for row in rows[:1]], ids)
-            await self._database.fetch(
-                "topic_give_back",
-                lock_keys({row["topic_id"] for row in rows}),
-                ids,
-                [row["lease_owner"] for row in rows],
-            )
+            await self.end_leases(rows)
         except (QueenError, asyncpg.PostgresError) as error:
-            log.warning("%d items of %s could not be given back; their leases have to lapse: %s", len(rows), key, error)
+            log.warning("%d undelivered items of topic %s/%s stay leased until expiry: %s", len(rows), *key, error)
             return
         self.fed(key, 0.0)
 
-    async def _park(self, hungry: Sequence[Dequeue], topics: dict[TopicKey, Topic]) -> None:
-        """Have requests wait for what happens next: something is enqueued or given back, or becomes due."""
-        keys = set()
-        for request in hungry:
-            request.busy = False
-            self._benches.setdefault(request.key, _Bench()).waiting.append(request)
-            keys.add(request.key)
+    async def end_leases(self, rows: Sequence[Row]) -> None:
+        """Make leased items ready again, as if they had not been leased."""
+        await self._database.fetch(
+            "topic_give_back",
+            lock_keys({row["topic_id"] for row in rows}),
+            [row["id"] for row in rows],
+            [row["lease_owner"] for row in rows],
+        )
+
+    async def _park(self, unserved: Sequence[Dequeue], topics: dict[TopicKey, Topic]) -> None:
+        """Have requests wait until something is enqueued, given back, or becomes due."""
+        keys = {request.key for request in unserved}
+        for request in unserved:
+            self.waiting.park(request.key, request)
         by_id = {topics[key].id: key for key in keys if key in topics}
         if by_id:
             for row in await self._link.fetch("topic_next_due", list(by_id)):
-                key = by_id[row["topic_id"]]
-                bench = self._benches.get(key)
-                if bench is not None:
-                    self._arm(key, bench, row["seconds"])
+                self.waiting.wake_at(by_id[row["topic_id"]], _due(row["seconds"]))
         for key in keys & self._missed:
-            self._wake(key)
-
-    def _spare(self, request: Dequeue, error: Exception) -> bool:
-        if not self._patience.spares(request.wait, request.since, error):
-            return False
-        if request.expired:
-            request.finish([])
-        elif request.busy:
-            request.busy = False
-            self._benches.setdefault(request.key, _Bench()).waiting.append(request)
-        return True
-
-    def _arm(self, key: TopicKey, bench: _Bench, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        # A millisecond later than told, as PostgreSQL counts finer than timers do.
-        at = loop.time() + min(max(seconds, 0.0) + 0.001, _LONGEST_TIMER)
-        if bench.timer is None:
-            bench.timer = DeadlineTimer(partial(self._wake, key))
-        bench.timer.set(at)
-
-    def _wake(self, key: TopicKey) -> None:
-        bench = self._benches.pop(key, None)
-        if bench is None:
-            return
-        if bench.timer is not None:
-            bench.timer.cancel()
-        for request in bench.waiting:
-            if not request.answer.done():
-                request.busy = True
-                request.woken_at = asyncio.get_running_loop().time()
-                self._submit(request)
+            self.waiting.wake(key)
 
 
-def _lease_seconds(request: Dequeue, topic: Topic) -> float:
+def _due(seconds: float) -> float:
+    # A millisecond later, as PostgreSQL's clock is finer than timers are.
+    return asyncio.get_running_loop().time() + max(seconds, 0.0) + 0.001
+
+
+def lease_seconds_of(request: Dequeue, topic: Topic) -> float:
     return request.lease_seconds if request.lease_seconds is not None else float(topic.lease_seconds)
 
 
@@ -446,7 +409,7 @@ def service_order(row: Record) -> tuple[int, datetime, int]:
 
 
 async def remove_leased(fetcher: Fetcher, rows: Iterable[Row]) -> None:
-    """Remove items that have just been leased, in the order in which everybody locks them."""
+    """Remove items that have just been leased, ordered by id as all locks are."""
     ordered = sorted(rows, key=lambda row: int(row["id"]))
     if ordered:
         await fetcher.fetch(

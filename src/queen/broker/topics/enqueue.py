@@ -1,39 +1,42 @@
-"""Enqueueing: the items of concurrent requests are stored by one statement."""
+"""Enqueues: the items of concurrent requests are stored by one statement."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from queen.broker.topics.batching import Links, RequestBatcher
-from queen.broker.topics.throttle import TenantThrottle
+from queen.broker.topics.context import OnFed
 from queen.concurrency import BackgroundTasks
 from queen.errors import RedisUnavailable
 from queen.log.quotas import Quotas
 from queen.log.topic_store import Entry, ItemIds, Stored, TopicStore
-from queen.log.topics import TopicCatalog, TopicKey
+from queen.log.topics import TopicCatalog
 from queen.metrics.meter import Meter
 from queen.redis.interfaces import Keys
 from queen.storage.database import Database, Fetcher
 from queen.wire.topics import EnqueueItem
 
-_SECONDS: Final = 600.0
+if TYPE_CHECKING:
+    from queen.broker.topics.throttle import TenantThrottle
+
+_KEY_SECONDS: Final = 600.0
 
 
 class SeenKeys:
-    """What was stored under a key, here or elsewhere, in the last minutes."""
+    """Idempotency keys that were stored in the last minutes: with Redis by all workers, else by this one."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
-        self._errands = BackgroundTasks()
+        self._tasks = BackgroundTasks()
 
     async def stop(self) -> None:
-        await self._errands.finish()
+        await self._tasks.finish()
 
     async def repeated(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Those of the entries, all with keys, that were probably stored before."""
+        """Those of the entries, all with keys, that are probably duplicates."""
         found: list[Entry] = []
         for namespace, own in _by_namespace(entries).items():
             try:
@@ -43,14 +46,14 @@ class SeenKeys:
             found += [entry for entry in own if entry.item.idempotency_key in known]
         return found
 
-    def note(self, entries: Iterable[Entry]) -> None:
-        """These were stored, or found to be; nobody waits until that is known everywhere."""
-        self._errands.spawn(self._learn(_by_namespace(entries)))
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Remember, in the background, the keys of entries that are stored."""
+        self._tasks.spawn(self._add(_by_namespace(entries)))
 
-    async def _learn(self, entries: dict[str, list[Entry]]) -> None:
+    async def _add(self, entries: dict[str, list[Entry]]) -> None:
         for namespace, own in entries.items():
             try:
-                await self._keys.learn(namespace, [entry.item.idempotency_key or "" for entry in own], _SECONDS)
+                await self._keys.learn(namespace, [entry.item.idempotency_key or "" for entry in own], _KEY_SECONDS)
             except RedisUnavailable:
                 return
 
@@ -60,10 +63,6 @@ def _by_namespace(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
     for entry in entries:
         found.setdefault(entry.item.namespace, []).append(entry)
     return found
-
-
-OnFed: TypeAlias = Callable[[Sequence[tuple[TopicKey, float]]], None]
-"""Told of topics that have new items, and in how many seconds the first of them is due."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +83,7 @@ class Enqueuer:
         keys: SeenKeys,
         on_fed: OnFed,
         meter: Meter,
-        courtesy: TenantThrottle | None = None,
+        throttle: TenantThrottle | None = None,
     ) -> None:
         self._link = Links(database)
         self._catalog = catalog
@@ -98,11 +97,11 @@ class Enqueuer:
             weigh=lambda request: len(request.entries),
             limit=5000,
             tenant=lambda request: request.entries[0].item.namespace,
-            courtesy=courtesy,
+            throttle=throttle,
         )
 
     async def enqueue(self, items: Sequence[EnqueueItem]) -> list[int]:
-        """Store items; gives their ids in the order of the items, a duplicate that of the first with its key."""
+        """Store items; returns their ids in order, for a duplicate key that of the first item with it."""
         await self._quotas.admit(items)
         request = Enqueue([Entry(item) for item in items], asyncio.get_running_loop().create_future())
         self.lane.submit(request)
@@ -119,22 +118,22 @@ class Enqueuer:
                 request.answer.set_result([entry.id for entry in request.entries])
         self.settle(stored)
         if keyed:
-            self._keys.note(keyed)
+            self._keys.add(keyed)
 
     async def _settle_repeated(self, entries: list[Entry]) -> None:
-        """Give entries that seem to be duplicates the ids of the first, where PostgreSQL says that they are."""
+        """Give probable duplicates the ids of the first items, where PostgreSQL confirms them."""
         if not entries:
             return
         topics = await self._catalog.ensure({(entry.item.namespace, entry.item.topic) for entry in entries})
-        homes = [(entry, topics.get((entry.item.namespace, entry.item.topic))) for entry in entries]
-        await self._store.settle_owned(self._link, [(entry, topic) for entry, topic in homes if topic is not None])
+        found = [(entry, topics.get((entry.item.namespace, entry.item.topic))) for entry in entries]
+        await self._store.settle_owned(self._link, [(entry, topic) for entry, topic in found if topic is not None])
 
     async def store(self, fetcher: Fetcher, entries: Sequence[Entry]) -> Stored:
         """Store items by statements of `fetcher`; `settle` is to be called once they are committed."""
         return await self._store.store(fetcher, entries)
 
     def settle(self, stored: Stored) -> None:
-        """Committed: let those who wait know."""
+        """After the commit: count items, and wake waiting dequeues."""
         for key, count in stored.items.items():
             self._meter.topic_items("enqueued", *key, count)
         if stored.fed:

@@ -1,4 +1,4 @@
-"""Background jobs of topics: items past their time, old keys, and what deleted topics left behind."""
+"""Background jobs of topics: expired items, old keys, stale prefetch buffers, remains of deleted topics."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from queen.settings import Settings
 _STEPS_PER_RUN: Final = 20
 _EXPIRY_SECONDS: Final = 5.0
 _UPKEEP_SECONDS: Final = 60.0
+_SETTLED_SECONDS: Final = 3.0
 _BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def topic_jobs(settings: Settings) -> list[Job]:
-    """The jobs that keep the tables of topics small."""
+    """The jobs of topics, run by the elected worker."""
     batch = settings.eviction_batch_size
     return [
         Job("topic expiry", _EXPIRY_SECONDS, ExpiredItems(batch).run),
         Job("topic keys", _UPKEEP_SECONDS, OldKeys(batch, settings.dedup_window_seconds).run),
         Job("topic usage", _UPKEEP_SECONDS, forget_usage),
-        Job("topic ready items", _UPKEEP_SECONDS, free_orphans),
+        Job("topic ready items", _UPKEEP_SECONDS, free_prefetched),
         Job("retired logs", _UPKEEP_SECONDS, forget_retired),
         Job("dropped topics", _UPKEEP_SECONDS, DroppedTopics(batch).run),
     ]
 
 
 class ExpiredItems:
-    """Removes items that waited longer than their `ttl`."""
+    """Removes items past their `ttl`."""
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
@@ -39,7 +40,7 @@ class ExpiredItems:
 
 
 class OldKeys:
-    """Forgets idempotency keys after `window` seconds, once their items are gone; a round of them in each run."""
+    """Removes idempotency keys older than `window` seconds whose items are gone."""
 
     def __init__(self, batch: int, window: int) -> None:
         self._batch = batch
@@ -50,7 +51,7 @@ class OldKeys:
         for _ in range(_STEPS_PER_RUN):
             (row,) = await session.fetch("topic_forget_keys", self._window, self._since, self._batch)
             if row["looked_at"] < self._batch or row["last"] <= self._since:
-                # From the beginning next time: a key whose item was still there may go by then.
+                # From the beginning next time: items of keys that were kept may be gone by then.
                 self._since = _BEGINNING
                 return False
             self._since = row["last"]
@@ -62,8 +63,11 @@ async def forget_usage(session: Session) -> bool:
     return False
 
 
-async def free_orphans(session: Session) -> bool:
-    """Should items be leased for a ready queue that does not exist, they are ready again."""
+async def free_prefetched(session: Session) -> bool:
+    """Free items in prefetch buffers that no server uses, as after a crash or when they were turned off."""
+    await session.fetch("topic_settle_handouts", _SETTLED_SECONDS, None, None)
+    for row in await session.fetch("topic_ready_expired"):
+        await session.fetch("topic_ready_close", row["topic_id"], row["token"], 0.0)
     for row in await session.fetch("topic_ready_orphans"):
         await session.fetch("topic_ready_free", lock_keys([row["topic_id"]]), row["topic_id"])
     return False

@@ -1,31 +1,45 @@
-"""The prefetcher: gives hot topics ready queues, and keeps these from running low."""
+"""Prefetch buffers (`TOPIC_READY_QUEUES=on`): items of hot topics leased ahead of the dequeues that will get them.
+
+Optional: nothing else imports this module. `Topics` composes its parts from the classes at the end of it, which add to
+their base classes what a topic with a buffer needs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import asyncpg
 
-from queen.broker.topics.batching import Links
-from queen.broker.topics.settle import SETTLED_SECONDS
+from queen.broker.topics.admin import TopicAdmin
+from queen.broker.topics.batching import Links, RequestBatcher
+from queen.broker.topics.context import TopicContext
+from queen.broker.topics.dequeue import Dequeue, Dequeuer, Heads, lease_seconds_of
+from queen.broker.topics.multi_dequeue import MultiTopicDequeue, MultiTopicDequeuer
+from queen.broker.topics.settle import LeaseExpiry, Place, Ref, Settler
 from queen.concurrency import BackgroundTask, BackgroundTasks
 from queen.errors import QueenError, RedisUnavailable
 from queen.log.topics import Topic, TopicCatalog, TopicKey, lock_keys
 from queen.redis.interfaces import TURN_SECONDS, FillTurn, FillTurnState, ReadyQueue
+from queen.redis.memory import MemoryReadyQueue
 from queen.storage.database import Database, Record
 from queen.wire.ids import IdSource
-from queen.wire.topic_items import ReadyItem, add_payload, from_micros, render_ahead, to_micros
+from queen.wire.topic_items import ReadyItem, Row, add_payload, from_micros, render_ahead, to_micros
+
+if TYPE_CHECKING:
+    from queen.redis.link import RedisLink
 
 log = logging.getLogger(__name__)
 
 LEASE_SECONDS: Final = 6.0
-"""How long the lease of a ready queue lasts that nobody renews."""
+"""How long a buffer lives whose lease is not renewed."""
+SETTLED_SECONDS: Final = 3.0
+"""Items handed out longer ago have their leases written to their rows."""
 _BARRED_SECONDS: Final = 10.0
 _LARGEST_COPIED: Final = 4096
 _SHARED: Final = "shared:"
@@ -34,13 +48,13 @@ _BUSY_SECONDS: Final = 0.002
 _place = attrgetter("place")
 
 
-class NotReady(Exception):
-    """The topic has no ready queue that can be used here: its items are to be leased one by one."""
+class NotBuffered(Exception):
+    """The topic has no buffer that can be used here: its items are leased from PostgreSQL."""
 
 
 @dataclass(slots=True)
 class PrefetchRequest:
-    """What one dequeue wants."""
+    """What one dequeue asks for."""
 
     owner: str
     limit: int
@@ -48,8 +62,8 @@ class PrefetchRequest:
 
 
 @dataclass(slots=True)
-class Waiter:
-    """A topic that is served from a ready queue here."""
+class PrefetchBuffer:
+    """The buffer of one topic, as this worker knows it."""
 
     topic: Topic
     token: str
@@ -57,19 +71,19 @@ class Waiter:
     depth: int = 0
     turn: int = 0
     dry: bool = False
-    """PostgreSQL had no more when last asked."""
+    """The last fill found no more items in PostgreSQL."""
 
 
 @dataclass(slots=True)
-class ReadyStats:
+class PrefetchStats:
     fills: int = 0
     filled: int = 0
     handed_out: int = 0
     recalls: int = 0
 
 
-class PrefetchBuffer:
-    """Hands out items of ready queues, and fills these."""
+class PrefetchBuffers:
+    """Opens, fills and closes buffers, and hands out their items."""
 
     def __init__(
         self,
@@ -81,7 +95,7 @@ class PrefetchBuffer:
         size: int,
         on_freed: Callable[[Topic], None],
     ) -> None:
-        """`shared`: others use the same queue. `on_freed` is told of topics whose items are ready again."""
+        """`shared`: other workers use the same buffers. `on_freed` is called with topics whose items became ready."""
         self._database = database
         self._queue = queue
         self._ids = ids
@@ -90,72 +104,73 @@ class PrefetchBuffer:
         self.size = size
         self._on_freed = on_freed
         self._fetch = Links(database).fetch
-        self.seats: dict[int, Waiter] = {}
-        self.stats = ReadyStats()
-
-    def serves(self, topic_id: int) -> bool:
-        return topic_id in self.seats
+        self.by_topic: dict[int, PrefetchBuffer] = {}
+        self.stats = PrefetchStats()
 
     async def open(self, topic: Topic) -> bool:
-        """Give a topic a ready queue; False when it has one already, or cannot have one now."""
+        """Give a topic a buffer; False when it has one already, or cannot have one now."""
         token = self._kind + self._ids.uuid()
         try:
             async with self._database.transaction() as transaction:
-                await transaction.fetch("topic_ready_patience")
+                await transaction.fetch("topic_ready_short_wait")
                 await transaction.fetch("topic_ready_lock")
                 if not await transaction.fetch("topic_ready_open", topic.id, token, LEASE_SECONDS):
                     return False
-                # Before anybody can know of it, or they would find nothing there and take it for lost.
+                # Before the commit: a worker that saw the row and found no queue would close it as lost.
                 await self._queue.open(topic.id, token)
         except (QueenError, asyncpg.PostgresError) as error:
-            log.debug("topic %s cannot have a ready queue now: %s", topic.key, error)
+            log.debug("topic %s/%s: prefetch buffer not opened: %s", *topic.key, error)
             return False
-        self._seat(topic, token)
+        self._add(topic, token)
         return True
 
     async def adopt(self, topics: Sequence[Topic]) -> set[TopicKey]:
-        """Take part in the ready queues that these topics may have, or close those that cannot be reached from here.
+        """Use the buffers that other workers opened for these topics, or close those that cannot be reached from here.
 
-        Returns the topics that had one: they are to be asked again.
+        Returns the topics that had one: their requests are to be submitted again.
         """
         rows = await self._fetch("topic_ready_of", [topic.id for topic in topics])
         by_id = {topic.id: topic for topic in topics}
         for row in rows:
             topic, token = by_id[row["topic_id"]], row["token"]
-            known = self.seats.get(topic.id)
+            known = self.by_topic.get(topic.id)
             same = known is not None and known.token == token
             ours = same or (self._shared and token.startswith(_SHARED))
             if not ours or not row["live"]:
                 await self.recall(topic, token, _BARRED_SECONDS if not ours else 0.0)
             elif not same:
-                self._seat(topic, token)
+                self._add(topic, token)
         return {by_id[row["topic_id"]].key for row in rows}
 
     async def take(self, topic: Topic, asked: Sequence[PrefetchRequest]) -> list[list[ReadyItem]]:
-        """Hand out the most urgent items. Raises `NotReady`."""
-        seat = self.seats.get(topic.id)
-        if seat is None:
-            raise NotReady
-        seat.topic = topic
-        seat.used_at = asyncio.get_running_loop().time()
+        """Hand out the most urgent items. Raises `NotBuffered`."""
+        buffer = self.by_topic.get(topic.id)
+        if buffer is None:
+            raise NotBuffered
+        buffer.topic = topic
+        buffer.used_at = asyncio.get_running_loop().time()
         try:
-            return await self._take(seat, asked)
+            return await self._take(buffer, asked)
         except RedisUnavailable:
-            # What is in Redis may be there or not when it comes back: PostgreSQL goes on alone.
-            await self.recall(seat.topic, seat.token, 0.0)
-            raise NotReady from None
+            # What Redis will hold when it is available again is unknown: the items are leased from PostgreSQL.
+            await self.recall(buffer.topic, buffer.token, 0.0)
+            raise NotBuffered from None
 
-    async def fill(self, seat: Waiter) -> None:
-        """Lease items ahead until the queue is full. Raises `NotReady`."""
-        turn = await self._begin(seat, 0)
-        rows = await self._prefetch(seat, turn, self.size - turn.depth) if turn.depth < self.size else []
-        await self._end(seat, turn, 0, rows)
+    async def settle_handouts(self, topic_ids: Collection[int], item_ids: Sequence[int]) -> None:
+        """Write the leases of handed-out items to their rows."""
+        await self._fetch("topic_settle_handouts", 0.0, sorted(topic_ids), item_ids)
+
+    async def fill(self, buffer: PrefetchBuffer) -> None:
+        """Lease items ahead until the buffer is full. Raises `NotBuffered`."""
+        turn = await self._begin(buffer, 0)
+        rows = await self._prefetch(buffer, turn, self.size - turn.depth) if turn.depth < self.size else []
+        await self._end(buffer, turn, 0, rows)
 
     async def recall(self, topic: Topic, token: str, barred_seconds: float) -> None:
-        """Close a ready queue: what is in it is ready as before, and it is led into no other for so many seconds."""
-        seat = self.seats.get(topic.id)
-        if seat is not None and seat.token == token:
-            del self.seats[topic.id]
+        """Close a buffer: its items are ready as before. The topic gets no other one for so many seconds."""
+        buffer = self.by_topic.get(topic.id)
+        if buffer is not None and buffer.token == token:
+            del self.by_topic[topic.id]
         async with self._database.transaction() as transaction:
             if not await transaction.fetch("topic_ready_close", topic.id, token, barred_seconds):
                 return
@@ -166,122 +181,126 @@ class PrefetchBuffer:
             self._on_freed(topic)
 
     async def leave(self, topic_id: int) -> None:
-        """A queue is not used here any more. Others may use it still; if nobody does, its lease lapses."""
-        seat = self.seats.pop(topic_id, None)
-        if seat is not None and not self._shared:
-            await self.recall(seat.topic, seat.token, 0.0)
+        """Stop using a buffer. Other workers may go on; without any, its lease expires."""
+        buffer = self.by_topic.pop(topic_id, None)
+        if buffer is not None and not self._shared:
+            await self.recall(buffer.topic, buffer.token, 0.0)
 
     async def recall_all(self) -> None:
-        """Close every queue that is used here."""
-        for seat in list(self.seats.values()):
+        """Close every buffer that is used here."""
+        for buffer in list(self.by_topic.values()):
             try:
-                await self.recall(seat.topic, seat.token, 0.0)
+                await self.recall(buffer.topic, buffer.token, 0.0)
             except (QueenError, asyncpg.PostgresError) as error:
-                log.warning("the ready queue of %s has to lapse: %s", seat.topic.key, error)
+                log.warning("topic %s/%s: prefetch buffer left to expire: %s", *buffer.topic.key, error)
 
     async def close(self, topics: Sequence[Topic]) -> None:
-        """Close the queues of topics, wherever they are, for whoever needs their items in PostgreSQL."""
+        """Close the buffers of topics, whichever worker opened them: the caller needs their items in PostgreSQL."""
         by_id = {topic.id: topic for topic in topics}
         for row in await self._fetch("topic_ready_of", list(by_id)):
             await self.recall(by_id[row["topic_id"]], row["token"], _BARRED_SECONDS)
 
-    def _seat(self, topic: Topic, token: str) -> None:
-        self.seats[topic.id] = Waiter(topic, token, asyncio.get_running_loop().time())
+    def _add(self, topic: Topic, token: str) -> None:
+        self.by_topic[topic.id] = PrefetchBuffer(topic, token, asyncio.get_running_loop().time())
 
-    async def _take(self, seat: Waiter, asked: Sequence[PrefetchRequest]) -> list[list[ReadyItem]]:
+    async def _take(self, buffer: PrefetchBuffer, asked: Sequence[PrefetchRequest]) -> list[list[ReadyItem]]:
         wanted = sum(one.limit for one in asked)
-        turn = await self._begin(seat, wanted)
+        turn = await self._begin(buffer, wanted)
         items = turn.items
         if turn.depth < wanted:
-            # Some more are leased for the next dequeue, unless dequeues are so large that it would find too few anyway.
+            # More is leased for the next dequeue, unless dequeues are so large that it would find too little anyway.
             ahead = self.size // 2 if wanted <= self.size // 2 else 0
-            items = _merge(items, await self._prefetch(seat, turn, wanted - turn.depth + ahead))
+            items = _merge(items, await self._prefetch(buffer, turn, wanted - turn.depth + ahead))
         if not items:
-            await self._check(seat)
+            await self._check(buffer)
             rows: list[Record] = []
-        elif not (rows := await self._hand_out(seat, turn, asked, items[:wanted], checked=True)):
-            items = _merge(items, await self._prefetch(seat, turn, wanted, before=items[:wanted][-1]))
-            # No more than were asked for can come first, so that these are the right ones, as of that statement.
-            rows = await self._hand_out(seat, turn, asked, items[:wanted], checked=False)
-        await self._end(seat, turn, len(turn.items), items[wanted:])
-        return await self._deal(seat, asked, items[:wanted], rows)
+        elif not (rows := await self._hand_out(buffer, turn, asked, items[:wanted], checked=True)):
+            items = _merge(items, await self._prefetch(buffer, turn, wanted, before=items[:wanted][-1]))
+            # At most as many as were asked for can come first, so these are the most urgent as of that statement.
+            rows = await self._hand_out(buffer, turn, asked, items[:wanted], checked=False)
+        await self._end(buffer, turn, len(turn.items), items[wanted:])
+        return await self._deal(buffer, asked, items[:wanted], rows)
 
-    async def _begin(self, seat: Waiter, limit: int) -> FillTurn:
+    async def _begin(self, buffer: PrefetchBuffer, limit: int) -> FillTurn:
         deadline = asyncio.get_running_loop().time() + TURN_SECONDS + 1
         while True:
-            turn = await self._queue.begin(seat.topic.id, seat.token, limit)
+            turn = await self._queue.begin(buffer.topic.id, buffer.token, limit)
             if turn.state is FillTurnState.YOURS:
-                seat.turn = turn.number
+                buffer.turn = turn.number
                 return turn
             if turn.state is FillTurnState.LOST or asyncio.get_running_loop().time() > deadline:
-                await self._give_up(seat)
+                await self._give_up(buffer)
             await asyncio.sleep(_BUSY_SECONDS)
 
-    async def _end(self, seat: Waiter, turn: FillTurn, taken: int, offered: Sequence[ReadyItem]) -> None:
-        seat.depth = await self._queue.end(seat.topic.id, seat.token, seat.turn, taken, offered)
+    async def _end(self, buffer: PrefetchBuffer, turn: FillTurn, taken: int, offered: Sequence[ReadyItem]) -> None:
+        buffer.depth = await self._queue.end(buffer.topic.id, buffer.token, buffer.turn, taken, offered)
 
-    def _next(self, seat: Waiter, turn: FillTurn) -> tuple[int, int]:
-        """The number that PostgreSQL is to have of this turn, and will have once something was done in it."""
-        now, seat.turn = seat.turn, turn.number + 1
-        return now, seat.turn
+    def _next(self, buffer: PrefetchBuffer, turn: FillTurn) -> tuple[int, int]:
+        """The number of the turn that PostgreSQL must have, and its next number."""
+        now, buffer.turn = buffer.turn, turn.number + 1
+        return now, buffer.turn
 
     async def _prefetch(
-        self, seat: Waiter, turn: FillTurn, wanted: int, before: ReadyItem | None = None
+        self, buffer: PrefetchBuffer, turn: FillTurn, wanted: int, before: ReadyItem | None = None
     ) -> list[ReadyItem]:
         place = _moment(before) if before is not None else (None, None, None)
         rows = await self._fetch(
-            "topic_prefetch", seat.topic.id, seat.token, wanted, *place, _LARGEST_COPIED, *self._next(seat, turn)
+            "topic_prefetch", buffer.topic.id, buffer.token, wanted, *place, _LARGEST_COPIED, *self._next(buffer, turn)
         )
         if before is None:
-            seat.dry = len(rows) < wanted
+            buffer.dry = len(rows) < wanted
         self.stats.fills += 1
         self.stats.filled += len(rows)
-        return sorted((_ahead(row, seat.topic) for row in rows), key=_place)
+        return sorted((_ahead(row, buffer.topic) for row in rows), key=_place)
 
     async def _hand_out(
         self,
-        seat: Waiter,
+        buffer: PrefetchBuffer,
         turn: FillTurn,
         asked: Sequence[PrefetchRequest],
         items: Sequence[ReadyItem],
         *,
         checked: bool,
     ) -> list[Record]:
-        """Gives nothing when items outside of the queue come first."""
+        """Returns nothing when items outside of the buffer come first."""
         counts = _shares(asked, len(items))
         given = [(one, count) for one, count in zip(asked, counts, strict=True) if count]
         rows = await self._fetch(
             "topic_hand_out",
-            seat.topic.id,
-            seat.token,
+            buffer.topic.id,
+            buffer.token,
             *_moment(items[-1]),
             checked,
             [one.owner for one, _ in given],
             [one.lease_seconds for one, _ in given],
             [count for _, count in given],
             [item.id for item in items],
-            *self._next(seat, turn),
+            *self._next(buffer, turn),
         )
         if rows[0]["overtaken"]:
             return []
         if rows[0]["owner"] is None:
-            await self._give_up(seat)
+            await self._give_up(buffer)
         return rows
 
-    async def _check(self, seat: Waiter) -> None:
-        """That nothing was found means something only while the queue is this one."""
-        rows = await self._fetch("topic_ready_of", [seat.topic.id])
-        if not any(row["token"] == seat.token and row["turn"] == seat.turn and row["live"] for row in rows):
-            await self._give_up(seat)
+    async def _check(self, buffer: PrefetchBuffer) -> None:
+        """An empty buffer is an answer only while it is the current one."""
+        rows = await self._fetch("topic_ready_of", [buffer.topic.id])
+        if not any(row["token"] == buffer.token and row["turn"] == buffer.turn and row["live"] for row in rows):
+            await self._give_up(buffer)
 
-    async def _give_up(self, seat: Waiter) -> NoReturn:
-        await self.recall(seat.topic, seat.token, 0.0)
-        raise NotReady
+    async def _give_up(self, buffer: PrefetchBuffer) -> NoReturn:
+        await self.recall(buffer.topic, buffer.token, 0.0)
+        raise NotBuffered
 
     async def _deal(
-        self, seat: Waiter, asked: Sequence[PrefetchRequest], items: Sequence[ReadyItem], rows: Sequence[Record]
+        self,
+        buffer: PrefetchBuffer,
+        asked: Sequence[PrefetchRequest],
+        items: Sequence[ReadyItem],
+        rows: Sequence[Record],
     ) -> list[list[ReadyItem]]:
-        """The items for each who asked, as leased; without those that waited too long."""
+        """The leased items of each request, without those past their `ttl`."""
         leases = {row["owner"]: (row["leased_until"], row["handed_at"]) for row in rows}
         expired: list[ReadyItem] = []
         dealt: list[list[ReadyItem]] = []
@@ -298,7 +317,7 @@ class PrefetchBuffer:
             dealt.append(mine)
             start += count
         self.stats.handed_out += len(items)
-        await self._add_payloads(seat, dealt)
+        await self._add_payloads(buffer, dealt)
         if expired:
             expired.sort(key=attrgetter("id"))
             await self._fetch(
@@ -309,7 +328,7 @@ class PrefetchBuffer:
             )
         return dealt
 
-    async def _add_payloads(self, seat: Waiter, dealt: list[list[ReadyItem]]) -> None:
+    async def _add_payloads(self, buffer: PrefetchBuffer, dealt: list[list[ReadyItem]]) -> None:
         large = {item.id: item for items in dealt for item in items if not item.whole}
         if not large:
             return
@@ -317,6 +336,15 @@ class PrefetchBuffer:
             add_payload(large[row["id"]], row["payload"], row["is_json"])
         for items in dealt:
             items[:] = [item for item in items if item.whole]
+
+
+def ready_queue(redis: RedisLink | None) -> ReadyQueue:
+    """Where buffers keep their items: in Redis, or in the memory of this worker."""
+    if redis is None:
+        return MemoryReadyQueue()
+    from queen.redis.stores import RedisReadyQueue
+
+    return RedisReadyQueue(redis)
 
 
 def _ahead(row: Record, topic: Topic) -> ReadyItem:
@@ -342,7 +370,7 @@ def _merge(items: Sequence[ReadyItem], more: Sequence[ReadyItem]) -> list[ReadyI
 
 
 def _shares(asked: Sequence[PrefetchRequest], items: int) -> list[int]:
-    """How many of the items each gets; who asked first is served first."""
+    """How many of the items each request gets, in order."""
     shares = []
     for one in asked:
         shares.append(min(one.limit, items))
@@ -351,72 +379,69 @@ def _shares(asked: Sequence[PrefetchRequest], items: int) -> list[int]:
 
 
 _HOT: Final = 20
-"""Dequeues with something to give, in a second, that make a topic hot."""
-_MOST_SEATS: Final = 200
+"""Served dequeues in a second that make a topic hot."""
+_MOST_BUFFERS: Final = 200
 _AGAIN_SECONDS: Final = 5.0
 
 
 class Prefetcher:
-    """Watches dequeues, and fills ready queues in the background."""
+    """Opens buffers for hot topics, and fills them in the background."""
 
-    def __init__(self, desk: PrefetchBuffer, *, enabled: bool) -> None:
-        self._desk = desk
-        self._enabled = enabled
+    def __init__(self, buffers: PrefetchBuffers) -> None:
+        self._buffers = buffers
         self._second = 0
         self._served: dict[int, int] = {}
         self._not_before: dict[int, float] = {}
         self._busy: set[int] = set()
-        self._errands = BackgroundTasks()
+        self._tasks = BackgroundTasks()
         self._closing = False
 
     def note(self, topic: Topic) -> None:
-        """A dequeue of a topic was given items that were leased one by one."""
-        if not self._enabled:
-            return
+        """A dequeue was served by a claim in PostgreSQL."""
         now = asyncio.get_running_loop().time()
         if int(now) != self._second:
             self._second = int(now)
             self._served.clear()
             self._not_before = {id: at for id, at in self._not_before.items() if at > now}
         served = self._served[topic.id] = self._served.get(topic.id, 0) + 1
-        if served >= _HOT and len(self._desk.seats) < _MOST_SEATS and topic.id not in self._not_before:
+        if served >= _HOT and len(self._buffers.by_topic) < _MOST_BUFFERS and topic.id not in self._not_before:
             self._not_before[topic.id] = now + _AGAIN_SECONDS
             self._spawn(topic.id, self._open(topic))
 
-    def look(self, topic_id: int) -> None:
-        """Something was taken from a ready queue, or is there to fill it."""
-        seat = self._desk.seats.get(topic_id)
-        if seat is not None and seat.depth <= self._desk.size // 2 and not seat.dry:
-            self._spawn(topic_id, self._fill(seat))
+    def refill(self, topic_id: int) -> None:
+        """Items were taken: fill the buffer if it runs low."""
+        buffer = self._buffers.by_topic.get(topic_id)
+        if buffer is not None and buffer.depth <= self._buffers.size // 2 and not buffer.dry:
+            self._spawn(topic_id, self._fill(buffer))
 
     def fed(self, topic_id: int) -> None:
         """A topic has new items."""
-        seat = self._desk.seats.get(topic_id)
-        if seat is not None:
-            seat.dry = False
+        buffer = self._buffers.by_topic.get(topic_id)
+        if buffer is not None:
+            buffer.dry = False
 
     async def stop(self) -> None:
         self._closing = True
-        await self._errands.finish()
+        await self._tasks.finish()
 
     async def _open(self, topic: Topic) -> None:
-        if await self._desk.open(topic):
-            await self._fill(self._desk.seats[topic.id])
+        if await self._buffers.open(topic):
+            await self._fill(self._buffers.by_topic[topic.id])
 
-    async def _fill(self, seat: Waiter) -> None:
+    async def _fill(self, buffer: PrefetchBuffer) -> None:
         try:
-            await self._desk.fill(seat)
-        except NotReady:
+            await self._buffers.fill(buffer)
+        except NotBuffered:
             return
         except (QueenError, asyncpg.PostgresError) as error:
-            log.debug("the ready queue of %s could not be filled: %s", seat.topic.key, error)
+            log.debug("topic %s/%s: prefetch buffer not filled: %s", *buffer.topic.key, error)
 
     def _spawn(self, topic_id: int, work: Coroutine[None, None, None]) -> None:
         if topic_id in self._busy or self._closing:
             work.close()
             return
         self._busy.add(topic_id)
-        task = self._errands.spawn(work)
+        task = self._tasks.spawn(work)
         task.add_done_callback(lambda _: self._busy.discard(topic_id))
 
 
@@ -425,12 +450,12 @@ _IDLE_SECONDS: Final = 5.0
 
 
 class LeaseDaemon:
-    """Once a second: renews the leases of queues in use, ends those nobody renewed, and writes handouts to items."""
+    """Once a second: renews the leases of buffers in use, closes expired ones, and writes handouts to items."""
 
-    def __init__(self, database: Database, catalog: TopicCatalog, desk: PrefetchBuffer) -> None:
+    def __init__(self, database: Database, catalog: TopicCatalog, buffers: PrefetchBuffers) -> None:
         self._link = database.link()
         self._catalog = catalog
-        self._desk = desk
+        self._buffers = buffers
         self._background = BackgroundTask()
 
     def start(self) -> None:
@@ -441,25 +466,163 @@ class LeaseDaemon:
 
     async def run_once(self) -> None:
         idle = asyncio.get_running_loop().time() - _IDLE_SECONDS
-        for topic_id, seat in list(self._desk.seats.items()):
-            if seat.used_at < idle:
-                await self._desk.leave(topic_id)
-        tokens = [seat.token for seat in self._desk.seats.values()]
+        for topic_id, buffer in list(self._buffers.by_topic.items()):
+            if buffer.used_at < idle:
+                await self._buffers.leave(topic_id)
+        tokens = [buffer.token for buffer in self._buffers.by_topic.values()]
         if tokens:
             await self._link.fetch("topic_ready_renew", tokens, LEASE_SECONDS)
         await self._link.fetch("topic_settle_handouts", SETTLED_SECONDS, None, None)
-        for row in await self._link.fetch("topic_ready_lapsed"):
+        for row in await self._link.fetch("topic_ready_expired"):
             topic = await self._catalog.one((row["namespace"], row["topic"])) if row["topic"] is not None else None
             if topic is not None:
-                await self._desk.recall(topic, row["token"], 0.0)
+                await self._buffers.recall(topic, row["token"], 0.0)
 
     async def _serve(self) -> None:
         while True:
             await asyncio.sleep(_EVERY_SECONDS)
             if not self._catalog.used:
-                # Where nobody uses topics, nobody waits for what a dead server has left.
+                # No topic is used here, so no dequeue waits for items in buffers of a dead server.
                 continue
             try:
                 await self.run_once()
             except (QueenError, asyncpg.PostgresError) as error:
-                log.debug("leases of ready queues could not be looked after; tried again in a second: %s", error)
+                log.debug("leases of prefetch buffers not renewed, next attempt in 1 s: %s", error)
+
+
+class PrefetchingDequeuer(Dequeuer):
+    """Serves topics with a buffer from it, each in a lane of its own."""
+
+    skips_buffered = True
+
+    def __init__(self, context: TopicContext, heads: Heads, buffers: PrefetchBuffers) -> None:
+        super().__init__(context, heads)
+        self._buffers = buffers
+        self._buffered_lanes: dict[TopicKey, RequestBatcher[Dequeue]] = {}
+        self._prefetcher = Prefetcher(buffers)
+
+    def fed(self, key: TopicKey, seconds: float) -> None:
+        topic = self._catalog.cached(key)
+        if topic is not None:
+            self._prefetcher.fed(topic.id)
+        super().fed(key, seconds)
+
+    def submit(self, request: Dequeue) -> None:
+        topic = self._catalog.cached(request.key)
+        if topic is None or topic.id not in self._buffers.by_topic:
+            self.lane.submit(request)
+            return
+        lane = self._buffered_lanes.get(request.key)
+        if lane is None:
+            lane = self._buffered_lanes[request.key] = self.make_lane(self._serve_buffered)
+        lane.submit(request)
+
+    async def stop(self) -> None:
+        self.waiting.stop()
+        for lane in self._buffered_lanes.values():
+            await lane.join()
+        await super().stop()
+        await self._prefetcher.stop()
+
+    async def claim(self, requests: Sequence[Dequeue], topics: dict[TopicKey, Topic]) -> list[list[Record]]:
+        items = await super().claim(requests, topics)
+        for request, some in zip(requests, items, strict=True):
+            if some:
+                self._prefetcher.note(topics[request.key])
+        return items
+
+    async def answer(
+        self, batch: Sequence[Dequeue], topics: dict[TopicKey, Topic], given: Mapping[int, Sequence[Row]]
+    ) -> None:
+        """Requests that were given nothing go to the buffer of their topic, if another worker has opened one."""
+        served = {request.key for request in batch if given.get(id(request))}
+        unserved = [topics[key] for key in {request.key for request in batch} - served if key in topics]
+        buffered = await self._buffers.adopt(unserved) if unserved else set()
+        for request in batch:
+            if request.key in buffered:
+                self.submit(request)
+        await super().answer([request for request in batch if request.key not in buffered], topics, given)
+
+    async def _serve_buffered(self, batch: list[Dequeue]) -> None:
+        topic = await self._catalog.one(batch[0].key) if batch else None
+        try:
+            if topic is None:
+                raise NotBuffered
+            leases = [lease_seconds_of(request, topic) for request in batch]
+            items = await self._buffers.take(
+                topic,
+                [PrefetchRequest(self._ids.uuid(), one.limit, lease) for one, lease in zip(batch, leases, strict=True)],
+            )
+        except NotBuffered:
+            for request in batch:
+                self.lane.submit(request)
+            return
+        topics = {topic.key: topic}
+        await self.remove_unacknowledged(batch, topics, items)
+        for some, lease in zip(items, leases, strict=True):
+            if some:
+                self._on_leased(lease)
+        self._heads.note(topic.id, sum(map(len, items)))
+        self._prefetcher.refill(topic.id)
+        await super().answer(batch, topics, {id(request): some for request, some in zip(batch, items, strict=True)})
+
+    async def end_leases(self, rows: Sequence[Row]) -> None:
+        await self._buffers.settle_handouts({row["topic_id"] for row in rows}, [row["id"] for row in rows])
+        await super().end_leases(rows)
+
+
+class PrefetchingMultiDequeuer(MultiTopicDequeuer):
+    """Closes the buffers of the topics it is asked for: their items have a place in the common order of service."""
+
+    def __init__(
+        self, context: TopicContext, heads: Heads, settler: Settler, poll_seconds: float, buffers: PrefetchBuffers
+    ) -> None:
+        super().__init__(context, heads, settler, poll_seconds)
+        self._buffers = buffers
+
+    async def claim_rows(
+        self, topics: dict[int, Topic], wanted: int, starts: list[int], requests: Sequence[MultiTopicDequeue]
+    ) -> list[Record]:
+        await self._buffers.close(list(topics.values()))
+        return await super().claim_rows(topics, wanted, starts, requests)
+
+
+class PrefetchingSettler(Settler):
+    """Writes the leases of items that were just handed out to their rows before they are changed."""
+
+    def __init__(self, context: TopicContext, buffers: PrefetchBuffers) -> None:
+        super().__init__(context)
+        self._buffers = buffers
+
+    async def places_to_change(self, refs: Sequence[Ref]) -> list[Place[Ref]]:
+        places = await super().places_to_change(refs)
+        if places:
+            ids = [place.ref.number for place in places]
+            await self._buffers.settle_handouts({place.topic_id for place in places}, ids)
+        return places
+
+
+class PrefetchingExpiry(LeaseExpiry):
+    """Sees leases of items that were handed out and are not written to their rows yet."""
+
+    async def _search(self, since: datetime) -> None:
+        await self._link.fetch("topic_settle_handouts", SETTLED_SECONDS, None, None)
+        await super()._search(since)
+
+
+class PrefetchingAdmin(TopicAdmin):
+    """Closes the buffer of a topic before its items are removed."""
+
+    def __init__(
+        self,
+        database: Database,
+        catalog: TopicCatalog,
+        on_changed: Callable[[TopicKey], None],
+        buffers: PrefetchBuffers,
+    ) -> None:
+        super().__init__(database, catalog, on_changed)
+        self._buffers = buffers
+
+    async def remove_items(self, topic: Topic) -> int:
+        await self._buffers.close([topic])
+        return await super().remove_items(topic)

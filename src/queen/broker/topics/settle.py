@@ -1,4 +1,4 @@
-"""Acknowledging, failing and extending: what a consumer says about items it has leased."""
+"""Acks, nacks, lease extensions and releases of items; and the expiry of leases."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import heapq
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Generic, TypeVar
@@ -15,18 +15,16 @@ from typing import Any, Final, Generic, TypeVar
 import asyncpg
 
 from queen.broker.topics.batching import Links, RequestBatcher
-from queen.broker.topics.enqueue import OnFed
-from queen.broker.topics.throttle import TenantThrottle
+from queen.broker.topics.context import OnFed, TopicContext
 from queen.concurrency import BackgroundTask
 from queen.errors import QueenError
 from queen.log.topics import TopicCatalog, TopicKey, lock_keys
-from queen.metrics.meter import Meter
 from queen.storage.database import Database, Fetcher, storable
 from queen.wire.topics import ExtendRef, ItemRef, NackRef
 
-NOT_LEASED = "Item not found or not leased"
-_LONGEST_ERROR = 10_000
-_DEFAULT_ERROR = "Failed without an error message"
+NOT_LEASED: Final = "Item not found or not leased"
+_LONGEST_ERROR: Final = 10_000
+_DEFAULT_ERROR: Final = "Failed without an error message"
 
 Ref = TypeVar("Ref", bound=ItemRef)
 R = TypeVar("R")
@@ -34,7 +32,7 @@ R = TypeVar("R")
 
 @dataclass(slots=True, eq=False)
 class Settlement(Generic[Ref, R]):
-    """What one request says, and for each item what came of it; None: it is not there, or not leased."""
+    """A request about leased items, answered with an outcome for each: None where the item is not leased."""
 
     refs: Sequence[Ref]
     answer: asyncio.Future[list[R | None]]
@@ -42,34 +40,85 @@ class Settlement(Generic[Ref, R]):
 
 @dataclass(frozen=True, slots=True)
 class Nacked:
-    """What became of an item that failed: a dead letter, or ready again after so many seconds."""
+    """The outcome of a nack: a dead letter, or ready again after so many seconds."""
 
     dead: bool
     seconds: float
 
 
-class Settler:
-    """Acks, nacks, extensions and releases, each kind fused."""
+@dataclass(frozen=True, slots=True)
+class Place(Generic[Ref]):
+    """An item that a request names: its index in the batch, and its topic."""
 
-    def __init__(
-        self,
-        database: Database,
-        catalog: TopicCatalog,
-        on_fed: OnFed,
-        on_leased: Callable[[float], None],
-        meter: Meter,
-        courtesy: TenantThrottle,
-    ) -> None:
-        self._catalog = catalog
-        self._on_fed = on_fed
-        self._on_leased = on_leased
-        self._meter = meter
-        self._links = Links(database)
+    index: int
+    ref: Ref
+    topic_id: int
+    lease_seconds: int
+
+    @property
+    def item(self) -> tuple[int, int]:
+        return self.ref.number, self.topic_id
+
+
+async def find_places(catalog: TopicCatalog, refs: Sequence[Ref]) -> list[Place[Ref]]:
+    """The references whose topics exist, ordered by item id, the order in which items are locked.
+
+    A reference is id, topic and lease owner; each appears once. An item may appear several times, with other owners.
+    """
+    topics = await catalog.find({(ref.namespace, ref.topic) for ref in refs})
+    places: dict[tuple[int, int, str | None], Place[Ref]] = {}
+    for index, ref in enumerate(refs):
+        topic = topics.get((ref.namespace, ref.topic))
+        if topic is not None:
+            key = (ref.number, topic.id, ref.lease_owner)
+            places.setdefault(key, Place(index, ref, topic.id, topic.lease_seconds))
+    return sorted(places.values(), key=lambda place: place.ref.number)
+
+
+async def ack_in(fetcher: Fetcher, places: Sequence[Place[ItemRef]]) -> list[Place[ItemRef]]:
+    """Remove leased items; returns those that were."""
+    # The statement for distinct ids takes half the time; an item that is named twice is rare.
+    distinct: dict[int, Place[ItemRef]] = {}
+    repeated: list[Place[ItemRef]] = []
+    for place in places:
+        if distinct.setdefault(place.ref.number, place) is not place:
+            repeated.append(place)
+    done = await _ack(fetcher, "topic_ack", list(distinct.values()))
+    if repeated:
+        done += await _ack(fetcher, "topic_ack_repeated", repeated)
+    return done
+
+
+async def _ack(fetcher: Fetcher, statement: str, places: Sequence[Place[ItemRef]]) -> list[Place[ItemRef]]:
+    if not places:
+        return []
+    rows = await fetcher.fetch(statement, *_columns(places))
+    return [places[row["slot"] - 1] for row in rows]
+
+
+def _columns(places: Sequence[Place[Any]]) -> tuple[list[int], list[int], list[str | None]]:
+    """What identifies leased items in statements: ids, topics, lease owners."""
+    return (
+        [place.ref.number for place in places],
+        [place.topic_id for place in places],
+        [place.ref.lease_owner for place in places],
+    )
+
+
+class Settler:
+    """Acks, nacks, extensions and releases; concurrent requests of a kind share a statement."""
+
+    def __init__(self, context: TopicContext) -> None:
+        self._catalog = context.catalog
+        self._on_fed = context.on_fed
+        self._on_leased = context.on_leased
+        self._meter = context.meter
+        self._links = Links(context.database)
         self._acks: RequestBatcher[Settlement[ItemRef, bool]] = RequestBatcher(
-            self._run_acks, weigh=_weigh, limit=5000, tenant=_tenant, courtesy=courtesy
+            self._run_acks, weigh=_weigh, limit=5000, tenant=_tenant, throttle=context.throttle
         )
         self._nacks: RequestBatcher[Settlement[NackRef, Nacked]] = RequestBatcher(
-            self._run_nacks, weigh=_weigh, limit=2000, tenant=_tenant, courtesy=courtesy
+            self._run_nacks, weigh=_weigh, limit=2000, tenant=_tenant, throttle=context.throttle
         )
         self._extensions: RequestBatcher[Settlement[ExtendRef, datetime]] = RequestBatcher(
             self._run_extensions, weigh=_weigh, limit=2000, tenant=_tenant
@@ -79,88 +128,75 @@ class Settler:
         )
 
     def ack(self, refs: Sequence[ItemRef]) -> asyncio.Future[list[bool | None]]:
-        """The items are done and go for good."""
+        """Remove items that were processed."""
         return _submit(self._acks, refs)
 
     def nack(self, refs: Sequence[NackRef]) -> asyncio.Future[list[Nacked | None]]:
-        """The items failed: they are retried later, or become dead letters."""
+        """Retry failed items later, or make them dead letters."""
         return _submit(self._nacks, refs)
 
     def extend(self, refs: Sequence[ExtendRef]) -> asyncio.Future[list[datetime | None]]:
-        """The leases of the items last longer; gives until when."""
+        """Extend leases; returns their new ends."""
         return _submit(self._extensions, refs)
 
     def release(self, refs: Sequence[ItemRef]) -> asyncio.Future[list[bool | None]]:
-        """The leases of the items end early: they are ready as before, and have not failed."""
+        """End leases early: the items are ready again, without a failure being counted."""
         return _submit(self._releases, refs)
 
     async def stop(self) -> None:
         for lane in (self._acks, self._nacks, self._extensions, self._releases):
             await lane.join()
 
+    async def places_to_change(self, refs: Sequence[Ref]) -> list[Place[Ref]]:
+        """The references of requests that change the lease stored with an item."""
+        return await find_places(self._catalog, refs)
+
     async def _run_acks(self, batch: list[Settlement[ItemRef, bool]]) -> None:
-        places = await self._places([ref for request in batch for ref in request.refs])
-        done = await ack_in(self._links, places)
+        done = await ack_in(self._links, await find_places(self._catalog, _refs(batch)))
         self._count("acked", [place.ref for place in done])
         _answer(batch, {place.index: True for place in done})
 
     async def _run_nacks(self, batch: list[Settlement[NackRef, Nacked]]) -> None:
-        places = await self._places([ref for request in batch for ref in request.refs])
+        places = await self.places_to_change(_refs(batch))
         outcomes: dict[int, Nacked] = {}
+        dead: list[ItemRef] = []
         fed: dict[TopicKey, float] = {}
         if places:
-            await settle_handouts(self._links, places)
-            rows = await self._links.fetch(
-                "topic_nack",
-                lock_keys({place.topic_id for place in places}),
-                [place.ref.number for place in places],
-                [place.topic_id for place in places],
-                [place.ref.lease_owner for place in places],
-                [_error_text(place.ref.error) for place in places],
-            )
-            for row in rows:
-                place = places[row["slot"] - 1]
-                outcome = outcomes[place.index] = Nacked(row["dead"], row["seconds"])
-                if not outcome.dead:
+            errors = [_error_text(place.ref.error) for place in places]
+            for row in await self._links.fetch("topic_nack", _locks(places), *_columns(places), errors):
+                place, seconds = places[row["slot"] - 1], row["seconds"]
+                outcomes[place.index] = Nacked(row["dead"], seconds)
+                if row["dead"]:
+                    dead.append(place.ref)
+                else:
                     key = (place.ref.namespace, place.ref.topic)
-                    fed[key] = min(fed.get(key, outcome.seconds), outcome.seconds)
-        refs = {place.index: place.ref for place in places}
-        self._count("nacked", [refs[index] for index in outcomes])
-        self._count("dead", [refs[index] for index, outcome in outcomes.items() if outcome.dead])
+                    fed[key] = min(fed.get(key, seconds), seconds)
+        self._count("nacked", [place.ref for place in places if place.index in outcomes])
+        self._count("dead", dead)
         _answer(batch, outcomes)
         if fed:
             self._on_fed(list(fed.items()))
 
     async def _run_extensions(self, batch: list[Settlement[ExtendRef, datetime]]) -> None:
-        places = await self._places([ref for request in batch for ref in request.refs])
+        places = await self.places_to_change(_refs(batch))
         ends: dict[int, datetime] = {}
         if places:
-            await settle_handouts(self._links, places)
             seconds = [place.ref.seconds or float(place.lease_seconds) for place in places]
-            rows = await self._links.fetch(
-                "topic_extend",
-                [place.ref.number for place in places],
-                [place.topic_id for place in places],
-                [place.ref.lease_owner for place in places],
-                seconds,
-            )
-            for row in rows:
-                ends[places[row["slot"] - 1].index] = row["leased_until"]
+            extended = {}
+            for row in await self._links.fetch("topic_extend", *_columns(places), seconds):
+                extended[places[row["slot"] - 1].item] = row
                 self._on_leased(seconds[row["slot"] - 1])
+            for place in places:
+                lease = extended.get(place.item)
+                if lease is not None and place.ref.lease_owner in (None, lease["lease_owner"]):
+                    ends[place.index] = lease["leased_until"]
         _answer(batch, ends)
 
     async def _run_releases(self, batch: list[Settlement[ItemRef, bool]]) -> None:
-        places = await self._places([ref for request in batch for ref in request.refs])
+        places = await self.places_to_change(_refs(batch))
         released: list[Place[ItemRef]] = []
         if places:
-            await settle_handouts(self._links, places)
-            rows = await self._links.fetch(
-                "topic_release",
-                lock_keys({place.topic_id for place in places}),
-                [place.ref.number for place in places],
-                [place.topic_id for place in places],
-                [place.ref.lease_owner for place in places],
-            )
+            rows = await self._links.fetch("topic_release", _locks(places), *_columns(places))
             released = [places[row["slot"] - 1] for row in rows]
         _answer(batch, {place.index: True for place in released})
         if released:
@@ -169,53 +205,6 @@ class Settler:
     def _count(self, done: str, refs: Sequence[ItemRef]) -> None:
         for key, items in Counter((ref.namespace, ref.topic) for ref in refs).items():
             self._meter.topic_items(done, *key, items)
-
-    async def _places(self, refs: Sequence[Ref]) -> list[Place[Ref]]:
-        return await find_places(self._catalog, refs)
-
-
-@dataclass(frozen=True, slots=True)
-class Place(Generic[Ref]):
-    """An item that a request names: where in the request, and on which topic."""
-
-    index: int
-    ref: Ref
-    topic_id: int
-    lease_seconds: int
-
-
-async def find_places(catalog: TopicCatalog, refs: Sequence[Ref]) -> list[Place[Ref]]:
-    """Those whose topics exist, in the order of their ids, in which everybody locks items; each item once."""
-    topics = await catalog.find({(ref.namespace, ref.topic) for ref in refs})
-    places: dict[int, Place[Ref]] = {}
-    for index, ref in enumerate(refs):
-        topic = topics.get((ref.namespace, ref.topic))
-        if topic is not None:
-            places.setdefault(ref.number, Place(index, ref, topic.id, topic.lease_seconds))
-    return sorted(places.values(), key=lambda place: place.ref.number)
-
-
-async def settle_handouts(fetcher: Fetcher, places: Sequence[Place[Any]]) -> None:
-    """Have the leases of items that were handed out of a ready queue a moment ago written to them."""
-    await fetcher.fetch(
-        "topic_settle_handouts",
-        0.0,
-        sorted({place.topic_id for place in places}),
-        [place.ref.number for place in places],
-    )
-
-
-async def ack_in(fetcher: Fetcher, places: Sequence[Place[ItemRef]]) -> list[Place[ItemRef]]:
-    """Remove leased items; returns those that were."""
-    if not places:
-        return []
-    rows = await fetcher.fetch(
-        "topic_ack",
-        [place.ref.number for place in places],
-        [place.topic_id for place in places],
-        [place.ref.lease_owner for place in places],
-    )
-    return [places[row["slot"] - 1] for row in rows]
 
 
 def _submit(lane: RequestBatcher[Settlement[Ref, R]], refs: Sequence[Ref]) -> asyncio.Future[list[R | None]]:
@@ -233,6 +222,14 @@ def _tenant(request: Settlement[Any, Any]) -> str:
     return namespace
 
 
+def _refs(batch: Sequence[Settlement[Ref, Any]]) -> list[Ref]:
+    return [ref for request in batch for ref in request.refs]
+
+
+def _locks(places: Sequence[Place[Any]]) -> list[int]:
+    return lock_keys({place.topic_id for place in places})
+
+
 def _answer(batch: Sequence[Settlement[Any, R]], outcomes: dict[int, R]) -> None:
     start = 0
     for request in batch:
@@ -248,28 +245,27 @@ def _error_text(error: str | None) -> str:
 
 log = logging.getLogger(__name__)
 
-LAPSED: Final = "The lease ended before the item was acknowledged"
-SETTLED_SECONDS: Final = 3.0
-"""Items that were handed out of a ready queue longer ago have their leases written to them."""
-_AT_ONCE: Final = 1000
-_FINE_SECONDS: Final = 0.05
-_COARSE_SECONDS: Final = 1.0
+LEASE_EXPIRED: Final = "The lease ended before the item was acknowledged"
+_BATCH: Final = 1000
+# Leases that end within the same grain are looked for together; long ones need no precision.
+_GRAIN_SECONDS: Final = 0.05
+_COARSE_GRAIN_SECONDS: Final = 1.0
 _LONG_LEASE_SECONDS: Final = 60.0
-# A lease may become visible a little after its time was read; what is older was looked at before.
+# A lease may become visible a little after its time was read, so each search overlaps the one before.
 _OVERLAP: Final = timedelta(seconds=5)
-_EVER: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class LeaseExpiry:
-    """Looks when a lease that this worker has given may end, and now and then for those of workers that died."""
+    """Frees items whose leases expired: when one of this worker may have, and now and then those of dead workers."""
 
     def __init__(self, database: Database, on_fed: OnFed) -> None:
         self._link = database.link()
         self._on_fed = on_fed
         self._due: list[float] = []
         self._known: set[float] = set()
-        self._looked_at = _EVER
-        self._looking = asyncio.Lock()
+        self._searched_to = _EPOCH
+        self._searching = asyncio.Lock()
         self._wake = asyncio.Event()
         self._background = BackgroundTask()
 
@@ -280,8 +276,8 @@ class LeaseExpiry:
         await self._background.stop()
 
     def note(self, seconds: float) -> None:
-        """A lease that has just begun, or was extended, lasts so long; those that end together are seen together."""
-        grain = _FINE_SECONDS if seconds <= _LONG_LEASE_SECONDS else _COARSE_SECONDS
+        """A lease that has just begun, or was extended, lasts so long."""
+        grain = _GRAIN_SECONDS if seconds <= _LONG_LEASE_SECONDS else _COARSE_GRAIN_SECONDS
         at = math.ceil((asyncio.get_running_loop().time() + seconds) / grain) * grain
         if at in self._known:
             return
@@ -290,20 +286,20 @@ class LeaseExpiry:
         if self._due[0] == at:
             self._wake.set()
 
-    async def look(self, *, everywhere: bool = False) -> None:
-        """Free what has lapsed since the last look; `everywhere`: whenever it did."""
-        async with self._looking:
-            await self._look(_EVER if everywhere else self._looked_at - _OVERLAP)
+    async def search(self, *, everywhere: bool = False) -> None:
+        """Free what has expired since the last search; `everywhere`: whenever it did."""
+        async with self._searching:
+            await self._search(_EPOCH if everywhere else self._searched_to - _OVERLAP)
 
-    async def _look(self, since: datetime) -> None:
-        await self._link.fetch("topic_settle_handouts", SETTLED_SECONDS, None, None)
+    async def _search(self, since: datetime) -> None:
         while True:
-            (row,) = await self._link.fetch("topic_lapsed", since, _AT_ONCE)
+            (row,) = await self._link.fetch("topic_expired_leases", since, _BATCH)
             if row["ids"]:
-                topics = await self._link.fetch("topic_lapse", lock_keys(row["topic_ids"]), sorted(row["ids"]), LAPSED)
+                locks = lock_keys(row["topic_ids"])
+                topics = await self._link.fetch("topic_expire_leases", locks, sorted(row["ids"]), LEASE_EXPIRED)
                 self._on_fed([((topic["namespace"], topic["topic"]), 0.0) for topic in topics])
-            if len(row["ids"] or ()) < _AT_ONCE:
-                self._looked_at = row["at"]
+            if len(row["ids"] or ()) < _BATCH:
+                self._searched_to = row["at"]
                 return
             since = row["last"]
 
@@ -321,6 +317,6 @@ class LeaseExpiry:
             while self._due and self._due[0] <= loop.time():
                 self._known.discard(heapq.heappop(self._due))
             try:
-                await self.look()
+                await self.search()
             except (QueenError, asyncpg.PostgresError) as error:
-                log.debug("lapsed leases could not be looked for; the slow poll does it: %s", error)
+                log.debug("expired leases of topic items not freed, left to the safety poll: %s", error)

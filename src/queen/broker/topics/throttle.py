@@ -1,10 +1,9 @@
-"""Tenants that have much to do hold back while those that have little would suffer from it.
+"""The tenant throttle: heavy tenants pause while the latency of light ones suffers from them.
 
-Batches of their own keep a quiet tenant from waiting behind a noisy one, but all use the same processors. So each
-worker watches how long tenants with little to do are kept, beside those that have much and without them. When that
-grows beyond what is usual for them, those with much to do have one batch at a time on the whole host, a small one, and
-pause after it, as long as it takes for the others to be served well again. Where processors are to spare nobody is
-slowed down.
+Separate batches keep a light tenant from waiting behind a heavy one, but both use the same processors. So each worker
+measures the latency of light tenants, with and without heavy ones beside them. When it exceeds what is usual, heavy
+tenants run one small batch at a time on the whole host and pause after it, until the latency is back to usual. Where
+processors are idle, no tenant is slowed down.
 """
 
 from __future__ import annotations
@@ -24,26 +23,27 @@ from typing import Final
 from queen.shared_memory import share
 
 _WINDOW_SECONDS: Final = 0.1
-_FEW: Final = 5
-_USUAL_WINDOWS: Final = 600
-_BEARABLE: Final = 3.0
-"""How many times as long as usual one in twenty may be kept: on an idle machine, one in a hundred is kept twice."""
-_CALM_WINDOWS: Final = 100
-_CALM_SECONDS: Final = 600.0
-"""For how long it is remembered how tenants are served while nobody has much to do."""
-_BEARABLE_AFTER_CALM: Final = 1.5
-"""How many times as long as then one in twenty may be kept."""
-_ABOUT_SECONDS: Final = 1.0
-_ASK_AGAIN_SECONDS: Final = 0.002
+_LEAST_SAMPLES: Final = 5
+_MEDIAN_WINDOWS: Final = 600
+_MOST_TIMES_MEDIAN: Final = 3.0
+"""The p95 that is tolerated, in medians: on an idle machine the p99 is about twice the median."""
+_QUIET_WINDOWS: Final = 100
+_QUIET_SECONDS: Final = 600.0
+"""How long the latencies without heavy tenants are remembered."""
+_MOST_TIMES_QUIET: Final = 1.5
+"""The p95 that is tolerated, in p95s without heavy tenants."""
+_RECENT_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 0.002
 _LONGEST_WAIT: Final = 1.0
-"""Who has waited so long for the floor has waited for somebody who has stopped."""
+"""After so long the holder of the mutex is taken for stopped."""
 
+# When a worker published, its pause, its p95 without heavy tenants, and two light tenants it served.
 _SLOT: Final = struct.Struct("<dddII")
-_MOMENT: Final = struct.Struct("<d")
+_TIMESTAMP: Final = struct.Struct("<d")
 
 
 class TenantThrottle:
-    """What the workers of a host agree on, in memory that they share; and the pauses of one of them."""
+    """Measures light tenants and paces heavy ones; the workers of a host share what they measure."""
 
     def __init__(
         self,
@@ -53,70 +53,70 @@ class TenantThrottle:
         longest_pause: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A pause is at most `longest_pause` times as long as the batch before it; 0: nobody holds back."""
+        """A pause is at most `longest_pause` times as long as the batch before it; 0: no pauses."""
         self._clock = clock
         self._longest_pause = longest_pause
         self._at = _SLOT.size * worker_id
-        self._map = share(directory / "courtesy", _SLOT.size * max(workers, worker_id + 1))
-        self._much = _Moments(directory / "courtesy.much", worker_id, workers)
-        self._floor = _Floor(directory, worker_id, workers)
+        self._map = share(directory / "throttle", _SLOT.size * max(workers, worker_id + 1))
+        self._heavy_at = _WorkerTimestamps(directory / "throttle.heavy", worker_id, workers)
+        self._mutex = _HostMutex(directory, worker_id, workers)
         self._samples: list[float] = []
-        self._looked_at = 0.0
-        self._usual: deque[float] = deque(maxlen=_USUAL_WINDOWS)
-        self._calm: deque[tuple[float, float]] = deque(maxlen=_CALM_WINDOWS)
-        """When nobody had much to do, and how long one in twenty was kept then."""
+        self._window_start = 0.0
+        self._medians: deque[float] = deque(maxlen=_MEDIAN_WINDOWS)
+        self._quiet: deque[tuple[float, float]] = deque(maxlen=_QUIET_WINDOWS)
+        """Windows without heavy tenants: their time and p95."""
         self.pause = 0.0
-        """How many times as long as their batches took those with much to do pause, as far as this worker can tell."""
+        """How long heavy tenants are to pause for those that this worker serves, in durations of their batches."""
         self._tenants: dict[int, float] = {}
-        """Those that had little to do, and when they were last served; whoever was last is last."""
+        """Light tenants and when they were last served, the latest last."""
         self._busy = False
         self._waiting: dict[Callable[[], None], None] = {}
 
     def served(self, tenants: Iterable[str], seconds: float) -> None:
-        """Tenants that had little to do were served so long after they asked."""
+        """Light tenants were served after so many seconds."""
         now = self._clock()
         for tenant in tenants:
             mark = _mark(tenant)
             self._tenants.pop(mark, None)
             self._tenants[mark] = now
-        if now - self._looked_at >= _WINDOW_SECONDS:
-            self._look_back(now)
-            self._looked_at = now
+        if now - self._window_start >= _WINDOW_SECONDS:
+            self._evaluate(now)
+            self._window_start = now
             self._publish(now)
         self._samples.append(seconds)
 
-    def has_much(self) -> None:
-        """A batch of tenants with much to do begins or ends."""
-        self._much.note(self._clock())
+    def heavy_batch(self) -> None:
+        """A batch of heavy tenants begins or ends."""
+        self._heavy_at.note(self._clock())
 
     def pause_of(self, tenant: str) -> float:
-        """For how many times as long as its batch took a tenant with much to do is to pause; 0: nobody minds it."""
+        """How long a heavy tenant is to pause, in durations of its batch; 0: not at all."""
         now, mark, longest = self._clock(), _mark(tenant), 0.0
         for at, pause, _, *others in _SLOT.iter_unpack(self._map):
-            if pause > longest and now - at < _ABOUT_SECONDS and any(other not in (0, mark) for other in others):
+            if pause > longest and now - at < _RECENT_SECONDS and any(other not in (0, mark) for other in others):
                 longest = pause
         return longest
 
     def enter(self, resume: Callable[[], None]) -> bool:
-        """Whether a tenant that is to pause may begin a batch; if not, `resume` is called when it should ask again."""
-        if not self._busy and self._floor.take(self._clock()):
+        """Whether a heavy tenant that is to pause may begin a batch; if not, `resume` is called to try again."""
+        if not self._busy and self._mutex.acquire(self._clock()):
             self._busy = True
             return True
         if not self._busy and not self._waiting:
-            asyncio.get_running_loop().call_later(_ASK_AGAIN_SECONDS, self._resume)
+            asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._resume)
         self._waiting[resume] = None
         return False
 
     def leave(self, pause_seconds: float) -> None:
-        """The batch is over; the next, of any worker, may begin after a pause."""
+        """The batch has ended; the next one, of any worker, may begin after a pause."""
         asyncio.get_running_loop().call_later(pause_seconds, self._free)
 
     def close(self) -> None:
-        self._floor.close()
+        self._mutex.close()
 
     def _free(self) -> None:
         self._busy = False
-        self._floor.give()
+        self._mutex.release()
         self._resume()
 
     def _resume(self) -> None:
@@ -125,70 +125,70 @@ class TenantThrottle:
             resume()
 
     def _publish(self, now: float) -> None:
-        """Two of those who were served lately will do: one of them is another than whoever asks."""
-        self._tenants = {mark: at for mark, at in self._tenants.items() if now - at < _ABOUT_SECONDS}
+        """Two recently served tenants are enough: one of them is not the heavy tenant that reads them."""
+        self._tenants = {mark: at for mark, at in self._tenants.items() if now - at < _RECENT_SECONDS}
         last, before = [*reversed(self._tenants), 0, 0][:2]
-        _SLOT.pack_into(self._map, self._at, now, self.pause, self._kept_in_calm(now), last, before)
+        _SLOT.pack_into(self._map, self._at, now, self.pause, self._quiet_p95(now), last, before)
 
-    def _look_back(self, now: float) -> None:
-        """Find out whether those who are to pause do so enough."""
-        windows = (now - self._looked_at) / _WINDOW_SECONDS
+    def _evaluate(self, now: float) -> None:
+        """At the end of a window: decay the pause, and raise it when the latency is too high."""
+        windows = (now - self._window_start) / _WINDOW_SECONDS
         self.pause = max(0.0, 0.985**windows * self.pause - 0.002 * windows)
-        if len(self._samples) < _FEW:
-            # Who is served seldom is judged by what was gathered over a longer time.
+        if len(self._samples) < _LEAST_SAMPLES:
+            # Too few samples: the window goes on.
             return
         samples, self._samples = sorted(self._samples), []
-        kept = samples[len(samples) * 19 // 20]
-        self._usual.append(samples[len(samples) // 2])
-        if not self._somebody_has_much():
-            self._calm.append((now, kept))
-        elif kept > self._bearable(now):
+        p95 = samples[len(samples) * 19 // 20]
+        self._medians.append(samples[len(samples) // 2])
+        if not self._heavy_in_window():
+            self._quiet.append((now, p95))
+        elif p95 > self._tolerated(now):
             self.pause = min(self._longest_pause, max(1.0, 1.25 * self.pause))
 
-    def _somebody_has_much(self) -> bool:
-        """Whether any worker had a batch of those with much to do since this one has looked back."""
-        return any(at >= self._looked_at - _WINDOW_SECONDS for at in self._much)
+    def _heavy_in_window(self) -> bool:
+        """Whether any worker had a batch of heavy tenants in this window."""
+        return any(at >= self._window_start - _WINDOW_SECONDS for at in self._heavy_at)
 
-    def _bearable(self, now: float) -> float:
-        """How long one in twenty may be kept."""
-        bearable = _BEARABLE * min(self._usual)
-        # A worker that has not seen any calm takes it from one that has.
-        calm = self._kept_in_calm(now) or max(
-            (calm for at, _, calm, *_ in _SLOT.iter_unpack(self._map) if now - at < _CALM_SECONDS), default=0.0
+    def _tolerated(self, now: float) -> float:
+        """The highest p95 of light tenants that needs no pause."""
+        tolerated = _MOST_TIMES_MEDIAN * min(self._medians)
+        # A worker without quiet windows uses those of another.
+        quiet = self._quiet_p95(now) or max(
+            (quiet for at, _, quiet, *_ in _SLOT.iter_unpack(self._map) if now - at < _QUIET_SECONDS), default=0.0
         )
-        return min(bearable, _BEARABLE_AFTER_CALM * calm) if calm else bearable
+        return min(tolerated, _MOST_TIMES_QUIET * quiet) if quiet else tolerated
 
-    def _kept_in_calm(self, now: float) -> float:
-        """How long one in twenty is kept while nobody has much to do; 0: not known."""
-        while self._calm and now - self._calm[0][0] > _CALM_SECONDS:
-            self._calm.popleft()
-        return statistics.median(kept for _, kept in self._calm) if len(self._calm) >= _FEW else 0.0
+    def _quiet_p95(self, now: float) -> float:
+        """The median p95 of windows without heavy tenants; 0: not known."""
+        while self._quiet and now - self._quiet[0][0] > _QUIET_SECONDS:
+            self._quiet.popleft()
+        return statistics.median(p95 for _, p95 in self._quiet) if len(self._quiet) >= _LEAST_SAMPLES else 0.0
 
 
-class _Moments:
-    """A moment of each worker of the host, in memory that they share; 0: none."""
+class _WorkerTimestamps:
+    """A timestamp of each worker of the host, in shared memory; 0: none."""
 
     def __init__(self, path: Path, worker_id: int, workers: int) -> None:
-        self._map = share(path, _MOMENT.size * max(workers, worker_id + 1))
-        self._at = _MOMENT.size * worker_id
+        self._map = share(path, _TIMESTAMP.size * max(workers, worker_id + 1))
+        self._at = _TIMESTAMP.size * worker_id
 
-    def note(self, moment: float) -> None:
-        """The moment of this worker."""
-        _MOMENT.pack_into(self._map, self._at, moment)
+    def note(self, at: float) -> None:
+        """Set the timestamp of this worker."""
+        _TIMESTAMP.pack_into(self._map, self._at, at)
 
     def __iter__(self) -> Iterator[float]:
-        return (moment for (moment,) in _MOMENT.iter_unpack(self._map))
+        return (at for (at,) in _TIMESTAMP.iter_unpack(self._map))
 
 
-class _Floor:
-    """What one worker of the host has at a time: who asked first is next. The kernel takes it from one that dies."""
+class _HostMutex:
+    """A mutex among the workers of the host, first come, first served. The kernel releases it when its holder dies."""
 
     def __init__(self, directory: Path, worker_id: int, workers: int) -> None:
-        self._file: int | None = os.open(directory / "courtesy.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        self._waiting = _Moments(directory / "courtesy.waiting", worker_id, workers)
+        self._file: int | None = os.open(directory / "throttle.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        self._waiting = _WorkerTimestamps(directory / "throttle.waiting", worker_id, workers)
         self._since = 0.0
 
-    def take(self, now: float) -> bool:
+    def acquire(self, now: float) -> bool:
         since = self._since or now
         if now - since < _LONGEST_WAIT and not (self._is_first(since, now) and self._lock()):
             self._want(since)
@@ -196,7 +196,7 @@ class _Floor:
         self._want(0.0)
         return True
 
-    def give(self) -> None:
+    def release(self) -> None:
         if self._file is not None:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
@@ -225,5 +225,5 @@ class _Floor:
 
 
 def _mark(tenant: str) -> int:
-    """A number that stands for a tenant; 0 for none."""
+    """A hash of a tenant's name; never 0."""
     return zlib.crc32(tenant.encode()) | 1

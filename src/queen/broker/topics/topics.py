@@ -1,41 +1,45 @@
-"""The topics of one worker: their parts, wired."""
+"""The topics of one worker: their parts, wired. What is off is neither imported nor asked."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
 from queen.broker.events import Event, EventKind, named, signal, topic_fed
 from queen.broker.topics.admin import TopicAdmin, TopicDeadLetters
-from queen.broker.topics.buffer import Buffer
+from queen.broker.topics.buffered import SYNC, SendOn, TopicBuffer, TopicRecords, TopicWriter, WriteModes
+from queen.broker.topics.context import TopicContext
 from queen.broker.topics.dequeue import Dequeuer, Heads
 from queen.broker.topics.enqueue import Enqueuer, SeenKeys
-from queen.broker.topics.flusher import Flusher
 from queen.broker.topics.multi_dequeue import MultiTopicDequeuer
-from queen.broker.topics.prefetch import LeaseDaemon, PrefetchBuffer, Prefetcher
 from queen.broker.topics.settle import LeaseExpiry, Settler
-from queen.broker.topics.throttle import TenantThrottle
 from queen.broker.topics.transaction_ops import TopicTransactionOps
-from queen.broker.topics.write_modes import SYNC, TopicWriter, WriteModes
 from queen.concurrency import BackgroundTask
 from queen.errors import QueenError
 from queen.log.quotas import Quotas
 from queen.log.topic_store import ItemIds
 from queen.log.topics import TopicCatalog, TopicKey
 from queen.metrics.meter import Meter
-from queen.redis.interfaces import Counters, ReadyQueue
-from queen.redis.link import RedisLink
-from queen.redis.memory import MemoryCounters, MemoryKeys, MemoryReadyQueue
-from queen.redis.stores import RedisCopies, RedisCounters, RedisKeys, RedisReadyQueue
+from queen.redis.interfaces import Counters, Keys
+from queen.redis.memory import MemoryCounters, MemoryKeys
 from queen.settings import Settings
+from queen.spool.drainer import Drainer
+from queen.spool.record import Record
 from queen.spool.spool import Spool
 from queen.storage.database import Database
 from queen.wire.ids import IdSource
+
+if TYPE_CHECKING:
+    from queen.broker.topics.log_copies import LogRecovery
+    from queen.broker.topics.prefetch import LeaseDaemon, PrefetchBuffers
+    from queen.broker.topics.throttle import TenantThrottle
+    from queen.redis.link import RedisLink
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +54,13 @@ TOPIC_EVENTS: Final = frozenset(
 )
 # Names hold no control characters, so this cannot be part of one.
 _BETWEEN: Final = "\n"
-_POLLS_PER_SEARCH: Final = 12
-
-
-def _prefetches(settings: Settings) -> bool:
-    """Whether this worker opens ready queues; it takes part in those of others in any case."""
-    # A queue in the memory of one worker is of no use where others serve the same topics.
-    return settings.topic_ready_queues == "on" and (bool(settings.redis_addrs) or settings.num_workers == 1)
+_POLLS_PER_FULL_SEARCH: Final = 12
+# Of the drainer of buffered items.
+_POLL_SECONDS: Final = 0.1
+_BATCH_RECORDS: Final = 100
+_RETRY_SECONDS: Final = 300.0
+_OPEN_SECONDS: Final = 10.0
+_FLUSH_SECONDS: Final = 5.0
 
 
 class Topics:
@@ -74,78 +78,135 @@ class Topics:
         shard: int,
         runtime_dir: Path,
     ) -> None:
-        """`send` lets the other workers know; `wal` is the log of this host for buffered namespaces."""
+        """`send` notifies the other workers; `wal` is the log of this host for buffered namespaces."""
+        self._database = database
         self._send = send
         self._poll_seconds = settings.pop_safety_poll_ms / 1000
+        self._background = BackgroundTask()
+        self.redis = _redis_link(settings)
+        self.throttle = _throttle(settings, runtime_dir, worker_id)
+        self.counters: Counters = MemoryCounters()
+        keys: Keys = MemoryKeys()
+        if self.redis is not None:
+            from queen.redis.stores import RedisCounters, RedisKeys
+
+            self.counters, keys = RedisCounters(self.redis), RedisKeys(self.redis)
+        self._keys = SeenKeys(keys)
         self.catalog = TopicCatalog(database)
-        self.redis = RedisLink(settings) if settings.redis_addrs else None
-        shared = RedisCounters(self.redis) if self.redis is not None else None
-        self.counters: Counters = shared if shared is not None else MemoryCounters()
+        shared = self.counters if self.redis is not None else None
         self.quotas = Quotas(database, dict(settings.namespace_quotas), meter, shared)
-        self.heads = Heads(database)
-        self.lapses = LeaseExpiry(database, self._fed)
         node = settings.mqueue_node_id
-        item_ids = ItemIds(database, node + worker_id if node >= 0 else None)
-        self._keys = SeenKeys(RedisKeys(self.redis) if self.redis is not None else MemoryKeys())
-        self.courtesy = TenantThrottle(runtime_dir, worker_id, settings.num_workers, settings.namespace_courtesy)
+        self._item_ids = ItemIds(database, node + worker_id if node >= 0 else None)
         self.enqueuer = Enqueuer(
-            database, self.catalog, item_ids, self.quotas, self._keys, self._fed, meter, self.courtesy
+            database, self.catalog, self._item_ids, self.quotas, self._keys, self._fed, meter, self.throttle
         )
-        self.desk = self._make_desk(settings, database, ids)
-        self._prefetcher = Prefetcher(self.desk, enabled=_prefetches(settings))
-        self._lease_daemon = LeaseDaemon(database, self.catalog, self.desk)
-        self.dequeuer = Dequeuer(
-            database, self.catalog, self.heads, ids, self.lapses.note, meter, self.desk, self._prefetcher, self.courtesy
-        )
-        self.settler = Settler(database, self.catalog, self._fed, self.lapses.note, meter, self.courtesy)
-        self.many = MultiTopicDequeuer(
-            database,
-            self.catalog,
-            self.heads,
-            ids,
-            self.settler,
-            self.lapses.note,
-            meter,
-            self._poll_seconds,
-            self.desk,
-            self.courtesy,
-        )
+        self.transaction_ops = TopicTransactionOps(self.catalog, self.enqueuer, self.quotas)
         self.dead_letters = TopicDeadLetters(database, self.catalog, self._fed)
-        self.admin = TopicAdmin(database, self.catalog, self.desk, self._changed)
-        self.steps = TopicTransactionOps(self.catalog, self.enqueuer, self.quotas)
+        self.heads = Heads(database)
+        self._compose(
+            settings, TopicContext(database, self.catalog, ids, meter, self._fed, self._leased, self.throttle)
+        )
         self.wal = wal
         self.modes = WriteModes(database, dict(settings.namespace_modes))
-        copies = RedisCopies(self.redis, shard) if self.redis is not None else None
-        self.flusher = Flusher(wal, database, self.catalog, self._fed, copies, keep_seconds=settings.wal_retention)
-        self.buffer = Buffer(wal, item_ids, ids, self._buffered, meter, copies, most=settings.max_buffer_length)
+        self.buffer = TopicBuffer(wal, self._item_ids, ids, self._buffered, meter, most=settings.max_buffer_length)
         self.writer = TopicWriter(self.modes, self.quotas, self.enqueuer, self.buffer)
-        self._background = BackgroundTask()
+        self._records = self._topic_records()
+        self._forwarded_records = self._topic_records()
+        self._taking_over = asyncio.Lock()
+        self.drainer = Drainer(
+            wal,
+            database,
+            self._records,
+            name="log of buffered topic items",
+            poll_seconds=_POLL_SECONDS,
+            batch_records=_BATCH_RECORDS,
+            retry_seconds=_RETRY_SECONDS,
+            open_seconds=_OPEN_SECONDS,
+            flush_seconds=_FLUSH_SECONDS,
+            keep_seconds=settings.wal_retention,
+            retire=self.redis is not None,
+        )
+        self._recovery = self._copy_log(self.redis, shard) if self.redis is not None else None
+
+    def _compose(self, settings: Settings, context: TopicContext) -> None:
+        """The parts that lease items: with prefetch buffers, or without."""
+        self.prefetch: PrefetchBuffers | None = None
+        self._lease_daemon: LeaseDaemon | None = None
+        database, catalog = context.database, context.catalog
+        if not _prefetches(settings):
+            self.expiry = LeaseExpiry(database, self._fed)
+            self.settler = Settler(context)
+            self.dequeuer = Dequeuer(context, self.heads)
+            self.multi_dequeuer = MultiTopicDequeuer(context, self.heads, self.settler, self._poll_seconds)
+            self.admin = TopicAdmin(database, catalog, self._changed)
+            return
+        from queen.broker.topics import prefetch
+
+        buffers = self.prefetch = prefetch.PrefetchBuffers(
+            database,
+            prefetch.ready_queue(self.redis),
+            context.ids,
+            shared=self.redis is not None,
+            size=settings.topic_ready_items,
+            on_freed=lambda topic: self._fed([(topic.key, 0.0)]),
+        )
+        self._lease_daemon = prefetch.LeaseDaemon(database, catalog, buffers)
+        self.expiry = prefetch.PrefetchingExpiry(database, self._fed)
+        self.settler = prefetch.PrefetchingSettler(context, buffers)
+        self.dequeuer = prefetch.PrefetchingDequeuer(context, self.heads, buffers)
+        self.multi_dequeuer = prefetch.PrefetchingMultiDequeuer(
+            context, self.heads, self.settler, self._poll_seconds, buffers
+        )
+        self.admin = prefetch.PrefetchingAdmin(database, catalog, self._changed, buffers)
+
+    def _copy_log(self, redis: RedisLink, shard: int) -> LogRecovery:
+        """Copy the log of buffered items to Redis, and recover those of other hosts from there."""
+        from queen.broker.topics.log_copies import LogCopies, LogRecovery
+        from queen.redis.stores import RedisCopies
+
+        stored = RedisCopies(redis, shard)
+        copies = LogCopies(stored)
+        self.buffer.copy = copies.add
+        self.drainer.on_stored = copies.trim
+        availability = self._database.availability
+        return LogRecovery(self.wal, stored, self.drainer.positions, self._topic_records(), availability)
+
+    def _topic_records(self) -> TopicRecords:
+        return TopicRecords(self._database, self.catalog, self.wal.failed, self._fed)
 
     async def start(self) -> None:
         if self.redis is not None:
             await self.redis.start()
-        self.lapses.start()
-        self._lease_daemon.start()
-        self.flusher.start()
-        self._background.start(self._keep_safe())
+        self.expiry.start()
+        if self._lease_daemon is not None:
+            self._lease_daemon.start()
+        await self._prepare()
+        self.drainer.start()
+        if self._recovery is not None:
+            self._recovery.start()
+        self._background.start(self._poll())
 
     async def stop(self) -> None:
-        """Finish what was accepted, and answer those who wait."""
+        """Finish what was accepted, and answer waiting requests."""
         await self._background.stop()
-        await self.lapses.stop()
+        await self.expiry.stop()
         await self.enqueuer.lane.join()
         await self._keys.stop()
         await self.buffer.lane.join()
-        await self.flusher.stop()
+        if self._recovery is not None:
+            await self._recovery.stop()
+        await self.drainer.stop()
         await self.wal.close()
         await self.settler.stop()
         await self.dequeuer.stop()
-        await self.many.stop()
-        await self._prefetcher.stop()
-        await self._lease_daemon.stop()
-        await self.desk.recall_all()
+        await self.multi_dequeuer.stop()
+        if self._lease_daemon is not None:
+            await self._lease_daemon.stop()
+        if self.prefetch is not None:
+            await self.prefetch.recall_all()
         await self.heads.stop()
-        self.courtesy.close()
+        if self.throttle is not None:
+            self.throttle.close()
         if self.redis is not None:
             await self.redis.stop()
 
@@ -159,20 +220,32 @@ class Topics:
         await self.modes.set(namespace, mode)
         self._send([named(EventKind.TOPIC_MODES_CHANGED, namespace)])
         if self.modes.of(namespace) == SYNC:
-            await self.writer.let_pass([namespace])
+            await self.writer.await_drained([namespace])
+        else:
+            await self._item_ids.reserve()
 
     async def purge(self, key: TopicKey) -> int:
-        """Remove all items of a topic, those too that this host has not stored yet."""
-        await self.buffer.pass_on([key[0]])
+        """Remove all items of a topic, also those that this host has not stored yet."""
+        await self.buffer.await_drained([key[0]])
         return await self.admin.purge(key)
 
     async def delete(self, key: TopicKey) -> bool:
-        """Delete a topic with all that is in it, or is on its way from this host."""
-        await self.buffer.pass_on([key[0]])
+        """Delete a topic with everything in it, also what this host has not stored yet."""
+        await self.buffer.await_drained([key[0]])
         return await self.admin.delete(key)
 
+    def forward_to(self, send_on: SendOn) -> None:
+        """With several shards: `send_on` stores buffered items whose topic has moved to another shard."""
+        self._records.send_on = self._forwarded_records.send_on = send_on
+
+    async def take_over(self, record: Record) -> None:
+        """Store an item from the log of another shard, once, however often it is sent."""
+        async with self._taking_over:
+            await self._forwarded_records.store_once(record)
+        await self._database.fetch("spool_retire", [uuid.UUID(bytes=record.block)])
+
     def handle(self, event: Event) -> None:
-        """Take in what another worker did."""
+        """Apply a notification of another worker."""
         namespace, _, name = event[5].partition(_BETWEEN)
         if event[0] == EventKind.TOPIC_FED:
             self._awaken((namespace, name), event[4] / 1000)
@@ -183,24 +256,16 @@ class Topics:
         elif event[0] == EventKind.TOPIC_MODES_CHANGED:
             self.modes.forget()
         elif event[0] == EventKind.TOPICS_BUFFERED:
-            self.flusher.wake()
+            self.drainer.wake()
 
     def _buffered(self) -> None:
         if self.wal.replays:
-            self.flusher.wake()
+            self.drainer.wake()
         else:
             self._send([signal(EventKind.TOPICS_BUFFERED)])
 
-    def _make_desk(self, settings: Settings, database: Database, ids: IdSource) -> PrefetchBuffer:
-        queue: ReadyQueue = RedisReadyQueue(self.redis) if self.redis is not None else MemoryReadyQueue()
-        return PrefetchBuffer(
-            database,
-            queue,
-            ids,
-            shared=self.redis is not None,
-            size=settings.topic_ready_items,
-            on_freed=lambda topic: self._fed([(topic.key, 0.0)]),
-        )
+    def _leased(self, seconds: float) -> None:
+        self.expiry.note(seconds)
 
     def _fed(self, topics: Sequence[tuple[TopicKey, float]]) -> None:
         for key, seconds in topics:
@@ -209,25 +274,58 @@ class Topics:
 
     def _awaken(self, key: TopicKey, seconds: float) -> None:
         self.dequeuer.fed(key, seconds)
-        self.many.fed(key, seconds)
+        self.multi_dequeuer.fed(key, seconds)
 
     def _changed(self, key: TopicKey) -> None:
         self.catalog.forget(key)
         self._send([named(EventKind.TOPIC_CHANGED, _BETWEEN.join(key))])
 
-    async def _keep_safe(self) -> None:
-        """Now and then look for what no other worker of this host told of."""
+    async def _prepare(self) -> None:
+        """Have at hand what a buffered enqueue needs, should PostgreSQL become unavailable before the first one."""
+        try:
+            await self.quotas.refresh()
+            await self.modes.refresh()
+            if self.modes.buffered:
+                await self._item_ids.reserve()
+        except (QueenError, asyncpg.PostgresError) as error:
+            log.debug("quotas and write modes not loaded at start: %s", error)
+
+    async def _poll(self) -> None:
+        """Find changes without a notification, as after a crash of another worker or by a host that is no peer."""
         polls = 0
         while True:
             await asyncio.sleep(self._poll_seconds)
             polls += 1
             try:
-                await self.lapses.look(everywhere=polls % _POLLS_PER_SEARCH == 0)
+                await self.expiry.search(everywhere=polls % _POLLS_PER_FULL_SEARCH == 0)
                 await self.catalog.refresh()
                 await self.quotas.refresh()
                 await self.modes.refresh()
+                if self.modes.buffered:
+                    await self._item_ids.reserve()
             except (QueenError, asyncpg.PostgresError) as error:
-                log.debug("the slow poll of topics failed; the next tries again: %s", error)
+                log.debug("safety poll of topics failed: %s", error)
                 continue
             self.dequeuer.wake_all()
-            self.many.wake_all()
+            self.multi_dequeuer.wake_all()
+
+
+def _prefetches(settings: Settings) -> bool:
+    # A buffer in the memory of one worker is of no use where others serve the same topics.
+    return settings.topic_ready_queues == "on" and (bool(settings.redis_addrs) or settings.num_workers == 1)
+
+
+def _redis_link(settings: Settings) -> RedisLink | None:
+    if not settings.redis_addrs:
+        return None
+    from queen.redis.link import RedisLink
+
+    return RedisLink(settings)
+
+
+def _throttle(settings: Settings, runtime_dir: Path, worker_id: int) -> TenantThrottle | None:
+    if not settings.namespace_courtesy:
+        return None
+    from queen.broker.topics.throttle import TenantThrottle
+
+    return TenantThrottle(runtime_dir, worker_id, settings.num_workers, settings.namespace_courtesy)

@@ -1,4 +1,4 @@
-"""What a transaction does with topics: steps among its other ones."""
+"""Operations on topics inside a transaction: acks and enqueues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from queen.wire.topics import EnqueueItem, ItemRef
 
 
 class TopicTransactionOps:
-    """Acks and enqueues inside a transaction of somebody else."""
+    """Acks and enqueues as part of the caller's transaction."""
 
     def __init__(self, catalog: TopicCatalog, enqueuer: Enqueuer, quotas: Quotas) -> None:
         self._catalog = catalog
@@ -27,13 +27,13 @@ class TopicTransactionOps:
             await self._quotas.admit(items)
 
     async def ack_in(self, transaction: Transaction, refs: Sequence[ItemRef]) -> None:
-        """Items are done. Raises `TransactionRefused` when one of them is not leased."""
+        """Remove leased items. Raises `TransactionRefused` when one of the references is not leased."""
         if not refs:
             return
         places = await find_places(self._catalog, refs)
-        done = {place.ref.number for place in await ack_in(transaction, places)}
+        done = {_identity(place.ref) for place in await ack_in(transaction, places)}
         for ref in refs:
-            if ref.number not in done:
+            if _identity(ref) not in done:
                 raise TransactionRefused(f"ACK operation failed: {NOT_LEASED}: {ref.id} in {ref.namespace}/{ref.topic}")
 
     async def enqueue_in(self, transaction: Transaction, entries: Sequence[Entry]) -> Stored:
@@ -41,5 +41,9 @@ class TopicTransactionOps:
         return await self._enqueuer.store(transaction, entries) if entries else Stored()
 
     def settle(self, stored: Stored) -> None:
-        """Committed: let those who wait know."""
+        """Committed: wake waiting dequeues."""
         self._enqueuer.settle(stored)
+
+
+def _identity(ref: ItemRef) -> tuple[int, str, str, str | None]:
+    return ref.number, ref.namespace, ref.topic, ref.lease_owner

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import msgspec
 
@@ -23,6 +23,8 @@ from queen.broker.push.pusher import NotStored, Pusher, StoredPush
 from queen.broker.transactions.stream_queries import StreamQueries
 from queen.log.catalog import QUEUE_MODE, Catalog, Partition, Queue
 from queen.storage.database import Database, Transaction, TransactionRefused, retry_transaction
+from queen.wire.api.messaging import PushResult
+from queen.wire.api.streams import StreamAckResult, StreamCycleResult
 from queen.wire.envelope import Envelope
 from queen.wire.ids import is_uuid, parse_partition_uuid
 from queen.wire.streams import Cycle, CycleAck, window_end
@@ -76,27 +78,19 @@ class StreamCycles:
         self._envelope = envelope
         self._on_freed = on_freed
 
-    async def run(self, cycle: Cycle, subject: str | None = None) -> dict[str, Any]:
-        """Carry out all of the cycle, or nothing; the answer says which, and why not."""
-        answer: dict[str, Any] = {
-            "success": True,
-            "query_id": cycle.query_id,
-            "partition_id": cycle.partition_id,
-            "queueName": None,
-            "state_ops_applied": 0,
-            "push_results": [],
-            "ack_result": None,
-        }
+    async def run(self, cycle: Cycle, subject: str | None = None) -> StreamCycleResult:
+        """Carry out all of the cycle, or nothing; the result says which, and why not."""
+        queue_name = None
         try:
             scene = await self._look_up(cycle)
-            answer["queueName"] = scene.partition.queue_name
-            answer |= await retry_transaction(lambda: self._run(cycle, scene, subject))
+            queue_name = scene.partition.queue_name
+            return await retry_transaction(lambda: self._run(cycle, scene, subject))
         except StateConflict as error:
             await self._release(cycle.ack, scene)
-            answer |= {"success": False, "error": str(error)}
+            refused = str(error)
         except (TransactionRefused, NotStored) as error:
-            answer |= {"success": False, "error": str(error)}
-        return answer
+            refused = str(error)
+        return StreamCycleResult(False, cycle.query_id, cycle.partition_id, queue_name, 0, [], None, error=refused)
 
     async def _look_up(self, cycle: Cycle) -> _Scene:
         if cycle.refusal:
@@ -118,23 +112,29 @@ class StreamCycles:
         assert group is not None
         return _Scene(query, partition, queue, group, _status(cycle.ack))
 
-    async def _run(self, cycle: Cycle, scene: _Scene, subject: str | None) -> dict[str, Any]:
+    async def _run(self, cycle: Cycle, scene: _Scene, subject: str | None) -> StreamCycleResult:
+        done = StreamCycleResult(
+            True, cycle.query_id, cycle.partition_id, scene.partition.queue_name, len(cycle.state), [], None
+        )
         await self._pusher.prepare(cycle.items)
         async with self._database.transaction() as transaction:
             if scene.query is not None:
                 await transaction.fetch("lock_stream", scene.query, scene.partition.id)
             acked = await self._decide(transaction, cycle.ack, scene, release=cycle.release_lease)
             if acked is None and cycle.ack is not None:
-                return {"ack_result": _ack_result(cycle.ack, released=cycle.release_lease), "replayed": True}
+                done.ack_result = StreamAckResult(True, cycle.ack.count, cycle.release_lease, False)
+                done.state_ops_applied, done.replayed = 0, True
+                return done
             await _check_unchanged(transaction, cycle, scene)
             await self._change_state(transaction, cycle, scene)
             stored, results = await self._pusher.store_new_in(transaction, cycle.items, subject)
             available = await self._save(transaction, acked, scene)
         self._settle(cycle.ack, acked, available, scene, stored)
-        done: dict[str, Any] = {"state_ops_applied": len(cycle.state), "push_results": msgspec.Raw(results)}
+        # They are JSON already.
+        done.push_results = cast(list[PushResult], msgspec.Raw(results))
         if acked is not None and cycle.ack is not None:
             (outcome,) = acked.decision.outcomes
-            done["ack_result"] = _ack_result(cycle.ack, released=outcome.released, dlq=outcome.dlq)
+            done.ack_result = StreamAckResult(True, cycle.ack.count, outcome.released, outcome.dlq)
         return done
 
     async def _decide(
@@ -244,7 +244,3 @@ def _check_deleted(cycle: Cycle, absent: set[str]) -> None:
     """A cycle that pushes what a window came to deletes the window: another cycle that deleted it has pushed it too."""
     if absent and cycle.items:
         raise StateConflict(min(absent))
-
-
-def _ack_result(ack: CycleAck, *, released: bool, dlq: bool = False) -> dict[str, Any]:
-    return {"success": True, "count": ack.count, "lease_released": released, "dlq": dlq}

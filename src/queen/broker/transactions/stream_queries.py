@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from queen.errors import BadRequest, Conflict
 from queen.log.catalog import Catalog
 from queen.storage.database import Database, Record, can_be_stored
+from queen.wire.api.streams import RegisteredStream, StateRow, StreamPartition, StreamQuery, StreamState
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import is_uuid, parse_partition_uuid, partition_uuid
 from queen.wire.streams import Registration, StateQuery
+from queen.wire.times import iso_millis
 
 MOST_ROWS = 100_000
 _MOST_OPEN_PARTITIONS = 1000
@@ -41,7 +41,7 @@ class StreamQueries:
         # A query keeps its ids for good.
         self._ids: dict[str, int] = {}
 
-    async def register(self, registration: Registration) -> dict[str, Any]:
+    async def register(self, registration: Registration) -> RegisteredStream:
         """Make the query known, or meet it again. Raises `HashMismatch` when its operators are others."""
         values = (registration.source_queue, registration.sink_queue, registration.config_hash)
         async with self._database.transaction() as transaction:
@@ -58,18 +58,30 @@ class StreamQueries:
                     reset = True
                 await transaction.fetch("update_stream_query", query["id"], *values)
             partitions = await transaction.fetch("stream_partitions", query["id"], _MOST_OPEN_PARTITIONS)
-        return {
-            "success": True,
-            "query_id": query["public_id"],
-            "name": registration.name,
-            "config_hash": registration.config_hash,
-            "fresh": bool(added),
-            "reset": reset,
-            "partitions": [
-                {"partition_id": partition_uuid(self._catalog.shard, row["id"]), "partition": row["name"]}
-                for row in partitions
-            ],
-        }
+        return RegisteredStream(
+            True,
+            query["public_id"],
+            registration.name,
+            registration.config_hash,
+            bool(added),
+            reset,
+            [StreamPartition(partition_uuid(self._catalog.shard, row["id"]), row["name"]) for row in partitions],
+        )
+
+    async def registered(self) -> list[StreamQuery]:
+        """The queries, by name."""
+        return [
+            StreamQuery(
+                query_id=row["public_id"],
+                name=row["name"],
+                source_queue=row["source_queue"],
+                sink_queue=row["sink_queue"],
+                config_hash=row["config_hash"],
+                created_at=iso_millis(row["created_at"]),
+                updated_at=iso_millis(row["updated_at"]),
+            )
+            for row in await self._database.fetch("stream_queries")
+        ]
 
     async def internal_id(self, query_id: str) -> int | None:
         """The id in the database of a registered query."""
@@ -85,7 +97,7 @@ class StreamQueries:
             known = self._ids[query_id] = rows[0]["id"]
         return known
 
-    async def state(self, asked: StateQuery) -> dict[str, Any]:
+    async def state(self, asked: StateQuery) -> StreamState:
         """The rows that are asked for, by key; with a limit, `more` says whether it cut them off."""
         for value, name in ((asked.query_id, "query_id"), (asked.partition_id, "partition_id")):
             if not is_uuid(value):
@@ -93,10 +105,10 @@ class StreamQueries:
         query = await self.internal_id(asked.query_id)
         place = parse_partition_uuid(asked.partition_id)
         if query is None or place is None or place[0] != self._catalog.shard:
-            return {"success": True, "rows": []}
+            return StreamState(True, [])
         limit = min(asked.limit or MOST_ROWS, MOST_ROWS)
         if not all(can_be_stored(text) for text in (asked.key_prefix or "", asked.after or "")):
-            return {"success": True, "rows": []}
+            return StreamState(True, [])
         rows = await self._database.fetch(
             "stream_state",
             query,
@@ -113,22 +125,15 @@ class StreamQueries:
                 f"the state of this query on this partition has more than {limit} rows:"
                 " ask for keys or a key_prefix, or for pages with limit and after"
             )
-        answer: dict[str, Any] = {"success": True, "rows": [self._render(row) for row in rows[:limit]]}
-        if asked.limit is not None:
-            answer["more"] = len(rows) > limit
-        return answer
+        more = len(rows) > limit if asked.limit is not None else msgspec.UNSET
+        return StreamState(True, [self._render(row) for row in rows[:limit]], more)
 
-    def _render(self, row: Record) -> dict[str, Any]:
+    def _render(self, row: Record) -> StateRow:
         try:
             value = self._envelope.open(row["value"])
         except EnvelopeError as error:
             raise Conflict(f"the state of key {row['key']!r} cannot be read: {error}") from error
-        return {
-            "key": row["key"],
-            "value": msgspec.Raw(value),
-            "updated_at": row["updated_at"].isoformat(),
-            "version": row["version"],
-        }
+        return StateRow(row["key"], msgspec.Raw(value), row["updated_at"].isoformat(), row["version"])
 
 
 def after_prefix(prefix: str) -> str | None:

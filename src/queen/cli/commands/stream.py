@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from queen.cli.common.arguments import QueueName
 from queen.cli.common.exits import ServerFailed
 from queen.cli.common.log import positions
 from queen.cli.common.output import Column
@@ -16,14 +15,29 @@ from queen.cli.common.tree import command, group
 
 app = group("Streaming queries and their state.")
 
-QueryId = Annotated[str, typer.Argument(help="The id of the query, as register prints it.", metavar="QUERY_ID")]
-
+_LIST = (
+    Column("NAME", "name"),
+    Column("SOURCE", "source_queue"),
+    Column("SINK", "sink_queue"),
+    Column("UPDATED", "updated_at"),
+    Column("ID", "query_id", wide=True),
+    Column("HASH", "config_hash", wide=True),
+    Column("CREATED", "created_at", wide=True),
+)
 _STATE = (
     Column("KEY", "key"),
     Column("VALUE", "value"),
     Column("UPDATED", "updated_at"),
     Column("PARTITION", "partition", wide=True),
 )
+
+
+@command(app, "list", aliases=("ls",), example="queen stream list -o wide")
+def list_streams(ctx: typer.Context) -> None:
+    """List the queries that were ever registered."""
+    session = Session.of(ctx)
+    answer = session.admin.list_streams()
+    session.out.rows(answer, _LIST, answer)
 
 
 @command(
@@ -59,14 +73,13 @@ def register(
     app,
     "state",
     example="""
-queen stream state 5b7d0c1e-2f57-4a6e-9d0e-0a4c6a1c9f11 orders
-queen stream state 5b7d0c1e-2f57-4a6e-9d0e-0a4c6a1c9f11 orders --partition p1 --prefix window: -o wide
+queen stream state hourly-totals
+queen stream state hourly-totals --partition p1 --prefix window: -o wide
 """,
 )
 def state(
     ctx: typer.Context,
-    query_id: QueryId,
-    queue: QueueName,
+    name: Annotated[str, typer.Argument(help="The query.", metavar="NAME")],
     partition: Annotated[str | None, typer.Option("--partition", help="Only of this partition.")] = None,
     key: Annotated[list[str] | None, typer.Option("--key", help="Only this key; may be repeated.")] = None,
     prefix: Annotated[str | None, typer.Option("--prefix", help="Only keys that begin so.")] = None,
@@ -74,9 +87,12 @@ def state(
 ) -> None:
     """Show the state that a query keeps for the partitions of its source queue."""
     session = Session.of(ctx)
+    query = next((one for one in session.admin.list_streams() if one["name"] == name), None)
+    if query is None:
+        raise ServerFailed(f"no streaming query {name!r}; queen stream list shows what there is")
     rows: list[dict[str, Any]] = []
-    for place in positions(session, queue, partition):
-        body: dict[str, Any] = {"query_id": query_id, "partition_id": place["partitionId"], "keys": key or []}
+    for place in positions(session, query["source_queue"], partition):
+        body: dict[str, Any] = {"query_id": query["query_id"], "partition_id": place["partitionId"], "keys": key or []}
         if prefix is not None:
             body["key_prefix"] = prefix
         if ripe is not None:

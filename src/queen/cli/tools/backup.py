@@ -47,18 +47,7 @@ restore_app = group("Bring back what a backup holds.")
 
 MANIFEST: Final = "manifest.json"
 _FORMAT: Final = 1
-_LOCK_TIMEOUT: Final = "30s"
 _POLL_SECONDS: Final = 0.2
-_COUNTED: Final = {
-    "queues": "SELECT count(*) FROM queen.queues",
-    "partitions": "SELECT count(*) FROM queen.partitions",
-    "messages": "SELECT coalesce(sum(count), 0)::bigint FROM queen.segments",
-    "cursors": "SELECT count(*) FROM queen.cursors",
-    "committed": "SELECT coalesce(sum(committed), 0)::bigint FROM queen.cursors",
-    "deadLetters": "SELECT count(*) FROM queen.dead_letters",
-    "traces": "SELECT count(*) FROM queen.traces",
-    "topicItems": "SELECT count(*) FROM queen.topic_items",
-}
 _COLUMNS = (
     Column("DATABASE", "database"),
     Column("QUEUES", "counts.queues", right=True),
@@ -231,19 +220,20 @@ async def _snapshots(databases: Databases, directory: Path | None) -> AsyncItera
     """Snapshots of all databases, and a copy of the spool that belongs to them."""
     import asyncpg
 
+    from queen.storage.statements import load_statements
+
+    sql = load_statements()
     async with AsyncExitStack() as stack:
         holders = []
         for dsn in databases.dsns:
             holder = await connected(dsn)
             stack.push_async_callback(holder.close)
-            if not await holder.fetchval("SELECT to_regclass('queen.spool_progress') IS NOT NULL"):
+            if not await holder.fetchval(sql["backup_is_queen"]):
                 raise UserError(f"{_place(dsn)} holds no Queen; there is nothing to back up")
             await holder.execute("BEGIN")
-            await holder.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
+            await holder.execute(sql["backup_lock_timeout"])
             try:
-                # The replay of the spool writes here in the transaction that stores what it replayed: until the
-                # snapshot is taken, nothing leaves the spool.
-                await holder.execute("LOCK TABLE queen.spool_progress IN SHARE MODE")
+                await holder.execute(sql["backup_hold_replay"])
             except asyncpg.LockNotAvailableError as error:
                 raise UserError("the replay of the spool did not pause within 30 s; try again") from error
             holders.append(holder)
@@ -254,8 +244,8 @@ async def _snapshots(databases: Databases, directory: Path | None) -> AsyncItera
             connection = await connected(dsn)
             stack.push_async_callback(connection.close)
             await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            name = await connection.fetchval("SELECT pg_export_snapshot()")
-            version = await connection.fetchval("SELECT max(version) FROM queen.schema_migrations")
+            name = await connection.fetchval(sql["backup_snapshot"])
+            version = await connection.fetchval(sql["backup_schema_version"])
             snapshots.append(_Snapshot(dsn, name, version, await _counts(connection)))
         for holder in holders:
             await holder.execute("ROLLBACK")
@@ -263,7 +253,9 @@ async def _snapshots(databases: Databases, directory: Path | None) -> AsyncItera
 
 
 async def _counts(connection: Any) -> dict[str, int]:
-    return {name: await connection.fetchval(query) for name, query in _COUNTED.items()}
+    from queen.storage.statements import load_statements
+
+    return dict(await connection.fetchrow(load_statements()["backup_counts"]))
 
 
 async def _dump(snapshot: _Snapshot, target: Path, bar: Progress) -> None:
@@ -276,6 +268,8 @@ async def _dump(snapshot: _Snapshot, target: Path, bar: Progress) -> None:
 
 
 async def _restore(databases: Databases, directory: Path, manifest: BackupManifest, out: Output, force: bool) -> None:
+    from queen.storage.statements import load_statements
+
     for dsn in databases.dsns:
         await _make_room(dsn, force)
     for dsn, shard in zip(databases.dsns, manifest.shards, strict=True):
@@ -289,7 +283,7 @@ async def _restore(databases: Databases, directory: Path, manifest: BackupManife
         connection = await connected(dsn)
         try:
             found = await _counts(connection)
-            await connection.execute("ANALYZE")
+            await connection.execute(load_statements()["restore_analyze"])
         finally:
             await connection.close()
         if found != shard.counts:
@@ -300,19 +294,19 @@ async def _restore(databases: Databases, directory: Path, manifest: BackupManife
 
 
 async def _make_room(dsn: str, force: bool) -> None:
+    from queen.storage.statements import load_statements
+
+    sql = load_statements()
     connection = await connected(dsn)
     try:
-        others = await connection.fetchval(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-            " AND pid <> pg_backend_pid() AND backend_type = 'client backend' AND application_name LIKE 'queen%'"
-        )
+        others = await connection.fetchval(sql["restore_connections"])
         if others:
             raise UserError(f"a server uses {_place(dsn)} ({others} connections); stop it first")
-        if await connection.fetchval("SELECT to_regnamespace('queen') IS NULL"):
+        if await connection.fetchval(sql["restore_is_empty"]):
             return
         if not force:
             raise UserError(f"{_place(dsn)} holds a Queen already; --force replaces it")
-        await connection.execute("DROP SCHEMA queen CASCADE")
+        await connection.execute(sql["restore_drop"])
     finally:
         await connection.close()
 

@@ -47,7 +47,7 @@ _CERTIFICATE_DAYS: Final = 30
 _DISK_SHARE: Final = 0.10
 _XID_AGE: Final = 1_000_000_000
 _INDEX = re.compile(r"CREATE (?:UNIQUE )?INDEX (?:CONCURRENTLY )?(?:IF NOT EXISTS )?(\w+)", re.IGNORECASE)
-_DROPPED = re.compile(r"DROP INDEX (?:CONCURRENTLY )?(?:IF EXISTS )?(?:queen\.)?(\w+)", re.IGNORECASE)
+_DROPPED = re.compile(r"DROP[ ]INDEX (?:CONCURRENTLY )?(?:IF EXISTS )?(?:queen\.)?(\w+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +346,9 @@ _HARMFUL: Final[tuple[tuple[str, _Judge, str, str], ...]] = (
 
 async def _look_into(dsn: str, label: str) -> list[Finding]:
     from queen.storage.migrate import load_migrations
+    from queen.storage.statements import load_statements
 
+    sql = load_statements()
     connection = await connected(dsn)
     findings: list[Finding] = []
     try:
@@ -354,7 +356,7 @@ async def _look_into(dsn: str, label: str) -> list[Finding]:
         findings.append(Finding(f"postgresql{label}", OK, f"version {version.major}.{version.minor}"))
         bad = False
         for name, harmful, status, remedy in _HARMFUL:
-            value = await connection.fetchval("SELECT setting FROM pg_settings WHERE name = $1", name)
+            value = await connection.fetchval(sql["doctor_setting"], name)
             if value is not None and harmful(value):
                 bad = True
                 findings.append(Finding(f"setting{label}", status, f"{name} = {value}", remedy))
@@ -364,7 +366,7 @@ async def _look_into(dsn: str, label: str) -> list[Finding]:
         findings.append(await _schema(connection, label, {migration.version for migration in migrations}))
         findings.append(await _indexes(connection, label, [migration.sql for migration in migrations]))
         findings += await _sessions(connection, label)
-        xids = await connection.fetchval("SELECT max(age(datfrozenxid)) FROM pg_database")
+        xids = await connection.fetchval(sql["doctor_oldest_transaction"])
         status = OK if xids < _XID_AGE else WARN
         findings.append(
             Finding(
@@ -377,9 +379,12 @@ async def _look_into(dsn: str, label: str) -> list[Finding]:
 
 
 async def _schema(connection: Any, label: str, known: set[int]) -> Finding:
-    if not await connection.fetchval("SELECT to_regclass('queen.schema_migrations') IS NOT NULL"):
+    from queen.storage.statements import load_statements
+
+    sql = load_statements()
+    if not await connection.fetchval(sql["doctor_has_schema"]):
         return Finding(f"schema{label}", FAIL, "there is none", "start a server on this database once: queen serve")
-    applied = {row["version"] for row in await connection.fetch("SELECT version FROM queen.schema_migrations")}
+    applied = {row["version"] for row in await connection.fetch(sql["doctor_migrations"])}
     if known - applied:
         return Finding(
             f"schema{label}", WARN, f"{len(known - applied)} migrations are missing", "restart a server of this version"
@@ -392,14 +397,13 @@ async def _schema(connection: Any, label: str, known: set[int]) -> Finding:
 
 
 async def _indexes(connection: Any, label: str, migrations: list[str]) -> Finding:
+    from queen.storage.statements import load_statements
+
     expected: set[str] = set()
     for sql in migrations:
         expected |= set(_INDEX.findall(sql))
         expected -= set(_DROPPED.findall(sql))
-    rows = await connection.fetch(
-        "SELECT c.relname, i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
-        " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname LIKE 'queen%'"
-    )
+    rows = await connection.fetch(load_statements()["doctor_indexes"])
     valid = {row["relname"] for row in rows if row["indisvalid"]}
     broken = sorted(row["relname"] for row in rows if not row["indisvalid"])
     missing = sorted(expected - valid)
@@ -414,23 +418,20 @@ async def _indexes(connection: Any, label: str, migrations: list[str]) -> Findin
 
 
 async def _sessions(connection: Any, label: str) -> list[Finding]:
-    rows = await connection.fetch(
-        "SELECT pid, state, extract(epoch FROM now() - xact_start)::float8 AS seconds, left(query, 60) AS query"
-        " FROM pg_stat_activity WHERE xact_start < now() - interval '5 minutes' AND backend_type = 'client backend'"
-    )
+    from queen.storage.statements import load_statements
+
+    sql = load_statements()
+    rows = await connection.fetch(sql["doctor_transactions"])
     findings = [
         Finding(
             f"transactions{label}",
             WARN,
             f"process {row['pid']} is in one for {age(row['seconds'])} ({row['state']}): {row['query']}",
-            f"it keeps dead rows from being removed: SELECT pg_terminate_backend({row['pid']})",
+            f"it keeps dead rows from being removed: end it, pg_terminate_backend({row['pid']})",
         )
         for row in rows
     ]
-    used, most = await connection.fetchrow(
-        "SELECT (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),"
-        " current_setting('max_connections')::int"
-    )
+    used, most = await connection.fetchrow(sql["doctor_connections"])
     status = OK if used < 0.9 * most else WARN
     step = "" if status == OK else "raise max_connections, or lower DB_POOL_SIZE"
     return [*findings, Finding(f"connections{label}", status, f"{used} of {most}", step)]

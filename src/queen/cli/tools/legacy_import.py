@@ -152,9 +152,7 @@ class Importer:
             if not chosen or row["name"] in chosen:
                 self.queues.append(row["name"])
                 await self._target.execute(self._sql["import_queue"], *_queue_values(row))
-        stored = await self._target.fetch(
-            "SELECT name, encryption_enabled FROM queen.queues WHERE name = ANY($1::text[])", self.queues
-        )
+        stored = await self._target.fetch(self._sql["import_encrypted"], self.queues)
         self._encrypted = {row["name"]: row["encryption_enabled"] and self._envelope.can_encrypt for row in stored}
         for row in await self._source.fetch(self._sql["legacy_partitions"]):
             if row["queue"] in self.queues:

@@ -1,1 +1,1 @@
-"""Topics: priorities, delays, retries and schedules. `queen.topic(namespace, name)` begins a sentence."""
+"""Topics: `queen.topic(namespace, name)`, with priorities, delays, retries and schedules."""

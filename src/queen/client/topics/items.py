@@ -1,4 +1,4 @@
-"""Items of topics, as they come and as they go."""
+"""Items of topics: types, encoding and decoding."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from queen.client.push import TransactionIds
 
 
 class TopicItem(TypedDict, total=False):
-    """An item as handlers and `dequeue()` get it: `data`, or `payload` where bytes were enqueued. Times are ISO 8601.
+    """A dequeued item: `data`, or `payload` for bytes. Times are ISO 8601.
 
-    Dead letters have no lease, but `original_id` and `moved_at`.
+    Dead letters have `original_id` and `moved_at` instead of a lease.
     """
 
     id: int
@@ -42,14 +42,14 @@ class TopicItem(TypedDict, total=False):
 
 
 class NackResponse(TypedDict):
-    """What became of an item that failed: a dead letter, or ready again after so many seconds."""
+    """Result of a nack: a dead letter, or ready again after `retry_in_seconds`."""
 
     dlq: bool
     retry_in_seconds: float
 
 
 class TopicCounts(TypedDict):
-    """How many items a topic has, and its options."""
+    """Number of items of a topic by state, and its options."""
 
     namespace: str
     topic: str
@@ -60,12 +60,12 @@ class TopicCounts(TypedDict):
     options: dict[str, Any]
 
 
-Enqueued: TypeAlias = Any
-"""What is enqueued: any JSON value, bytes, or `{"data" or "payload": …, "priority"?: …}`; a list holds several."""
+EnqueueItems: TypeAlias = Any
+"""What to enqueue: a JSON value, bytes, or `{"data" or "payload": …, "priority"?: …}`; or a list of these."""
 
-GivenItem: TypeAlias = TopicItem | Mapping[str, Any] | int
-"""An item that was dequeued, or the id of one."""
-GivenItems: TypeAlias = GivenItem | Sequence[TopicItem] | Sequence[Mapping[str, Any]] | Sequence[int]
+ItemRef: TypeAlias = TopicItem | Mapping[str, Any] | int
+"""A dequeued item, or its id."""
+ItemRefs: TypeAlias = ItemRef | Sequence[TopicItem] | Sequence[Mapping[str, Any]] | Sequence[int]
 
 TopicHandler: TypeAlias = (
     Callable[[TopicItem], object]
@@ -73,7 +73,7 @@ TopicHandler: TypeAlias = (
     | Callable[[dict[str, Any]], object]
     | Callable[[list[dict[str, Any]]], object]
 )
-"""A function of an item, or of a list of them; what it returns is awaited where that can be done."""
+"""A function or coroutine function of an item, or of a list of items."""
 
 _FIELDS: Final = frozenset(
     {"data", "payload", "priority", "metadata", "deliver_after", "delay", "ttl", "idempotency_key"}
@@ -83,7 +83,7 @@ _items = msgspec.json.Decoder(list[dict[str, Any]])
 
 
 def decode_items(body: bytes) -> list[TopicItem]:
-    """The items of an answer."""
+    """Decode the items of a response."""
     items: list[Any] = decode_as(_items, body)
     for item in items:
         if "payload" in item:
@@ -92,20 +92,22 @@ def decode_items(body: bytes) -> list[TopicItem]:
 
 
 def wire_items(
-    given: Enqueued, said: Mapping[str, Any], where: Mapping[str, str], ids: TransactionIds | None
+    given: EnqueueItems, options: Mapping[str, Any], where: Mapping[str, str], ids: TransactionIds | None
 ) -> list[dict[str, Any]]:
-    """What is enqueued, as the server takes it: fields of an item win over what was `said` for all.
+    """Items in wire format; their own fields override the builder's `options`.
 
-    With `ids`, those that have no key get one of their own, so that the request can be repeated without harm.
+    With `ids`, items without an idempotency key get one, so that the request can be retried.
     """
     items = list(given) if isinstance(given, list | tuple) else [given]
-    if len(items) > 1 and said.get("idempotency_key"):
-        raise ValueError("several items cannot have one idempotency key: give each its own, or enqueue them singly")
-    return [_wire_item(item, index, said, where, ids) for index, item in enumerate(items)]
+    if len(items) > 1 and options.get("idempotency_key"):
+        raise ValueError(
+            "several items cannot share one idempotency key: give each its own, or enqueue them one by one"
+        )
+    return [_wire_item(item, index, options, where, ids) for index, item in enumerate(items)]
 
 
 def _wire_item(
-    given: Any, index: int, said: Mapping[str, Any], where: Mapping[str, str], ids: TransactionIds | None
+    given: Any, index: int, options: Mapping[str, Any], where: Mapping[str, str], ids: TransactionIds | None
 ) -> dict[str, Any]:
     if isinstance(given, bytes | bytearray | memoryview):
         fields: dict[str, Any] = {"payload": bytes(given)}
@@ -115,10 +117,10 @@ def _wire_item(
         fields = {"data": given}
     unknown = sorted(fields.keys() - _FIELDS)
     if unknown:
-        raise ValueError(f"item {index} has fields that items do not have ({', '.join(unknown)}): put them into data")
+        raise ValueError(f"item {index} has unknown fields ({', '.join(unknown)}): put them into data")
     if "payload" in fields and not isinstance(fields["payload"], bytes):
-        raise TypeError(f"payload of item {index} has to be bytes; anything that JSON can say goes into data")
-    item: dict[str, Any] = {**_without(said, fields), **fields, **where}
+        raise TypeError(f"payload of item {index} must be bytes; use data for JSON values")
+    item: dict[str, Any] = {**_without(options, fields), **fields, **where}
     checked_time(item.get("deliver_after"))
     if ids is not None and not item.get("idempotency_key"):
         item["idempotency_key"] = ids.next()
@@ -126,14 +128,16 @@ def _wire_item(
 
 
 def checked_time(given: datetime | str | None) -> datetime | str | None:
-    """A time that everybody understands alike."""
+    """The time, if it is unambiguous: a datetime needs a time zone."""
     if isinstance(given, datetime) and given.tzinfo is None:
-        raise ValueError(f"deliver_after {given} has no time zone: datetime.now(UTC), or .astimezone() for local time")
+        raise ValueError(
+            f"deliver_after {given} has no time zone: use datetime.now(UTC), or .astimezone() for local time"
+        )
     return given
 
 
-def _without(said: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`deliver_after` and `delay` say the same thing: that of an item replaces either of the sentence."""
+def _without(options: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The builder's options without `delay` and `deliver_after` if the item has either: they exclude each other."""
     if "delay" in fields or "deliver_after" in fields:
-        return {name: value for name, value in said.items() if name not in ("delay", "deliver_after")}
-    return dict(said)
+        return {name: value for name, value in options.items() if name not in ("delay", "deliver_after")}
+    return dict(options)

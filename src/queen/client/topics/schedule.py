@@ -1,4 +1,4 @@
-"""`topic(...).schedule(...)`: an item for every tick of a clock, however many clients run the same schedule."""
+"""`topic(...).schedule(...)`: an item for every tick of a cron expression, deduplicated across clients."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from cronsim import CronSim, CronSimError
 
 from queen.client.config import ClientLog
-from queen.client.errors import PASSING
+from queen.client.errors import TRANSIENT
 from queen.client.topics.calls import TopicCalls
 from queen.client.types import Deferred
 
-LONGEST_CATCH_UP: Final = 3000.0
-"""Seconds. The server remembers the key of a tick for an hour at least; what is older might be enqueued twice."""
+MAX_CATCH_UP_SECONDS: Final = 3000.0
+"""The server keeps the idempotency key of a tick for at least an hour; older ticks could be enqueued twice."""
 
-# Ticks are enqueued ahead, so that a client that is restarted misses none.
-_AHEAD: Final = timedelta(seconds=60)
-# A clock may be set while this sleeps.
-_LONGEST_SLEEP: Final = 30.0
+# Ticks are enqueued ahead, so that a client restart misses none.
+_LEAD_TIME: Final = timedelta(seconds=60)
+# The clock may be set during a sleep.
+_MAX_SLEEP_SECONDS: Final = 30.0
 
 
 class Schedule(Deferred[None]):
-    """Runs when it is awaited, until the signal is set or the task is cancelled."""
+    """A schedule; runs when awaited, until the signal is set or the task is cancelled."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class Schedule(Deferred[None]):
         catch_up: float,
         signal: asyncio.Event | None,
     ) -> None:
-        """`item` is as the server takes it, without key and time."""
-        if not 0 <= catch_up <= LONGEST_CATCH_UP:
-            raise ValueError(f"catch_up has to be from 0 to {LONGEST_CATCH_UP:.0f} seconds, not {catch_up}")
+        """`item` is in wire format, without idempotency key and time."""
+        if not 0 <= catch_up <= MAX_CATCH_UP_SECONDS:
+            raise ValueError(f"catch_up must be from 0 to {MAX_CATCH_UP_SECONDS:.0f} seconds, not {catch_up}")
         self._calls = calls
         self._log = log
         self._cron = cron
@@ -56,38 +56,43 @@ class Schedule(Deferred[None]):
         return self._run().__await__()
 
     def next(self, count: int = 1, after: datetime | None = None) -> list[datetime]:
-        """The next ticks, to look at."""
+        """The next ticks."""
         ticks = list(itertools.islice(self._ticks(after or datetime.now(UTC)), count))
         if len(ticks) < count:
-            raise ValueError(f"{self._cron!r} has no tick any more, as a 30th of February would have none")
+            raise ValueError(f"{self._cron!r} never ticks again (like February 30)")
         return ticks
 
     async def _run(self) -> None:
         last = datetime.now(UTC) - self._catch_up
         while True:
             (tick,) = self.next(after=last)
-            if not await self._slept_until(tick - _AHEAD):
+            if not await self._sleep_until(tick - _LEAD_TIME):
                 return
             last = tick
-            if datetime.now(UTC) - tick > timedelta(seconds=LONGEST_CATCH_UP):
-                self._log.warning("Schedule.tick", f"{self._name} misses {tick}: the server was away for too long")
+            if datetime.now(UTC) - tick > timedelta(seconds=MAX_CATCH_UP_SECONDS):
+                self._log.warning(
+                    "Schedule.tick",
+                    f"tick {tick} of schedule {self._name} skipped: enqueue overdue",
+                )
                 continue
-            if not await self._enqueued(tick):
+            if not await self._enqueue(tick):
                 return
 
-    async def _enqueued(self, tick: datetime) -> bool:
-        """Enqueue a tick, for as long as it takes a server to answer; False when it was to end."""
+    async def _enqueue(self, tick: datetime) -> bool:
+        """Enqueue a tick, retrying until a server responds; False if stopped."""
         item = {**self._item, "idempotency_key": self._key(tick), "deliver_after": tick}
         failures = 0
         while True:
             try:
                 await self._calls.enqueue([item])
                 return True
-            except PASSING as error:
+            except TRANSIENT as error:
                 failures += 1
-                self._log.warning("Schedule.tick", f"{tick} of {self._name} is not enqueued yet: {error}")
-                pause = self._calls.http.pause(failures, error)
-            if not await self._slept_until(datetime.now(UTC) + timedelta(seconds=pause)):
+                self._log.warning(
+                    "Schedule.tick", f"enqueue of tick {tick} of schedule {self._name} failed, retrying: {error}"
+                )
+                pause = self._calls.http.retry_delay(failures, error)
+            if not await self._sleep_until(datetime.now(UTC) + timedelta(seconds=pause)):
                 return False
 
     def _key(self, tick: datetime) -> str:
@@ -98,21 +103,21 @@ class Schedule(Deferred[None]):
             return CronSim(self._cron, after.astimezone(self._zone))
         except CronSimError as error:
             raise ValueError(
-                f"{self._cron!r} is no cron expression like '*/5 * * * *' (minute hour day month weekday): {error}"
+                f"{self._cron!r} is not a cron expression like '*/5 * * * *' (minute hour day month weekday): {error}"
             ) from error
 
-    async def _slept_until(self, moment: datetime) -> bool:
-        """False when it was to end meanwhile."""
-        while (left := (moment - datetime.now(UTC)).total_seconds()) > 0 and not self._ended:
+    async def _sleep_until(self, until: datetime) -> bool:
+        """Sleep; False if stopped meanwhile."""
+        while (left := (until - datetime.now(UTC)).total_seconds()) > 0 and not self._stopped:
             try:
-                async with asyncio.timeout(min(left, _LONGEST_SLEEP)):
+                async with asyncio.timeout(min(left, _MAX_SLEEP_SECONDS)):
                     await (self._signal.wait() if self._signal is not None else asyncio.Event().wait())
             except TimeoutError:
                 continue
-        return not self._ended
+        return not self._stopped
 
     @property
-    def _ended(self) -> bool:
+    def _stopped(self) -> bool:
         return self._signal is not None and self._signal.is_set()
 
 
@@ -120,4 +125,4 @@ def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError) as error:
-        raise ValueError(f"{name!r} is no time zone like 'Europe/Berlin' (or tzdata is not installed)") from error
+        raise ValueError(f"{name!r} is not a time zone like 'Europe/Berlin' (or tzdata is not installed)") from error

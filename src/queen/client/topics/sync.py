@@ -1,4 +1,4 @@
-"""`QueenSync.topic(...)`: the grammar of topics without `await`."""
+"""`QueenSync.topic(...)`: the synchronous builder for topics."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from queen.client.threads import BackgroundLoop, consume_in_threads, watched
-from queen.client.topics.items import Enqueued, GivenItems, TopicCounts, TopicItem
+from queen.client.threads import BackgroundLoop, consume_in_threads, stop_when_set
+from queen.client.topics.items import EnqueueItems, ItemRefs, TopicCounts, TopicItem
 from queen.client.topics.topic import TopicBuilder, TopicDlqOptions, TopicOptions
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class TopicSync(TopicOptions):
-    """One topic of a namespace, several, or all; and what has been said about it."""
+    """Builder for one topic, several, or all topics of a namespace."""
 
     def __init__(self, background: BackgroundLoop, queen: Queen, namespace: str, names: Sequence[str]) -> None:
         self._background = background
@@ -26,18 +26,18 @@ class TopicSync(TopicOptions):
         self._namespace = namespace
         self._names = names
 
-    def enqueue(self, items: Enqueued) -> list[int]:
-        """Store an item or a list of them, all or none; their ids in order. See `TopicBuilder.enqueue`."""
-        return self._awaited(lambda builder: builder.enqueue(items))
+    def enqueue(self, items: EnqueueItems) -> list[int]:
+        """Enqueue an item or a list of items atomically; returns their ids in order. See `TopicBuilder.enqueue`."""
+        return self._run(lambda builder: builder.enqueue(items))
 
     def dequeue(self) -> list[TopicItem]:
-        """Lease up to `batch` items, now or as soon as there are any; nobody else gets them until the lease ends."""
-        return self._awaited(lambda builder: builder.dequeue())
+        """Lease up to `batch` items, with a long poll unless `wait(False)`."""
+        return self._run(lambda builder: builder.dequeue())
 
     def consume(self, handler: Callable[[Any], object], *, signal: threading.Event | None = None) -> None:
-        """Call the handler with each item (or list, when `batch` is above 1) until the limit or the idle time.
+        """Call the handler with each item (or list, if `batch` is above 1) until the limit or the idle time.
 
-        The handler runs in a thread, `concurrency` of them at a time. Ctrl-C lets those that have begun finish.
+        Handlers run in a pool of `concurrency` threads. On Ctrl-C running handlers finish first.
         """
         consume_in_threads(
             self._background,
@@ -57,69 +57,69 @@ class TopicSync(TopicOptions):
         catch_up: float = 0,
         signal: threading.Event | None = None,
     ) -> None:
-        """Enqueue an item at every tick, until the signal or Ctrl-C; see `TopicBuilder.schedule`."""
+        """Enqueue an item at every tick until the signal is set or Ctrl-C; see `TopicBuilder.schedule`."""
         ended = asyncio.Event()
         builder = self._builder()
         running = builder.schedule(cron, data, name=name, timezone=timezone, catch_up=catch_up, signal=ended)
 
         async def work() -> None:
-            async with watched(signal, ended):
+            async with stop_when_set(signal, ended):
                 await running
 
         self._background.run(work(), stop=ended.set)
 
-    def ack(self, items: GivenItems) -> None:
-        """An item or many are done, and gone for good. Raises `LeaseLostError` where a lease was lost."""
-        self._awaited(lambda builder: builder.ack(items))
+    def ack(self, items: ItemRefs) -> None:
+        """Acknowledge one or several items, which removes them. Raises `LeaseLostError` if a lease has expired."""
+        self._run(lambda builder: builder.ack(items))
 
-    def nack(self, items: GivenItems, error: str | None = None) -> Any:
-        """An item or many failed: they are retried later, or become dead letters; what became of each."""
-        return self._awaited(lambda builder: builder.nack(items, error))
+    def nack(self, items: ItemRefs, error: str | None = None) -> Any:
+        """Report one or several items as failed: they are retried with backoff, or become dead letters."""
+        return self._run(lambda builder: builder.nack(items, error))
 
-    def extend(self, items: GivenItems, seconds: float | None = None) -> Any:
-        """Let leases live for at least so many seconds from now; until when."""
-        return self._awaited(lambda builder: builder.extend(items, seconds))
+    def extend(self, items: ItemRefs, seconds: float | None = None) -> Any:
+        """Extend the leases to at least `seconds` from now; returns their expiry."""
+        return self._run(lambda builder: builder.extend(items, seconds))
 
-    def release(self, items: GivenItems) -> None:
-        """End leases: the items are ready as before, for anybody, and have not failed."""
-        self._awaited(lambda builder: builder.release(items))
+    def release(self, items: ItemRefs) -> None:
+        """Release the leases: the items are ready again, and no retry is counted."""
+        self._run(lambda builder: builder.release(items))
 
     def peek(self, limit: int = 10, *, delayed: bool = False) -> list[TopicItem]:
-        """The next items, which stay where they are; with `delayed` also those that are not due."""
-        return self._awaited(lambda builder: builder.peek(limit, delayed=delayed))
+        """The next items, without leasing them; with `delayed` also those that are not due."""
+        return self._run(lambda builder: builder.peek(limit, delayed=delayed))
 
     def counts(self) -> TopicCounts | None:
-        """How many items are ready, delayed, leased and dead, and the topic's options; None when there is no topic."""
-        return self._awaited(lambda builder: builder.counts())
+        """Number of ready, delayed, leased and dead items, and the topic's options; None if it does not exist."""
+        return self._run(lambda builder: builder.counts())
 
     def configure(self, **options: Any) -> dict[str, Any]:
-        """Set options; what is not named stays, None is the default. See `TopicBuilder.configure`."""
-        return self._awaited(lambda builder: builder.configure(**options))
+        """Set options of the topic; see `TopicBuilder.configure`."""
+        return self._run(lambda builder: builder.configure(**options))
 
     def purge(self) -> int:
-        """Remove all items, leased ones too; dead letters and options stay. How many they were."""
-        return self._awaited(lambda builder: builder.purge())
+        """Remove all items, including leased ones, but no dead letters; returns their number."""
+        return self._run(lambda builder: builder.purge())
 
     def delete(self) -> bool:
-        """Delete the topic with all that is in it; False when there is none."""
-        return self._awaited(lambda builder: builder.delete())
+        """Delete the topic with its items and options; False if it does not exist."""
+        return self._run(lambda builder: builder.delete())
 
     def dlq(self) -> TopicDlqSync:
         """The dead letters of the topic."""
         return TopicDlqSync(self._background, self._builder().dlq())
 
     def _builder(self) -> TopicBuilder:
-        """The same sentence for the client that is awaited."""
+        """The asynchronous builder with the same options."""
         builder = self._queen.topic(self._namespace, *self._names)
         own = ("_background", "_queen", "_namespace", "_names")
         vars(builder).update({name: value for name, value in vars(self).items() if name not in own})
         return builder
 
-    def _awaited(self, begin: Callable[[TopicBuilder], Awaitable[T]]) -> T:
+    def _run(self, start: Callable[[TopicBuilder], Awaitable[T]]) -> T:
         builder = self._builder()
 
         async def work() -> T:
-            return await begin(builder)
+            return await start(builder)
 
         return self._background.run(work())
 
@@ -132,13 +132,13 @@ class TopicDlqSync(TopicDlqOptions):
         self._background = background
 
     def get(self) -> list[TopicItem]:
-        """The dead letters, the oldest first."""
+        """The dead letters, oldest first."""
         return self._background.run(self._get())
 
-    def retry(self, letters: GivenItems | None = None) -> int:
-        """Make these, or those that `get()` would give, ready items again; how many."""
+    def retry(self, letters: ItemRefs | None = None) -> int:
+        """Redeliver these dead letters, or all that `get()` returns; returns their number."""
         return self._background.run(self._retry(letters))
 
-    def delete(self, letters: GivenItems | None = None) -> int:
-        """Throw these, or those that `get()` would give, away; how many."""
+    def delete(self, letters: ItemRefs | None = None) -> int:
+        """Delete these dead letters, or all that `get()` returns; returns their number."""
         return self._background.run(self._delete(letters))

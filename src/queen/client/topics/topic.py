@@ -1,4 +1,4 @@
-"""`queen.topic(namespace, name)`: the fluent grammar of topics ends in one of these."""
+"""`queen.topic(namespace, name)`: the builder for topics and its operations."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from queen.client.consumer import ConsumeOptions, Consumer
 from queen.client.engine import Engine
 from queen.client.errors import QueenError
 from queen.client.http import decode_as
-from queen.client.queue import ConsumeWords
+from queen.client.queue import FetchOptions
 from queen.client.topics.calls import PATH, TopicCalls, TopicSource, refs_of
 from queen.client.topics.items import (
-    Enqueued,
-    GivenItem,
-    GivenItems,
+    EnqueueItems,
+    ItemRef,
+    ItemRefs,
     NackResponse,
     TopicCounts,
     TopicHandler,
@@ -35,66 +35,66 @@ from queen.client.types import Deferred
 
 
 class ItemOptions:
-    """What has been said about items to enqueue."""
+    """Builder options of items to enqueue."""
 
-    # Defaults live on the class: a builder is made for every enqueue, and sets only what is said.
+    # Defaults are class attributes: a builder is created for every enqueue, and sets only what differs.
     _item: Mapping[str, Any] = {}
     _make_keys = True
 
     def priority(self, number: int) -> Self:
-        """The urgency of items: lower is served first, 0 by default."""
-        return self._say(priority=number)
+        """Priority of items: lower values are delivered first; default 0."""
+        return self._set(priority=number)
 
     def deliver_after(self, moment: datetime | str | None) -> Self:
-        """Nobody gets the items before this time; a datetime needs its time zone. The last word on time counts."""
-        return self._say(deliver_after=checked_time(moment), delay=None)
+        """Deliver the items no sooner than this time; a datetime needs a time zone. Replaces `delay`."""
+        return self._set(deliver_after=checked_time(moment), delay=None)
 
     def delay(self, seconds: float) -> Self:
-        """Nobody gets the items for so many seconds."""
-        return self._say(delay=seconds, deliver_after=None)
+        """Deliver the items no sooner than in this many seconds. Replaces `deliver_after`."""
+        return self._set(delay=seconds, deliver_after=None)
 
     def ttl(self, seconds: float) -> Self:
-        """Items that nobody took so many seconds after they were due are removed."""
-        return self._say(ttl=seconds)
+        """Items expire this many seconds after they are due, if they have not been dequeued."""
+        return self._set(ttl=seconds)
 
     def metadata(self, values: Mapping[str, Any]) -> Self:
-        """A JSON object that goes along with items."""
-        return self._say(metadata=dict(values))
+        """A JSON object stored with the items."""
+        return self._set(metadata=dict(values))
 
     def idempotency_key(self, key: str | None) -> Self:
-        """However often an item with this key is enqueued to the namespace, it is one item.
+        """Deduplicate: a second item with this key in the namespace is not stored.
 
-        Where nothing is said, the client makes a key, and an enqueue whose answer was lost is repeated without harm.
-        None: there is to be no key, which costs the server less, and such an enqueue is not repeated.
+        By default the client generates a key, so that an enqueue whose response was lost can be retried. None: no key,
+        which costs the server less; such an enqueue is not retried.
         """
         self._make_keys = key is not None
-        return self._say(idempotency_key=key)
+        return self._set(idempotency_key=key)
 
-    def _say(self, **words: Any) -> Self:
-        said = {**self._item, **words}
-        self._item = {name: value for name, value in said.items() if value is not None}
+    def _set(self, **options: Any) -> Self:
+        merged = {**self._item, **options}
+        self._item = {name: value for name, value in merged.items() if value is not None}
         return self
 
 
-class TopicOptions(ConsumeWords, ItemOptions):
-    """What has been said about a topic, or about several."""
+class TopicOptions(FetchOptions, ItemOptions):
+    """Builder options of topics."""
 
     _lease: float | None = None
     _auto_ack = True
     _renew_lease = True
 
     def lease(self, seconds: float) -> Self:
-        """How long dequeued items are leased; where nothing is said, the topic's `lease_seconds` (30)."""
+        """Lease time of dequeued items; the default is the topic's `lease_seconds` (30)."""
         self._lease = seconds
         return self
 
     def auto_ack(self, enabled: bool = True) -> Self:
-        """Whether `consume` settles items as the handler turns out; topics that deliver at most once need it off."""
+        """Whether `consume` acks or nacks items after the handler; must be off for at-most-once topics."""
         self._auto_ack = enabled
         return self
 
     def renew_lease(self, enabled: bool = True) -> Self:
-        """Whether leases are extended while the handler works; they are."""
+        """Whether leases are renewed while the handler runs; default True."""
         self._renew_lease = enabled
         return self
 
@@ -112,11 +112,11 @@ class TopicOptions(ConsumeWords, ItemOptions):
         )
 
 
-_SHORTEST_PAUSE = 0.05
+_MIN_INTERVAL_SECONDS = 0.05
 
 
 class TopicDeliveries:
-    """What a consumer of topics fetches and settles."""
+    """Topics as the source of a consumer."""
 
     def __init__(
         self, calls: TopicCalls, source: TopicSource, lease: float | None, wait: bool, renew: bool, log: ClientLog
@@ -139,20 +139,20 @@ class TopicDeliveries:
             return [*await self._calls.settle("ack", refs, attempts=1)]
         return [*await self._calls.settle("nack", [{**ref, "error": error} for ref in refs], attempts=1)]
 
-    async def give_back(self, delivered: Sequence[TopicItem]) -> None:
+    async def release_leases(self, delivered: Sequence[TopicItem]) -> None:
         await self._calls.settle("release", refs_of(delivered, self._source), attempts=1)
 
-    def keeping(self, delivered: Sequence[TopicItem]) -> AbstractAsyncContextManager[None]:
-        return self._keeping(delivered) if self._renew else nullcontext()
+    def renewing(self, delivered: Sequence[TopicItem]) -> AbstractAsyncContextManager[None]:
+        return self._renewing(delivered) if self._renew else nullcontext()
 
-    def lane(self, delivered: TopicItem) -> str | None:
+    def order_key(self, delivered: TopicItem) -> str | None:
         return None
 
     async def close(self) -> None:
         return None
 
     @asynccontextmanager
-    async def _keeping(self, delivered: Sequence[TopicItem]) -> AsyncIterator[None]:
+    async def _renewing(self, delivered: Sequence[TopicItem]) -> AsyncIterator[None]:
         task = asyncio.create_task(self._extend(delivered))
         try:
             yield
@@ -160,19 +160,19 @@ class TopicDeliveries:
             task.cancel()
 
     async def _extend(self, delivered: Sequence[TopicItem]) -> None:
-        """Three times in a lease, so that one extension may fail and the next still comes in time."""
+        """Renew three times per lease time, so that a single failure does not lose the lease."""
         refs = refs_of(delivered, self._source)
-        pause = max(_SHORTEST_PAUSE, min(map(lease_seconds, delivered)) / 3)
+        pause = max(_MIN_INTERVAL_SECONDS, min(map(lease_seconds, delivered)) / 3)
         while refs:
             await asyncio.sleep(pause)
             try:
                 results = await self._calls.settle("extend", [self._extension(ref) for ref in refs])
             except QueenError as error:
-                self._log.warning("Consumer.renew", f"the leases of {len(refs)} items were not extended: {error}")
+                self._log.warning("Consumer.renew", f"lease renewal of {len(refs)} items failed: {error}")
                 continue
             kept = [ref for ref, result in zip(refs, results, strict=True) if result.success]
             if len(kept) < len(refs):
-                # Some may be settled by now; for a lease that is lost, the ack that will be refused is what counts.
+                # Some may be settled by now; a lost lease is reported by the ack.
                 self._log.info("Consumer.renew", settled_or_lost=len(refs) - len(kept))
             refs = kept
 
@@ -181,14 +181,14 @@ class TopicDeliveries:
 
 
 def lease_seconds(item: TopicItem) -> float:
-    """How long an item was leased for, by the clock of the server."""
+    """Lease time of an item, by the server's clock."""
     until, since = item["lease_expires_at"], item["updated_at"]
     assert until is not None
     return (datetime.fromisoformat(until) - datetime.fromisoformat(since)).total_seconds()
 
 
 class TopicDlqOptions:
-    """Which dead letters of a topic, the oldest first."""
+    """Options of a query of dead letters, oldest first."""
 
     def __init__(self, calls: TopicCalls, source: TopicSource) -> None:
         self._calls = calls
@@ -197,52 +197,52 @@ class TopicDlqOptions:
         self._offset = 0
 
     def limit(self, count: int) -> Self:
-        """At most so many."""
+        """Maximum number of dead letters; default 100."""
         self._limit = max(1, count)
         return self
 
     def offset(self, count: int) -> Self:
-        """Leave out the first."""
+        """Skip the first dead letters."""
         self._offset = max(0, count)
         return self
 
     async def _get(self) -> list[TopicItem]:
-        answer = await self._calls.get_raw(
+        response = await self._calls.get_raw(
             "/dlq",
             namespace=self._source.namespace,
             topic=self._source.names[0],
             limit=self._limit,
             offset=self._offset,
         )
-        return decode_items(answer.body)
+        return decode_items(response.body)
 
-    async def _retry(self, letters: GivenItems | None) -> int:
+    async def _retry(self, letters: ItemRefs | None) -> int:
         return await self._each("dlq/retry", letters)
 
-    async def _delete(self, letters: GivenItems | None) -> int:
+    async def _delete(self, letters: ItemRefs | None) -> int:
         return await self._each("dlq/delete", letters)
 
-    async def _each(self, verb: str, letters: GivenItems | None) -> int:
+    async def _each(self, verb: str, letters: ItemRefs | None) -> int:
         chosen = await self._get() if letters is None else letters
         return len(await self._calls.settle_all(verb, refs_of(chosen, self._source)))
 
 
 class TopicDlq(TopicDlqOptions):
-    """`topic(...).dlq()`: look at dead letters, send them round again, or throw them away."""
+    """`topic(...).dlq()`: list, redeliver or delete dead letters."""
 
     async def get(self) -> list[TopicItem]:
         """The dead letters."""
         return await self._get()
 
-    async def retry(self, letters: GivenItems | None = None) -> int:
-        """Make these, or those that `get()` would give, ready items again, as if they had never failed; how many.
+    async def retry(self, letters: ItemRefs | None = None) -> int:
+        """Redeliver these dead letters, or all that `get()` returns; returns their number.
 
-        Raises `NotFoundError` when one of them is no dead letter; the others are ready then.
+        Raises `NotFoundError` if one of them is not a dead letter; the others are redelivered.
         """
         return await self._retry(letters)
 
-    async def delete(self, letters: GivenItems | None = None) -> int:
-        """Throw these, or those that `get()` would give, away; how many. Raises as `retry` does."""
+    async def delete(self, letters: ItemRefs | None = None) -> int:
+        """Delete these dead letters, or all that `get()` returns; returns their number. Raises as `retry`."""
         return await self._delete(letters)
 
 
@@ -252,9 +252,9 @@ _counts = msgspec.json.Decoder(list[TopicCounts])
 
 
 class TopicBuilder(TopicOptions):
-    """One topic of a namespace, several, or (without a name) all; and what has been said about it.
+    """Builder for one topic of a namespace, several, or (without a name) all.
 
-    Words change the builder itself. Everything raises `RequestError` or one of its kinds when it fails.
+    Its methods change it and return it. Operations raise `RequestError`.
     """
 
     def __init__(self, engine: Engine, namespace: str, names: Sequence[str]) -> None:
@@ -262,24 +262,24 @@ class TopicBuilder(TopicOptions):
         self._source = TopicSource(namespace, tuple(names))
         self._calls = TopicCalls(engine.http)
 
-    async def enqueue(self, items: Enqueued) -> list[int]:
-        """Store an item or a list of them, all or none; their ids in order.
+    async def enqueue(self, items: EnqueueItems) -> list[int]:
+        """Enqueue an item or a list of items atomically; returns their ids in order.
 
-        An item is any JSON value, or bytes, or a dict with `data` (or `payload`, bytes) and perhaps its own `priority`,
-        `deliver_after`, `delay`, `ttl`, `metadata` and `idempotency_key`. A duplicate has the id of the first.
+        An item is any JSON value, or bytes, or a dict with `data` (or `payload`, bytes) and optionally `priority`,
+        `deliver_after`, `delay`, `ttl`, `metadata` and `idempotency_key`. A duplicate returns the id of the first.
         """
         return await self._calls.enqueue(self._wire_items(items, "enqueue"))
 
     async def dequeue(self) -> list[TopicItem]:
-        """Lease up to `batch` items, now or as soon as there are any; nobody else gets them until the lease ends."""
+        """Lease up to `batch` items, with a long poll unless `wait(False)`."""
         millis = self._timeout_millis if self._wait else None
         return await self._calls.dequeue(self._source, self._batch, millis, self._lease)
 
     def consume(self, handler: TopicHandler, *, signal: asyncio.Event | None = None) -> ConsumeTopic:
-        """Call the handler with each item, or each list of them when `batch` is above 1; awaited, it runs.
+        """Call the handler with each item, or with lists if `batch` is above 1; runs when awaited.
 
-        A handler that returns has its items acknowledged; those of one that raises are retried, and become dead letters
-        when the retries are used up. Leases are extended while it works. Set `signal` to end.
+        Items are acknowledged when the handler returns. When it raises they are retried, and become dead letters after
+        `max_retries`. Leases are renewed while it runs. Set `signal` to stop.
         """
         return ConsumeTopic(self._engine, handler, self._deliveries(), self._consume_options(), signal)
 
@@ -293,83 +293,83 @@ class TopicBuilder(TopicOptions):
         catch_up: float = 0,
         signal: asyncio.Event | None = None,
     ) -> Schedule:
-        """Enqueue an item at every tick of a cron expression; awaited, it runs.
+        """Enqueue an item at every tick of a cron expression; runs when awaited.
 
-        Clients that run a schedule of the same `name` (the topic and the expression, where none is given) enqueue each
-        tick once between them. Ticks while none of them ran are missed, save those of the last `catch_up` seconds.
+        Ticks are deduplicated across clients by `name` (default: topic, expression and time zone). Ticks while no
+        client runs are skipped, except those of the last `catch_up` seconds.
         """
         topic = self._one("schedule")
         (item,) = wire_items([data], self._item, self._where("schedule"), None)
-        if any(item.get(word) for word in ("deliver_after", "delay", "idempotency_key")):
-            raise ValueError("the ticks of a schedule say when items are due and what their keys are: leave that out")
-        called = name if name is not None else f"{topic} {cron} {timezone}"
-        return Schedule(self._calls, self._engine.log, cron, item, called, timezone, catch_up, signal)
+        if any(item.get(name) for name in ("deliver_after", "delay", "idempotency_key")):
+            raise ValueError("a schedule sets deliver_after and idempotency_key itself: remove them")
+        schedule_name = name if name is not None else f"{topic} {cron} {timezone}"
+        return Schedule(self._calls, self._engine.log, cron, item, schedule_name, timezone, catch_up, signal)
 
-    async def ack(self, items: GivenItems) -> None:
-        """An item or many are done, and gone for good. Raises `LeaseLostError` where a lease was lost."""
+    async def ack(self, items: ItemRefs) -> None:
+        """Acknowledge one or several items, which removes them. Raises `LeaseLostError` if a lease has expired."""
         await self._calls.settle_all("ack", refs_of(items, self._source))
 
     @overload
-    async def nack(self, items: GivenItem, error: str | None = None) -> NackResponse: ...
+    async def nack(self, items: ItemRef, error: str | None = None) -> NackResponse: ...
 
     @overload
-    async def nack(self, items: GivenItems, error: str | None = None) -> NackResponse | list[NackResponse]: ...
+    async def nack(self, items: ItemRefs, error: str | None = None) -> NackResponse | list[NackResponse]: ...
 
-    async def nack(self, items: GivenItems, error: str | None = None) -> NackResponse | list[NackResponse]:
-        """An item or many failed: they are retried later, or become dead letters; what became of each."""
+    async def nack(self, items: ItemRefs, error: str | None = None) -> NackResponse | list[NackResponse]:
+        """Report one or several items as failed: they are retried with backoff, or become dead letters."""
         refs = [{**ref, "error": error} for ref in refs_of(items, self._source)]
-        answers: list[NackResponse] = [
+        responses: list[NackResponse] = [
             {"dlq": one.dlq, "retry_in_seconds": one.retry_in_seconds}
             for one in await self._calls.settle_all("nack", refs)
         ]
-        return _as_given(items, answers)
+        return _as_given(items, responses)
 
     @overload
-    async def extend(self, items: GivenItem, seconds: float | None = None) -> str: ...
+    async def extend(self, items: ItemRef, seconds: float | None = None) -> str: ...
 
     @overload
-    async def extend(self, items: GivenItems, seconds: float | None = None) -> str | list[str]: ...
+    async def extend(self, items: ItemRefs, seconds: float | None = None) -> str | list[str]: ...
 
-    async def extend(self, items: GivenItems, seconds: float | None = None) -> str | list[str]:
-        """Let leases live for at least so many seconds from now (or what was said, or the topic has); until when."""
+    async def extend(self, items: ItemRefs, seconds: float | None = None) -> str | list[str]:
+        """Extend the leases to at least `seconds` from now (default: `lease()`, or the topic's); returns the expiry."""
         seconds = self._lease if seconds is None else seconds
         refs = [{**ref, "seconds": seconds} for ref in refs_of(items, self._source)]
         ends = [one.lease_expires_at for one in await self._calls.settle_all("extend", refs)]
         return _as_given(items, ends)
 
-    async def release(self, items: GivenItems) -> None:
-        """End leases: the items are ready as before, for anybody, and have not failed."""
+    async def release(self, items: ItemRefs) -> None:
+        """Release the leases: the items are ready again, and no retry is counted."""
         await self._calls.settle_all("release", refs_of(items, self._source))
 
     async def peek(self, limit: int = 10, *, delayed: bool = False) -> list[TopicItem]:
-        """The next items, which stay where they are; with `delayed` also those that are not due."""
-        answer = await self._calls.get_raw(
+        """The next items, without leasing them; with `delayed` also those that are not due."""
+        response = await self._calls.get_raw(
             "/peek", **self._where("peek"), limit=limit, delayed="true" if delayed else None
         )
-        return decode_items(answer.body)
+        return decode_items(response.body)
 
     async def counts(self) -> TopicCounts | None:
-        """How many items are ready, delayed, leased and dead, and the topic's options; None when there is no topic."""
+        """Number of ready, delayed, leased and dead items, and the topic's options; None if it does not exist."""
         found = decode_as(_counts, (await self._calls.get_raw("/counts", **self._where("counts"))).body)
         return found[0] if found else None
 
     async def configure(self, **options: Any) -> dict[str, Any]:
         """Set `max_retries`, `backoff_base_ms`, `backoff_cap_ms`, `lease_seconds`, `at_most_once`, `ttl_seconds`.
 
-        What is not named stays, None is the default; all options come back. The topic is made if need be.
+        Options not named stay, None resets to the default; returns all options. Creates the topic if necessary.
         """
         body = {**self._where("configure"), "options": options}
-        answer: dict[str, Any] = (await self._engine.http.request("POST", f"{PATH}/configure", body))["options"]
-        return answer
+        response: dict[str, Any] = (await self._engine.http.request("POST", f"{PATH}/configure", body))["options"]
+        return response
 
     async def purge(self) -> int:
-        """Remove all items, leased ones too; dead letters and options stay. How many they were."""
+        """Remove all items, including leased ones, but no dead letters; returns their number."""
         body = self._where("purge")
         removed: int = (await self._engine.http.request("POST", f"{PATH}/purge", body))["removed"]
         return removed
 
     async def delete(self) -> bool:
-        """Delete the topic with all that is in it; False when there is none."""
+        """Delete the topic with its items and options; False if it does not exist."""
         path = TopicSource(self._source.namespace, (self._one("delete"),)).address
         deleted: bool = (await self._engine.http.request("DELETE", f"{PATH}?{path}"))["deleted"]
         return deleted
@@ -379,7 +379,7 @@ class TopicBuilder(TopicOptions):
         self._one("dlq")
         return TopicDlq(self._calls, self._source)
 
-    def _wire_items(self, items: Enqueued, operation: str) -> list[dict[str, Any]]:
+    def _wire_items(self, items: EnqueueItems, operation: str) -> list[dict[str, Any]]:
         ids = self._engine.ids if self._make_keys else None
         return wire_items(items, self._item, self._where(operation), ids)
 
@@ -391,12 +391,12 @@ class TopicBuilder(TopicOptions):
 
     def _one(self, operation: str) -> str:
         if len(self._source.names) != 1:
-            raise ValueError(f"{operation} is about one topic: queen.topic('namespace', 'topic').{operation}(...)")
+            raise ValueError(f"{operation} needs exactly one topic: queen.topic('namespace', 'topic').{operation}(...)")
         return self._source.names[0]
 
 
 class ConsumeTopic(Deferred[None]):
-    """A consumer that runs when it is awaited."""
+    """A consumer of topics; runs when awaited."""
 
     def __init__(
         self,
@@ -407,7 +407,7 @@ class ConsumeTopic(Deferred[None]):
         signal: asyncio.Event | None,
     ) -> None:
         if not callable(handler):
-            raise TypeError(f"consume takes a function of an item, not {type(handler).__name__}")
+            raise TypeError(f"handler must be a function of an item, not {type(handler).__name__}")
         self._engine = engine
         self._handler = handler
         self._deliveries = deliveries
@@ -420,6 +420,6 @@ class ConsumeTopic(Deferred[None]):
         return self._engine.run(consumer, self._signal).__await__()
 
 
-def _as_given(items: GivenItems, answers: list[R]) -> R | list[R]:
-    """One answer for one item, a list for many."""
-    return answers[0] if isinstance(items, int | Mapping) else answers
+def _as_given(items: ItemRefs, responses: list[R]) -> R | list[R]:
+    """A single result for a single item, a list for several."""
+    return responses[0] if isinstance(items, int | Mapping) else responses

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from queen.http.api.call import Call
-from queen.http.api.context import Shard
-from queen.http.api.placement import FIRST_SHARD, Everywhere, Placement, summed
-from queen.http.api.route import DATABASE, RouteTable
 from queen.http.api.status import time_range
+from queen.http.routing.call import Call
+from queen.http.routing.context import Shard
+from queen.http.routing.placement import FIRST_SHARD, Everywhere, Placement, summed
+from queen.http.routing.route import DATABASE, RouteTable
 from queen.http.server.message import Access
 from queen.monitoring.history import rollup_series
 from queen.monitoring.postgres_stats import postgres_stats

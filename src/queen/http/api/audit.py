@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from queen.http.api.call import Call
-from queen.http.api.context import Api
-from queen.http.api.route import DATABASE, RouteTable
+from queen.http.routing.call import Call
+from queen.http.routing.context import Api
+from queen.http.routing.route import DATABASE, RouteTable
 from queen.http.server.message import Access
 from queen.wire.api.audit import AuditEntry, AuditLog, AuditQuery
 from queen.wire.times import iso_millis

@@ -5,10 +5,10 @@ from __future__ import annotations
 from queen.broker.broker import Broker
 from queen.bus.packets import ROUTE, PacketRefusal, PacketRefused
 from queen.errors import Conflict
-from queen.http.api.call import Call
-from queen.http.api.context import Api, Shard
-from queen.http.api.placement import by_queue
-from queen.http.api.route import Media, RouteTable
+from queen.http.routing.call import Call
+from queen.http.routing.context import Api, Shard
+from queen.http.routing.placement import by_queue
+from queen.http.routing.route import Media, RouteTable
 from queen.http.server.message import Access, HttpError
 from queen.wire.api.cluster import QueueConfigCache, Received, ServerHealth, SharedState, Transport, Wake
 from queen.wire.push import check_name

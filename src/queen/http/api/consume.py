@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from queen.http.api.context import Api
-from queen.http.api.route import RouteTable
+from queen.http.routing.context import Api
+from queen.http.routing.route import RouteTable
 from queen.http.server.message import Access, Connection, Request, Response
 from queen.http.server.router import upgrade_required
 from queen.wire.api.consume import ConsumeQuery

@@ -7,11 +7,11 @@ from typing import Any
 
 from queen.broker.ack.dead_letters import DeadLetterFilter
 from queen.errors import BadRequest
-from queen.http.api.call import Call
-from queen.http.api.context import Shard
-from queen.http.api.placement import Paged, by_queue
-from queen.http.api.query import read_time
-from queen.http.api.route import DATABASE, FOUND, RouteTable
+from queen.http.routing.call import Call
+from queen.http.routing.context import Shard
+from queen.http.routing.placement import Paged, by_queue
+from queen.http.routing.query import read_time
+from queen.http.routing.route import DATABASE, FOUND, RouteTable
 from queen.http.server.message import Access
 from queen.wire.api.dead_letters import (
     DeadLetterList,

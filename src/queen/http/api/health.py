@@ -6,10 +6,10 @@ import asyncio
 from typing import Literal
 
 from queen import __version__
-from queen.http.api.call import Call, Reply
-from queen.http.api.context import Api
-from queen.http.api.route import RouteTable
 from queen.http.auth.guard import open_to_anybody
+from queen.http.routing.call import Call, Reply
+from queen.http.routing.context import Api
+from queen.http.routing.route import RouteTable
 from queen.http.server.message import Access
 from queen.wire.api.health import Alive, Health, Readiness, WorkerState
 

@@ -6,10 +6,10 @@ from typing import Final
 
 from queen.broker.broker import Broker
 from queen.broker.heartbeat import Mode
-from queen.http.api.call import Call
-from queen.http.api.context import Shard
-from queen.http.api.placement import Everywhere, summed
-from queen.http.api.route import DATABASE, RouteTable
+from queen.http.routing.call import Call
+from queen.http.routing.context import Shard
+from queen.http.routing.placement import Everywhere, summed
+from queen.http.routing.route import DATABASE, RouteTable
 from queen.http.server.message import Access
 from queen.wire.api.maintenance import (
     Buffers,
@@ -129,7 +129,7 @@ async def buffers(shard: Shard, call: Call[None, None]) -> Buffers:
 
 
 def _database_healthy(broker: Broker) -> bool:
-    return not broker.database.availability.down and not broker.spool.board.trouble
+    return not broker.database.availability.down and not broker.spool.state.trouble
 
 
 def _pop_mode(enabled: bool) -> PopMaintenance:

@@ -7,10 +7,10 @@ from typing import Any
 
 from queen.broker.inspect.browse import MessageFilter
 from queen.errors import BadRequest, NotFound
-from queen.http.api.call import Call
-from queen.http.api.context import Shard
-from queen.http.api.placement import Paged, by_partition
-from queen.http.api.route import DATABASE, SEALED, RouteTable
+from queen.http.routing.call import Call
+from queen.http.routing.context import Shard
+from queen.http.routing.placement import Paged, by_partition
+from queen.http.routing.route import DATABASE, SEALED, RouteTable
 from queen.http.server.message import Access
 from queen.log.catalog import QUEUE_MODE
 from queen.storage.database import can_be_stored

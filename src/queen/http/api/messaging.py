@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from queen.broker.pop.requests import PopOptions
 from queen.errors import BadRequest
-from queen.http.api.call import Call
-from queen.http.api.context import Api, Shard
-from queen.http.api.placement import Custom, Invoke, by_lease
-from queen.http.api.route import FOUND, SEALED, RouteTable
 from queen.http.consume.options import checked_group, starting_point
+from queen.http.routing.call import Call
+from queen.http.routing.context import Api, Shard
+from queen.http.routing.placement import Custom, Invoke, by_lease
+from queen.http.routing.route import FOUND, SEALED, RouteTable
 from queen.http.server.message import Access, Request, Response
 from queen.settings import Settings
 from queen.wire.ack import AckBatch, SingleAck, decode_ack, decode_ack_batch

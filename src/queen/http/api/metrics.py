@@ -6,9 +6,9 @@ import asyncio
 import time
 from typing import Final
 
-from queen.http.api.call import Call
-from queen.http.api.context import Api
-from queen.http.api.route import Media, RouteTable
+from queen.http.routing.call import Call
+from queen.http.routing.context import Api
+from queen.http.routing.route import Media, RouteTable
 from queen.http.server.message import Access, Response
 from queen.wire.api.metrics import Connections, CpuUse, HostMetrics, MemoryUse, Rate
 

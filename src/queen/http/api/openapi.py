@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from queen.http.api.context import Api
-from queen.http.api.route import Media, RouteTable
+from queen.http.routing.context import Api
+from queen.http.routing.route import Media, RouteTable
 from queen.http.server.message import Access, Request, Response
 
 routes = RouteTable("Documentation")
@@ -32,7 +32,7 @@ _HEADERS: Final = ((b"Content-Security-Policy", _POLICY), (b"X-Content-Type-Opti
 )
 async def document(api: Api, request: Request) -> Response:
     # Schemas are megabytes that most workers are never asked for.
-    from queen.http.api.document import build_document
+    from queen.http.routing.document import build_document
 
     return Response(200, msgspec.json.encode(build_document(api.routes)))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from queen.broker.queues import option_values
 from queen.errors import NotFound
-from queen.http.api.call import Call
-from queen.http.api.context import Shard
-from queen.http.api.placement import Everywhere, Paged, by_queue, labelled, summed
-from queen.http.api.route import DATABASE, FOUND, RouteTable
+from queen.http.routing.call import Call
+from queen.http.routing.context import Shard
+from queen.http.routing.placement import Everywhere, Paged, by_queue, labelled, summed
+from queen.http.routing.route import DATABASE, FOUND, RouteTable
 from queen.http.server.message import Access
 from queen.wire.api.fields import Pagination
 from queen.wire.api.queues import (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from queen.http.api.call import Call
-from queen.http.api.context import Shard
-from queen.http.api.placement import by_queue
-from queen.http.api.route import FOUND, Media, RouteTable
+from queen.http.routing.call import Call
+from queen.http.routing.context import Shard
+from queen.http.routing.placement import by_queue
+from queen.http.routing.route import FOUND, Media, RouteTable
 from queen.http.server.message import Access, Response
 from queen.wire.api.reading import LogPositions, PositionsQuery, SegmentsQuery
 from queen.wire.segment import MEDIA_TYPE

@@ -6,10 +6,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from queen.http.api.call import Call
-from queen.http.api.context import Shard
-from queen.http.api.placement import Custom, Everywhere, Invoke, summed
-from queen.http.api.route import SEALED, RouteTable
+from queen.http.routing.call import Call
+from queen.http.routing.context import Shard
+from queen.http.routing.placement import Custom, Everywhere, Invoke, summed
+from queen.http.routing.route import SEALED, RouteTable
 from queen.http.server.message import Access
 from queen.log.stager import Stager
 from queen.log.stages import Attempt

@@ -10,10 +10,10 @@ import msgspec
 
 from queen.broker.inspect.browse import MessageFilter
 from queen.errors import BadRequest
-from queen.http.api.call import Call
-from queen.http.api.context import Shard
-from queen.http.api.placement import Everywhere, Paged, by_queue, summed
-from queen.http.api.route import DATABASE, FOUND, RouteTable
+from queen.http.routing.call import Call
+from queen.http.routing.context import Shard
+from queen.http.routing.placement import Everywhere, Paged, by_queue, summed
+from queen.http.routing.route import DATABASE, FOUND, RouteTable
 from queen.http.server.message import Access
 from queen.monitoring.history import TimeRange
 from queen.monitoring.status import QueueFilter

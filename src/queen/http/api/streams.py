@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from queen.broker.transactions.stream_queries import HashMismatch
 from queen.errors import BadRequest
-from queen.http.api.call import Call, Reply
-from queen.http.api.context import Shard
-from queen.http.api.placement import Custom, Invoke, by_partition
-from queen.http.api.route import DATABASE, SEALED, RouteTable
+from queen.http.routing.call import Call, Reply
+from queen.http.routing.context import Shard
+from queen.http.routing.placement import Custom, Everywhere, Invoke, by_partition
+from queen.http.routing.route import DATABASE, SEALED, RouteTable
 from queen.http.server.message import Access
 from queen.wire.api.fields import Error
-from queen.wire.api.streams import RegisteredStream, StreamConflict, StreamCycleResult, StreamState
+from queen.wire.api.streams import RegisteredStream, StreamConflict, StreamCycleResult, StreamQuery, StreamState
 from queen.wire.ids import partition_number
 from queen.wire.shards import Name
 from queen.wire.streams import (
@@ -64,11 +65,29 @@ async def _place_cycle(shards: Any, invoke: Invoke, call: Call[None, Cycle]) -> 
     returns={200: RegisteredStream, 409: StreamConflict},
     errors=DATABASE,
 )
-async def register(shard: Shard, call: Call[None, Registration]) -> dict[str, Any] | Reply:
+async def register(shard: Shard, call: Call[None, Registration]) -> RegisteredStream | Reply:
     try:
         return await shard.broker.stream_queries.register(call.body)
     except HashMismatch as error:
         return Reply(409, StreamConflict(False, error.query_id, call.body.name, str(error)))
+
+
+def _by_name(answers: Sequence[Sequence[StreamQuery]]) -> list[StreamQuery]:
+    return sorted((query for answer in answers for query in answer), key=lambda query: query.name)
+
+
+@routes.on_shard(
+    "GET",
+    "/streams/v1/queries",
+    access=Access.READ_ONLY,
+    placement=Everywhere(_by_name),
+    id="streams",
+    summary="List streaming queries",
+    returns={200: list[StreamQuery]},
+    errors=DATABASE,
+)
+async def queries(shard: Shard, call: Call[None, None]) -> list[StreamQuery]:
+    return await shard.broker.stream_queries.registered()
 
 
 @routes.on_shard(
@@ -93,7 +112,7 @@ async def register(shard: Shard, call: Call[None, Registration]) -> dict[str, An
     returns={200: StreamCycleResult},
     errors=SEALED,
 )
-async def cycle(shard: Shard, call: Call[None, Cycle]) -> dict[str, Any]:
+async def cycle(shard: Shard, call: Call[None, Cycle]) -> StreamCycleResult:
     return await shard.broker.stream_cycles.run(call.body, call.request.subject)
 
 
@@ -118,7 +137,7 @@ def _decode_state_query(body: bytes) -> StateQuery | BadRequest:
     returns={200: StreamState},
     errors=SEALED,
 )
-async def state(shard: Shard, call: Call[None, StateQuery | BadRequest]) -> dict[str, Any] | Reply:
+async def state(shard: Shard, call: Call[None, StateQuery | BadRequest]) -> StreamState | Reply:
     try:
         if isinstance(call.body, BadRequest):
             raise call.body

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 from queen.broker.broker import Broker
 from queen.errors import DatabaseUnavailable
-from queen.http.api.call import Call
-from queen.http.api.context import Api
-from queen.http.api.route import DATABASE, RouteTable
+from queen.http.routing.call import Call
+from queen.http.routing.context import Api
+from queen.http.routing.route import DATABASE, RouteTable
 from queen.http.server.message import Access
 from queen.settings import Settings, describe_settings
 from queen.storage.database import Record

@@ -27,10 +27,10 @@ from queen.http.api import (
     topics,
     traces,
 )
-from queen.http.api.call import Call
-from queen.http.api.context import Api, Shard
-from queen.http.api.route import Operation, bind_shard, bind_worker, parse_query, serving
-from queen.http.api.view_cache import cached
+from queen.http.routing.call import Call
+from queen.http.routing.context import Api, Shard
+from queen.http.routing.route import Operation, bind_shard, bind_worker, parse_query, serving
+from queen.http.routing.view_cache import cached
 from queen.http.server.message import Connection, Handler, Request, Response, UpgradeHandler
 from queen.http.server.router import Router
 from queen.single_flight import SingleFlightCache

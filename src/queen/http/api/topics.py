@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
+from queen.broker.topics.buffered import BUFFERED
 from queen.broker.topics.settle import NOT_LEASED, Nacked
-from queen.broker.topics.write_modes import BUFFERED
 from queen.errors import NotFound, QueenError
-from queen.http.api.call import Call
-from queen.http.api.context import Api, Shard
-from queen.http.api.placement import (
+from queen.http.routing.call import Call
+from queen.http.routing.context import Api, Shard
+from queen.http.routing.placement import (
     Custom,
     Everywhere,
     Invoke,
@@ -24,7 +24,7 @@ from queen.http.api.placement import (
     first_answer,
     sorted_union,
 )
-from queen.http.api.route import DATABASE, FOUND, Media, RouteTable
+from queen.http.routing.route import DATABASE, FOUND, Media, RouteTable
 from queen.http.server.message import Access, Request, Response
 from queen.log.topics import TopicKey
 from queen.metrics.meter import clock
@@ -160,7 +160,7 @@ async def dequeue(api: Api, request: Request) -> Response:
 async def dequeue_many(api: Api, request: Request) -> Response:
     query: DequeueManyQuery = request.args
     names = decode_names(query.topics, "topics")
-    dequeued = api.broker.topics.many.dequeue(query.namespace, names, *_dequeue_options(api, query))
+    dequeued = api.broker.topics.multi_dequeuer.dequeue(query.namespace, names, *_dequeue_options(api, query))
     request.on_disconnect(dequeued.answer.cancel)
     rows = await dequeued.answer
     return Response(200, render_mixed_items(rows, query.namespace, dequeued.topics, _ids_as_text(request)))

@@ -8,10 +8,10 @@ import msgspec
 
 from queen.broker.inspect.traces import Trace
 from queen.errors import BadRequest, NotFound
-from queen.http.api.call import Call, Reply
-from queen.http.api.context import Shard
-from queen.http.api.placement import Paged, by_partition
-from queen.http.api.route import DATABASE, FOUND, RouteTable
+from queen.http.routing.call import Call, Reply
+from queen.http.routing.context import Shard
+from queen.http.routing.placement import Paged, by_partition
+from queen.http.routing.route import DATABASE, FOUND, RouteTable
 from queen.http.server.message import Access
 from queen.log.catalog import QUEUE_MODE
 from queen.storage.database import can_be_stored

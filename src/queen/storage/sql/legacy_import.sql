@@ -14,7 +14,10 @@ SELECT column_name FROM information_schema.columns WHERE table_schema = 'queen' 
 SELECT least(
     clock_timestamp(),
     coalesce(
-        (SELECT min(xact_start) FROM pg_stat_activity WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid()),
+        (
+            SELECT min(xact_start) FROM pg_stat_activity
+            WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid() AND datname = current_database()
+        ),
         clock_timestamp()
     )
 ) AS at;
@@ -83,6 +86,10 @@ INSERT INTO queen.queues (
     retention_enabled, encryption_enabled, max_wait_time_seconds, created_at
 ) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
 ON CONFLICT (name) DO NOTHING;
+
+-- name: import_encrypted
+-- Which of some queues are to be encrypted.
+SELECT name, encryption_enabled FROM queen.queues WHERE name = ANY($1::text[]);
 
 -- name: import_partition
 -- Make a partition of a queue ($2), if need be, and note that it takes over another ($1); gives how far it is.

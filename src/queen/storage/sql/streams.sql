@@ -30,6 +30,11 @@ WITH RECURSIVE found AS (
 SELECT p.id, p.name FROM (SELECT partition_id FROM found WHERE partition_id IS NOT NULL LIMIT $2) f
 JOIN queen.partitions p ON p.id = f.partition_id;
 
+-- name: stream_queries
+-- Every query, by name.
+SELECT public_id::text AS public_id, name, source_queue, sink_queue, config_hash, created_at, updated_at
+FROM queen.stream_queries ORDER BY name;
+
 -- name: stream_query
 -- A query by its public id.
 SELECT id FROM queen.stream_queries WHERE public_id = $1;

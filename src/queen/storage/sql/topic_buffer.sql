@@ -1,4 +1,4 @@
--- Buffered namespaces of topics: which they are, and how what lies in the log on disk becomes items.
+-- Write modes of namespaces, and items that are stored from the log of buffered ones.
 
 -- name: topic_modes
 -- Every namespace that has a write mode of its own.
@@ -10,30 +10,13 @@ INSERT INTO queen.topic_namespaces (name, write_mode) VALUES ($1, $2)
 ON CONFLICT (name) DO UPDATE SET write_mode = excluded.write_mode;
 
 -- name: topic_clock
--- What the time is here.
+-- PostgreSQL's clock.
 SELECT extract(epoch FROM clock_timestamp())::float8 AS at;
-
--- name: spool_advance_from
--- Spool files are replayed from a byte to another; gives those of which nobody else has replayed anything since.
-INSERT INTO queen.spool_progress AS p (file_id, position)
-SELECT f.file_id, f.upto FROM unnest($1::uuid[], $3::bigint[]) AS f (file_id, upto) ORDER BY f.file_id
-ON CONFLICT (file_id) DO UPDATE SET position = excluded.position, updated_at = now()
-    WHERE p.position = (SELECT s.since FROM unnest($1::uuid[], $2::bigint[]) AS s (file_id, since)
-        WHERE s.file_id = p.file_id)
-RETURNING p.file_id;
-
--- name: spool_retire
--- Spool files are gone, but copies of what they held may be found for a while.
-UPDATE queen.spool_progress SET gone_at = now() WHERE file_id = ANY($1::uuid[]);
-
--- name: spool_forget_retired
--- Spool files of which no copies can be left.
-DELETE FROM queen.spool_progress WHERE gone_at < now() - interval '2 days';
 
 -- name: topic_flush
 -- Store items ($4 and on) of batches that were accepted earlier ($3), in the order of these, unless one of their topics
 -- ($2) is gone; gives the time of it and whether they were stored. An item is due now, or later if it was to be.
--- That none of them is there is known by `spool_advance_from`: letting conflicts pass would cost half as much again.
+-- `spool_advance` guarantees that none of them exists: ON CONFLICT DO NOTHING would cost half as much again.
 WITH held AS MATERIALIZED (
     SELECT count(pg_advisory_xact_lock_shared(1366650960, k)) AS locks FROM unnest($1::integer[]) AS k
 ), moment AS MATERIALIZED (
@@ -45,7 +28,7 @@ WITH held AS MATERIALIZED (
     FROM moment m CROSS JOIN unnest($5::integer[], $6::integer[], $7::timestamptz[]) AS i (topic_id, priority, given)
     WHERE m.there GROUP BY i.topic_id, i.priority
 ), places AS MATERIALIZED (
-    -- Behind the clock of those who moved the head: by what the client asked for, or because the clock was set back.
+    -- Earlier than an advanced head: because the client asked for it, or because the clock was set back.
     SELECT f.topic_id, f.priority, f.head, f.head < f.at OR EXISTS (SELECT FROM queen.topic_heads h
         WHERE h.topic_id = f.topic_id AND h.priority = f.priority AND h.head > f.head) AS behind
     FROM firsts f

@@ -1,6 +1,6 @@
 -- Topics: dequeueing from several topics as if they were one.
 
--- name: topic_lively
+-- name: topic_due
 -- The topics of a namespace ($2: only these) that have ready items, and in how many seconds the first of them is due.
 SELECT t.name, extract(epoch FROM f.first - clock_timestamp())::float8 AS seconds
 FROM queen.topic_namespaces n
@@ -17,8 +17,8 @@ WHERE n.name = $1 AND f.first IS NOT NULL;
 
 -- name: topic_claim_many
 -- Lease the first items ($2 of them) that are ready and due in any of these topics ($1). The first items of topics say
--- which of them can have any of those. Whoever's places begin at $3 leases for $4 seconds (null: as the topic says) as $5.
--- Gives also how many there were to choose from, as others may have been quicker to take some.
+-- which of them can have any of those. The request whose places begin at $3 leases for $4 seconds (null: the topic's) as $5.
+-- Also returns how many were found, as others may have leased some of them meanwhile.
 WITH firsts AS MATERIALIZED (
     SELECT a.topic_id, f.priority, f.deliver_after, f.id
     FROM unnest($1::integer[]) AS a (topic_id)
@@ -48,7 +48,7 @@ WITH firsts AS MATERIALIZED (
     ) p
     ORDER BY p.priority, p.deliver_after, p.id LIMIT $2
 ), locked AS MATERIALIZED (
-    -- Only what will be taken is locked: what a lock is seen on counts as taken for everybody else.
+    -- Only what will be leased is locked: SKIP LOCKED passes over every locked item.
     SELECT i.ctid AS place, i.id, i.priority, i.deliver_after FROM queen.topic_items i
     WHERE i.id = ANY (ARRAY(SELECT id FROM seen)) AND i.leased_until IS NULL
     FOR UPDATE SKIP LOCKED

@@ -1,20 +1,20 @@
--- Ready queues of topics, and what is handed out of them.
+-- Prefetch buffers of topics ("ready queues"), and the items handed out of them.
 --
--- While a topic has a ready queue, its items are leased through it alone. An item in it has leased_until = 'infinity' and
--- no lease_owner. Handing items out is one row in topic_handouts; a second later it is written to those of the items
--- that still exist. Whoever hands out, prefetches or closes the queue changes the row in topic_ready, and so they wait for
--- each other. The row counts turns, as the queue does: a Redis that went back in time is found out.
+-- While a topic has a buffer, items are leased through it alone by servers with buffers. An item in it has
+-- leased_until = 'infinity' and no lease_owner. Handing out is one row in topic_handouts; seconds later that is written
+-- to those of its items that still exist. Handing out, prefetching and closing update the row in topic_ready, which
+-- serialises them. The row counts turns, as the queue in Redis does: a Redis that went back in time is detected.
 
--- name: topic_ready_patience
--- This transaction gives up soon when it has to wait, for others wait for it meanwhile.
+-- name: topic_ready_short_wait
+-- Give up locks of this transaction after a short wait, as others wait behind it.
 SELECT set_config('lock_timeout', '100', true);
 
 -- name: topic_ready_lock
--- No claim runs until this transaction ends. As statements look only once they have their locks, later ones see what it did.
+-- Exclude claims until this transaction ends. They take their snapshot after their locks, so later ones see its result.
 LOCK TABLE queen.topic_ready IN ACCESS EXCLUSIVE MODE;
 
 -- name: topic_ready_open
--- Give a topic a ready queue, unless it has one or may have none; gives the token of the queue that it has.
+-- Give a topic a buffer, unless it has one or may have none; returns its token.
 INSERT INTO queen.topic_ready AS r (topic_id, token, until)
 VALUES ($1, $2, clock_timestamp() + make_interval(secs => $3))
 ON CONFLICT (topic_id) DO UPDATE SET token = excluded.token, turn = 0, until = excluded.until
@@ -22,26 +22,26 @@ ON CONFLICT (topic_id) DO UPDATE SET token = excluded.token, turn = 0, until = e
 RETURNING token;
 
 -- name: topic_ready_of
--- The ready queues of topics.
+-- The buffers of topics.
 SELECT topic_id, token, turn, until > clock_timestamp() AS live FROM queen.topic_ready
 WHERE topic_id = ANY ($1::integer[]) AND token IS NOT NULL;
 
 -- name: topic_ready_renew
--- Renew the leases of ready queues; gives those that still exist.
+-- Renew the leases of buffers; returns those that still exist.
 UPDATE queen.topic_ready SET until = clock_timestamp() + make_interval(secs => $2)
 WHERE topic_id = ANY (ARRAY(SELECT topic_id FROM queen.topic_ready WHERE token = ANY ($1::text[]) ORDER BY 1))
     AND token = ANY ($1::text[])
 RETURNING topic_id;
 
--- name: topic_ready_lapsed
--- Ready queues whose leases nobody renewed.
+-- name: topic_ready_expired
+-- Buffers whose leases expired.
 SELECT r.topic_id, r.token, n.name AS namespace, t.name AS topic FROM queen.topic_ready r
 LEFT JOIN queen.topics t ON t.id = r.topic_id LEFT JOIN queen.topic_namespaces n ON n.id = t.namespace_id
 WHERE r.token IS NOT NULL AND r.until <= clock_timestamp();
 
 -- name: topic_prefetch
--- Lease the first items of a topic that are ready and due for its ready queue ($2), so many ($3); those before a place
--- ($4, $5, $6), if it is given. The queue is in turn $8, and will be in $9. Items need no lock: as long as there is a queue, nobody else leases them.
+-- Lease the first items of a topic that are ready and due for its buffer ($2), so many ($3); those before a place
+-- ($4, $5, $6), if it is given. The buffer is in turn $8, and will be in $9.
 WITH mine AS (
     UPDATE queen.topic_ready SET turn = $9 WHERE topic_id = $1 AND token = $2 AND turn = $8 AND until > clock_timestamp()
     RETURNING topic_id
@@ -65,8 +65,8 @@ RETURNING i.id, i.topic_id, i.priority, i.deliver_after, i.retries, i.created_at
     CASE WHEN octet_length(i.payload) <= $7::integer THEN i.payload END AS payload;
 
 -- name: topic_hand_out
--- Hand out items ($10) of a ready queue ($2): each of $7 leases for $8 seconds so many ($9) of them. Nothing is handed
--- out when the queue has gone or is not in turn $11 (it will be in $12), nor, if $6, when an item outside of it comes
+-- Hand out items ($10) of a buffer ($2): each of $7 leases for $8 seconds so many ($9) of them. Nothing is handed
+-- out when the buffer is closed or is not in turn $11 (it will be in $12), nor, if $6, when an item outside of it comes
 -- before a place ($3, $4, $5).
 WITH mine AS (
     UPDATE queen.topic_ready SET turn = $12 WHERE topic_id = $1 AND token = $2 AND turn = $11 AND until > clock_timestamp()
@@ -97,7 +97,7 @@ WITH mine AS (
 SELECT l.overtaken, g.owner, g.leased_until, g.handed_at FROM looked l LEFT JOIN given g ON true;
 
 -- name: topic_settle_handouts
--- Write to items who leases them: of handouts older than so many seconds ($1) or whose leases have ended, of some topics
+-- Write leases to the rows of items: of handouts older than so many seconds ($1) or whose leases have ended, of some topics
 -- ($2) or all (null), with some items ($3) or any (null).
 WITH old AS MATERIALIZED (
     DELETE FROM queen.topic_handouts
@@ -105,12 +105,12 @@ WITH old AS MATERIALIZED (
         AND (handed_at <= clock_timestamp() - make_interval(secs => $1) OR leased_until <= clock_timestamp())
     RETURNING owner, leased_until, handed_at, ids
 ), leased AS MATERIALIZED (
-    -- In the order in which everybody locks items.
+    -- The order in which items are always locked.
     SELECT o.owner, o.leased_until, o.handed_at, u.id FROM old o CROSS JOIN LATERAL unnest(o.ids) AS u (id) ORDER BY u.id
 )
 UPDATE queen.topic_items i SET lease_owner = f.owner, leased_until = f.leased_until, updated_at = f.handed_at
 FROM (
-    -- One by one by their ids: nobody can tell PostgreSQL how many there are, and it would compare each with each.
+    -- One by one by their ids: PostgreSQL cannot estimate their number, and would compare each with each.
     SELECT l.owner, l.leased_until, l.handed_at, x.place FROM leased l CROSS JOIN LATERAL (
         SELECT y.ctid AS place FROM queen.topic_items y
         WHERE y.id = l.id AND y.lease_owner IS NULL AND y.leased_until IS NOT DISTINCT FROM 'infinity' FOR UPDATE
@@ -119,23 +119,23 @@ FROM (
 WHERE i.ctid = f.place;
 
 -- name: topic_ready_close
--- A topic has this ready queue no more, and none for so many seconds.
+-- Close a buffer; the topic gets none for so many seconds.
 UPDATE queen.topic_ready SET token = NULL, until = clock_timestamp() + make_interval(secs => $3)
 WHERE topic_id = $1 AND token = $2 RETURNING topic_id;
 
 -- name: topic_ready_close_any
--- A topic has no ready queue from now on, until this transaction ends at least.
+-- Close the buffer of a topic; it gets none until this transaction ends.
 UPDATE queen.topic_ready SET token = NULL, until = clock_timestamp() WHERE topic_id = $1;
 
 -- name: topic_ready_orphans
--- Topics with prefetched items that are in no ready queue, and were not handed out.
+-- Topics with prefetched items that are in no buffer, and were not handed out.
 SELECT DISTINCT i.topic_id FROM queen.topic_items i
 WHERE i.leased_until = 'infinity' AND i.lease_owner IS NULL
     AND NOT EXISTS (SELECT FROM queen.topic_ready r WHERE r.topic_id = i.topic_id AND r.token IS NOT NULL)
     AND NOT EXISTS (SELECT FROM queen.topic_handouts h WHERE h.topic_id = i.topic_id);
 
 -- name: topic_ready_free
--- What was prefetched of a topic that has no ready queue any more, and was not handed out, is ready as before.
+-- Items prefetched for a closed buffer of a topic, and not handed out, are ready as before.
 WITH held AS MATERIALIZED (
     SELECT count(pg_advisory_xact_lock_shared(1366650960, k)) AS locks FROM unnest($1::integer[]) AS k
 ), doomed AS MATERIALIZED (

@@ -1,9 +1,9 @@
 -- Topics: priority queues with one row per item.
 --
--- Whatever makes an item ready holds a shared advisory lock (class 1366650960) of the topic while it does, and tells the
--- time only once it has it; who moves heads forward holds it alone. So no item appears before a head that was moved.
--- A head that is made, rather than moved, is put five minutes back: others who hold the lock may have told the time a
--- little earlier, and do not see the one that is being made. Where the head exists, it is put to the time itself.
+-- A statement that makes an item ready holds a shared advisory lock (class 1366650960) of the topic, and reads the clock
+-- only once it has it; one that advances heads holds it exclusively. So no item appears before a head that was advanced.
+-- A new head is set five minutes back: concurrent holders of the lock may have read the clock a little earlier, and do
+-- not see the row that is being inserted. An existing head is set to the time itself.
 
 -- name: topic_namespaces_by_names
 -- Namespaces by their names.
@@ -19,11 +19,11 @@ INSERT INTO queen.topic_namespaces (name, quota_per_minute) VALUES ($1, $2)
 ON CONFLICT (name) DO UPDATE SET quota_per_minute = excluded.quota_per_minute;
 
 -- name: topic_create_namespaces
--- Make namespaces that do not exist yet.
+-- Create namespaces that do not exist yet.
 INSERT INTO queen.topic_namespaces (name) SELECT DISTINCT n FROM unnest($1::text[]) AS n ORDER BY n ON CONFLICT DO NOTHING;
 
 -- name: topic_create
--- Make topics that do not exist yet, in namespaces that do.
+-- Create topics that do not exist yet, in namespaces that do.
 INSERT INTO queen.topics (namespace_id, name)
 SELECT n.id, i.topic FROM unnest($1::text[], $2::text[]) AS i (namespace, topic)
 JOIN queen.topic_namespaces n ON n.name = i.namespace
@@ -45,7 +45,7 @@ FROM queen.topic_namespaces n WHERE t.id = $1 AND n.id = t.namespace_id
 RETURNING t.*, n.name AS namespace;
 
 -- name: topic_reserve_ids
--- Reserve a stretch of time ($2 ms long, not before $1) for ids of one node: the preferred one ($3) when it is free.
+-- Reserve a range of time ($2 ms long, not before $1) for ids of one node: the preferred one ($3) when it is free.
 UPDATE queen.topic_nodes SET upto_ms = greatest(upto_ms, $1::bigint) + $2::bigint
 WHERE node = (
     SELECT node FROM queen.topic_nodes ORDER BY node = $3::integer AND upto_ms <= $1::bigint DESC, upto_ms, node
@@ -79,7 +79,7 @@ WITH held AS MATERIALIZED (
 ), firsts AS MATERIALIZED (
     SELECT topic_id, priority, least(min(due), min(at)) AS head, min(at) AS at FROM fresh GROUP BY topic_id, priority
 ), places AS MATERIALIZED (
-    -- Behind the clock of those who moved the head: by what the client asked for, or because the clock was set back.
+    -- Earlier than an advanced head: because the client asked for it, or because the clock was set back.
     SELECT f.topic_id, f.priority, f.head, f.head < f.at OR EXISTS (SELECT FROM queen.topic_heads h
         WHERE h.topic_id = f.topic_id AND h.priority = f.priority AND h.head > f.head) AS behind
     FROM firsts f
@@ -108,8 +108,8 @@ SELECT i.place, k.item_id FROM unnest($1::integer[], $2::text[]) WITH ORDINALITY
 JOIN queen.topic_keys k ON k.namespace_id = i.namespace_id AND k.key = i.key;
 
 -- name: topic_claim
--- Lease the first items that are ready and due: so many ($2) of each topic ($1). Topics have a stretch of places each
--- that begins at $3; whoever's places begin at $4 leases for $5 seconds as $6. None of topics with a ready queue.
+-- Lease the first items that are ready and due: so many ($2) of each topic ($1). The places of a topic begin at
+-- $3; the request whose places begin at $4 leases for $5 seconds as $6. If $7, none of topics with a prefetch buffer.
 WITH picked AS MATERIALIZED (
     SELECT p.place, width_bucket(a.base + row_number() OVER (PARTITION BY a.topic_id
         ORDER BY p.priority, p.deliver_after, p.id) - 1, $4::bigint[]) AS slot
@@ -126,13 +126,13 @@ WITH picked AS MATERIALIZED (
         ) r
         WHERE h.topic_id = a.topic_id ORDER BY h.priority LIMIT a.wanted
     ) p
-    WHERE (SELECT o.token FROM queen.topic_ready o WHERE o.topic_id = a.topic_id) IS NULL
+    WHERE NOT $7::boolean OR (SELECT o.token FROM queen.topic_ready o WHERE o.topic_id = a.topic_id) IS NULL
 )
 UPDATE queen.topic_items i SET
     leased_until = clock_timestamp() + make_interval(secs => ($5::float8[])[p.slot]),
     lease_owner = ($6::text[])[p.slot], updated_at = clock_timestamp()
 FROM picked p
--- They are locked, so they stay where they are. By their ids, how to find them would depend on what is known of the table.
+-- They are locked, so their places are stable. A join by id would get a plan that depends on table statistics.
 WHERE i.ctid = p.place
 RETURNING p.slot, i.id, i.topic_id, i.priority, i.deliver_after, i.leased_until, i.lease_owner, i.retries, i.created_at,
     i.updated_at, i.first_failed_at, i.last_error, i.expires_at, i.idempotency_key, i.is_json, i.metadata, i.payload;
@@ -151,7 +151,7 @@ CROSS JOIN LATERAL (
 GROUP BY t.topic_id;
 
 -- name: topic_give_back
--- End leases whose items nobody was told of: they are ready as before.
+-- End leases of items that were not delivered: they are ready as before.
 WITH held AS MATERIALIZED (
     SELECT count(pg_advisory_xact_lock_shared(1366650960, k)) AS locks FROM unnest($1::integer[]) AS k
 ), back AS (
@@ -167,12 +167,12 @@ ON CONFLICT (topic_id, priority) DO UPDATE SET head = excluded.head + interval '
         WHERE h.head > excluded.head + interval '5 minutes';
 
 -- name: topic_ack
--- Items that are done go for good. A lease that lapsed still counts while nobody else has taken the item. Ids ascend.
+-- Remove items that were processed. An expired lease still counts until the item is leased again. Ids ascend.
 DELETE FROM queen.topic_items i
 WHERE i.id = ANY ($1::bigint[]) AND i.topic_id = ($2::integer[])[width_bucket(i.id, $1::bigint[])] AND CASE
     WHEN i.lease_owner IS NOT NULL THEN coalesce(i.lease_owner = ($3::text[])[width_bucket(i.id, $1::bigint[])], true)
     WHEN i.leased_until IS NULL THEN false
-    -- It was handed out of a ready queue a moment ago, or waits in it still. Not EXISTS, which may read the whole table.
+    -- Just handed out of a prefetch buffer, or still in it. Not EXISTS, which may read the whole table.
     WHEN ($3::text[])[width_bucket(i.id, $1::bigint[])] IS NOT NULL
         THEN coalesce((SELECT i.id = ANY (h.ids) FROM queen.topic_handouts h
             WHERE h.owner = ($3::text[])[width_bucket(i.id, $1::bigint[])]), false)
@@ -180,6 +180,20 @@ WHERE i.id = ANY ($1::bigint[]) AND i.topic_id = ($2::integer[])[width_bucket(i.
         WHERE h.topic_id = i.topic_id AND i.id = ANY (h.ids) LIMIT 1), false)
     END
 RETURNING width_bucket(i.id, $1::bigint[]) AS slot;
+
+-- name: topic_ack_repeated
+-- The same where an item may be named several times, with different owners: the one that holds the lease counts.
+DELETE FROM queen.topic_items i
+USING unnest($1::bigint[], $2::integer[], $3::text[]) WITH ORDINALITY AS a (id, topic_id, owner, slot)
+WHERE i.id = ANY ($1::bigint[]) AND i.id = a.id AND i.topic_id = a.topic_id AND CASE
+    WHEN i.lease_owner IS NOT NULL THEN coalesce(i.lease_owner = a.owner, true)
+    WHEN i.leased_until IS NULL THEN false
+    WHEN a.owner IS NOT NULL
+        THEN coalesce((SELECT i.id = ANY (h.ids) FROM queen.topic_handouts h WHERE h.owner = a.owner), false)
+    ELSE coalesce((SELECT true FROM queen.topic_handouts h
+        WHERE h.topic_id = i.topic_id AND i.id = ANY (h.ids) LIMIT 1), false)
+    END
+RETURNING a.slot;
 
 -- name: topic_extend
 -- Make live leases end so many seconds from now; never earlier than they would.
@@ -190,7 +204,7 @@ FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::float8[]) WITH ORDINALI
     AS e (id, topic_id, owner, seconds, slot)
 WHERE i.id = e.id AND i.topic_id = e.topic_id AND i.leased_until > clock_timestamp() AND i.lease_owner IS NOT NULL
     AND (e.owner IS NULL OR e.owner = i.lease_owner)
-RETURNING e.slot, i.leased_until;
+RETURNING e.slot, i.leased_until, i.lease_owner;
 
 -- name: topic_nack
 -- Leased items that failed wait longer each time, and become dead letters when their retries are used up.
@@ -230,8 +244,8 @@ WITH held AS MATERIALIZED (
 SELECT slot, false AS dead, backoff / 1000 AS seconds FROM again
 UNION ALL SELECT slot, true, 0 FROM dead;
 
--- name: topic_lapsed
--- Leases that ended since a time, and what the time is.
+-- name: topic_expired_leases
+-- Leases that expired since a time, and the current time.
 SELECT statement_timestamp() AS at, max(l.leased_until) AS last, array_agg(l.id) AS ids,
     array_agg(DISTINCT l.topic_id) AS topic_ids
 FROM (
@@ -239,11 +253,11 @@ FROM (
     WHERE leased_until > $1::timestamptz AND leased_until <= statement_timestamp() ORDER BY leased_until LIMIT $2
 ) l;
 
--- name: topic_lapse
--- Items whose leases ended are ready again, or become dead letters when their retries are used up.
+-- name: topic_expire_leases
+-- Items whose leases expired are ready again, or become dead letters when their retries are used up.
 WITH held AS MATERIALIZED (
     SELECT count(pg_advisory_xact_lock_shared(1366650960, k)) AS locks FROM unnest($1::integer[]) AS k
-), lapsed AS MATERIALIZED (
+), expired AS MATERIALIZED (
     SELECT i.id, clock_timestamp() AS at, i.retries >= t.max_retries AS over
     FROM held CROSS JOIN unnest($2::bigint[]) AS n (id)
     JOIN queen.topic_items i ON i.id = n.id
@@ -253,7 +267,7 @@ WITH held AS MATERIALIZED (
 ), again AS (
     UPDATE queen.topic_items i SET leased_until = NULL, retries = i.retries + 1, updated_at = l.at, last_error = $3,
         first_failed_at = coalesce(i.first_failed_at, l.at)
-    FROM lapsed l WHERE i.id = l.id AND NOT l.over
+    FROM expired l WHERE i.id = l.id AND NOT l.over
     RETURNING i.topic_id, i.priority, i.deliver_after
 ), lowered AS (
     INSERT INTO queen.topic_heads AS h (topic_id, priority, head)
@@ -262,7 +276,7 @@ WITH held AS MATERIALIZED (
     ON CONFLICT (topic_id, priority) DO UPDATE SET head = excluded.head + interval '5 minutes'
         WHERE h.head > excluded.head + interval '5 minutes'
 ), dead AS (
-    DELETE FROM queen.topic_items i USING lapsed l WHERE i.id = l.id AND l.over
+    DELETE FROM queen.topic_items i USING expired l WHERE i.id = l.id AND l.over
     RETURNING l.at, i.*
 ), letters AS (
     INSERT INTO queen.topic_dead_letters (id, topic_id, priority, retries, is_json, deliver_after, created_at,
@@ -274,7 +288,7 @@ SELECT DISTINCT n.name AS namespace, t.name AS topic
 FROM again a JOIN queen.topics t ON t.id = a.topic_id JOIN queen.topic_namespaces n ON n.id = t.namespace_id;
 
 -- name: topic_lock_alone
--- Nobody makes items of these topics ready until this transaction ends; give up soon, for others wait meanwhile.
+-- Exclude statements that make items of these topics ready until this transaction ends, after a short wait for them.
 SELECT set_config('lock_timeout', '200', true), pg_advisory_xact_lock(1366650960, $1::integer);
 
 -- name: topic_advance_heads
@@ -360,12 +374,12 @@ ORDER BY p.priority, p.deliver_after, p.id LIMIT $2;
 SELECT * FROM queen.topic_dead_letters WHERE topic_id = $1 ORDER BY moved_at, id LIMIT $2 OFFSET $3;
 
 -- name: topic_delete_dead_letters
--- Throw dead letters away.
+-- Delete dead letters.
 DELETE FROM queen.topic_dead_letters d USING unnest($1::bigint[], $2::integer[]) WITH ORDINALITY AS i (id, topic_id, slot)
 WHERE d.id = i.id AND d.topic_id = i.topic_id RETURNING i.slot;
 
 -- name: topic_retry_dead_letters
--- Send dead letters round again: ready now, as if they had never failed.
+-- Make dead letters items again: ready now, as if they had never failed.
 WITH held AS MATERIALIZED (
     SELECT count(pg_advisory_xact_lock_shared(1366650960, k)) AS locks FROM unnest($1::integer[]) AS k
 ), moment AS MATERIALIZED (
@@ -428,7 +442,7 @@ WITH gone AS (
 INSERT INTO queen.dropped_topics (topic_id) SELECT id FROM gone ON CONFLICT DO NOTHING RETURNING topic_id;
 
 -- name: topic_hold_namespace
--- Nobody else reserves of this namespace's quota until this transaction ends.
+-- Exclude other reservations of this namespace's quota until this transaction ends.
 SELECT id FROM queen.topic_namespaces WHERE id = $1 FOR NO KEY UPDATE;
 
 -- name: topic_reserve_quota
@@ -482,7 +496,7 @@ SELECT count(*) AS looked_at, max(created_at) AS last FROM old;
 DELETE FROM queen.topic_usage WHERE second < floor(extract(epoch FROM clock_timestamp()))::bigint - 120;
 
 -- name: topic_dropped
--- Deleted topics, and whether that was long enough ago for nobody to be enqueueing to them still.
+-- Deleted topics, and whether that was so long ago that no enqueue to them can be running.
 SELECT topic_id, dropped_at < statement_timestamp() - interval '5 minutes' AS settled FROM queen.dropped_topics;
 
 -- name: topic_forget_dropped

@@ -48,7 +48,7 @@ Offset: TypeAlias = Annotated[
 
 
 class Query(msgspec.Struct, rename="camel", kw_only=True, forbid_unknown_fields=True):
-    """The query of a request, parsed by `queen.http.api.query`. A parameter that is empty counts as absent.
+    """The query of a request, parsed by `queen.http.routing.query`. A parameter that is empty counts as absent.
 
     It is shared among requests with the same query: never change it.
     """

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType, field
 
-from queen.wire.api.fields import Count, SnakeAnswer, Uuid
+from queen.wire.api.fields import Count, SnakeAnswer, Time, Uuid
 from queen.wire.api.messaging import PushResult
 
 
@@ -27,6 +27,18 @@ class RegisteredStream(SnakeAnswer):
     fresh: bool
     reset: bool
     partitions: list[StreamPartition]
+
+
+class StreamQuery(SnakeAnswer):
+    """A query as it was registered last."""
+
+    query_id: Uuid
+    name: str
+    source_queue: str
+    sink_queue: str | None
+    config_hash: str
+    created_at: Time
+    updated_at: Time
 
 
 class StreamConflict(SnakeAnswer):

@@ -23,7 +23,7 @@ def test_what_is_told_while_somebody_looks_is_not_forgotten() -> None:
     field.fed(B, 0.0, 1.0)
     looked = field.look(1.0)
     field.fed(A, 1.0, 1.0)
-    assert field.has_news
+    assert field.changed
     field.found_empty(looked)
     assert field.look(1.0) == {A}
 

@@ -21,10 +21,10 @@ from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, Type
 import msgspec
 
 from queen.errors import BadRequest
-from queen.http.api.call import Call, Reply
-from queen.http.api.context import Api, Shard
-from queen.http.api.placement import Placement
-from queen.http.api.query import query_parser
+from queen.http.routing.call import Call, Reply
+from queen.http.routing.context import Api, Shard
+from queen.http.routing.placement import Placement
+from queen.http.routing.query import query_parser
 from queen.http.server.message import Access, Connection, Handler, Request, Response
 from queen.wire.decode import decoder
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import msgspec
 
-from queen.http.api.call import Call
+from queen.http.routing.call import Call
 from queen.wire.ids import lease_partition, partition_number
 from queen.wire.shards import Name
 

@@ -30,99 +30,99 @@ def make(directory: Path, clock: Clock, worker: int = 0, longest: float = 4.0) -
 
 
 def serve(
-    courtesy: TenantThrottle, clock: Clock, seconds: float, *, windows: int, tenant: str = "quiet", beside: bool = True
+    throttle: TenantThrottle, clock: Clock, seconds: float, *, windows: int, tenant: str = "quiet", beside: bool = True
 ) -> None:
     """Ten requests of a quiet tenant in each window, each of which takes so long, beside one with much to do."""
     for _ in range(10 * windows):
         if beside:
-            courtesy.has_much()
-        courtesy.served([tenant], seconds)
+            throttle.heavy_batch()
+        throttle.served([tenant], seconds)
         clock.now += 0.011
 
 
 def test_nobody_holds_back_while_others_are_served_as_usual(tmp_path: Path, clock: Clock) -> None:
-    courtesy = make(tmp_path, clock)
-    assert courtesy.pause_of("noisy") == 0
-    serve(courtesy, clock, USUAL, windows=20)
-    assert courtesy.pause_of("noisy") == 0
+    throttle = make(tmp_path, clock)
+    assert throttle.pause_of("noisy") == 0
+    serve(throttle, clock, USUAL, windows=20)
+    assert throttle.pause_of("noisy") == 0
 
 
 def test_pauses_grow_up_to_the_longest_while_others_are_served_slowly(tmp_path: Path, clock: Clock) -> None:
-    courtesy = make(tmp_path, clock)
-    serve(courtesy, clock, USUAL, windows=5)
-    serve(courtesy, clock, SLOW, windows=2)
-    assert 1 <= courtesy.pause_of("noisy") < 4
-    serve(courtesy, clock, SLOW, windows=20)
-    assert courtesy.pause_of("noisy") == 4
+    throttle = make(tmp_path, clock)
+    serve(throttle, clock, USUAL, windows=5)
+    serve(throttle, clock, SLOW, windows=2)
+    assert 1 <= throttle.pause_of("noisy") < 4
+    serve(throttle, clock, SLOW, windows=20)
+    assert throttle.pause_of("noisy") == 4
 
 
 def test_they_shrink_again_when_all_is_well(tmp_path: Path, clock: Clock) -> None:
-    courtesy = make(tmp_path, clock)
-    serve(courtesy, clock, USUAL, windows=5)
-    serve(courtesy, clock, SLOW, windows=20)
+    throttle = make(tmp_path, clock)
+    serve(throttle, clock, USUAL, windows=5)
+    serve(throttle, clock, SLOW, windows=20)
     pauses = []
     for _ in range(8):
-        serve(courtesy, clock, USUAL, windows=50)
-        pauses.append(courtesy.pause_of("noisy"))
+        serve(throttle, clock, USUAL, windows=50)
+        pauses.append(throttle.pause_of("noisy"))
     assert pauses == sorted(pauses, reverse=True)
     assert pauses[-1] == 0
 
 
 def test_they_shrink_for_one_that_is_served_seldom_as_well(tmp_path: Path, clock: Clock) -> None:
-    courtesy = make(tmp_path, clock)
-    serve(courtesy, clock, USUAL, windows=5)
-    serve(courtesy, clock, SLOW, windows=20)
-    assert courtesy.pause_of("noisy") > 1
+    throttle = make(tmp_path, clock)
+    serve(throttle, clock, USUAL, windows=5)
+    serve(throttle, clock, SLOW, windows=20)
+    assert throttle.pause_of("noisy") > 1
     for _ in range(60):
         clock.now += 0.9
-        courtesy.served(["quiet"], USUAL)
-    assert courtesy.pause_of("noisy") == 0
+        throttle.served(["quiet"], USUAL)
+    assert throttle.pause_of("noisy") == 0
 
 
 def test_one_that_is_served_seldom_is_noticed(tmp_path: Path, clock: Clock) -> None:
-    courtesy = make(tmp_path, clock)
-    serve(courtesy, clock, USUAL, windows=5)
+    throttle = make(tmp_path, clock)
+    serve(throttle, clock, USUAL, windows=5)
     pauses = []
     for _ in range(30):
         clock.now += 0.5
-        courtesy.has_much()
-        courtesy.served(["quiet"], SLOW)
-        pauses.append(courtesy.pause_of("noisy"))
+        throttle.heavy_batch()
+        throttle.served(["quiet"], SLOW)
+        pauses.append(throttle.pause_of("noisy"))
     assert max(pauses) >= 1
 
 
 def test_one_in_twenty_may_take_long(tmp_path: Path, clock: Clock) -> None:
-    courtesy = make(tmp_path, clock)
+    throttle = make(tmp_path, clock)
     for number in range(2000):
-        courtesy.has_much()
-        courtesy.served(["quiet"], SLOW if number % 40 == 0 else USUAL)
+        throttle.heavy_batch()
+        throttle.served(["quiet"], SLOW if number % 40 == 0 else USUAL)
         clock.now += 0.001
-    assert courtesy.pause_of("noisy") == 0
+    assert throttle.pause_of("noisy") == 0
 
 
 def test_a_tenant_does_not_hold_back_for_itself(tmp_path: Path, clock: Clock) -> None:
-    courtesy = make(tmp_path, clock)
-    serve(courtesy, clock, USUAL, windows=5)
-    serve(courtesy, clock, SLOW, windows=10)
-    assert courtesy.pause_of("quiet") == 0
-    assert courtesy.pause_of("noisy") > 0
+    throttle = make(tmp_path, clock)
+    serve(throttle, clock, USUAL, windows=5)
+    serve(throttle, clock, SLOW, windows=10)
+    assert throttle.pause_of("quiet") == 0
+    assert throttle.pause_of("noisy") > 0
 
 
 def test_nor_for_one_that_was_served_long_ago(tmp_path: Path, clock: Clock) -> None:
-    courtesy = make(tmp_path, clock)
-    serve(courtesy, clock, USUAL, windows=5, tenant="gone")
+    throttle = make(tmp_path, clock)
+    serve(throttle, clock, USUAL, windows=5, tenant="gone")
     clock.now += 2
-    serve(courtesy, clock, SLOW, windows=20, tenant="busy")
-    assert courtesy.pause_of("busy") == 0
-    assert courtesy.pause_of("noisy") > 0
+    serve(throttle, clock, SLOW, windows=20, tenant="busy")
+    assert throttle.pause_of("busy") == 0
+    assert throttle.pause_of("noisy") > 0
 
 
 def test_nor_for_one_that_has_gone(tmp_path: Path, clock: Clock) -> None:
-    courtesy = make(tmp_path, clock)
-    serve(courtesy, clock, USUAL, windows=5)
-    serve(courtesy, clock, SLOW, windows=10)
+    throttle = make(tmp_path, clock)
+    serve(throttle, clock, USUAL, windows=5)
+    serve(throttle, clock, SLOW, windows=10)
     clock.now += 2
-    assert courtesy.pause_of("noisy") == 0
+    assert throttle.pause_of("noisy") == 0
 
 
 def test_all_workers_of_a_host_hold_back(tmp_path: Path, clock: Clock) -> None:
@@ -133,27 +133,27 @@ def test_all_workers_of_a_host_hold_back(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_what_has_become_usual_is_no_reason_to_hold_back(tmp_path: Path, clock: Clock) -> None:
-    courtesy = make(tmp_path, clock)
-    serve(courtesy, clock, USUAL, windows=5)
-    serve(courtesy, clock, SLOW, windows=1500)
-    assert courtesy.pause_of("noisy") == 0
+    throttle = make(tmp_path, clock)
+    serve(throttle, clock, USUAL, windows=5)
+    serve(throttle, clock, SLOW, windows=1500)
+    assert throttle.pause_of("noisy") == 0
 
 
 def test_what_is_slow_while_nobody_has_much_to_do_is_nobodys_fault(tmp_path: Path, clock: Clock) -> None:
-    courtesy = make(tmp_path, clock)
-    serve(courtesy, clock, USUAL, windows=5, beside=False)
-    serve(courtesy, clock, SLOW, windows=20, beside=False)
-    assert courtesy.pause_of("noisy") == 0
+    throttle = make(tmp_path, clock)
+    serve(throttle, clock, USUAL, windows=5, beside=False)
+    serve(throttle, clock, SLOW, windows=20, beside=False)
+    assert throttle.pause_of("noisy") == 0
 
 
 @pytest.mark.parametrize(("times", "holds_back"), [(1.3, False), (1.7, True)])
 def test_where_it_is_known_how_tenants_are_served_in_calm_less_is_too_much(
     tmp_path: Path, clock: Clock, times: float, holds_back: bool
 ) -> None:
-    courtesy = make(tmp_path, clock)
-    serve(courtesy, clock, USUAL, windows=20, beside=False)
-    serve(courtesy, clock, times * USUAL, windows=20)
-    assert (courtesy.pause_of("noisy") > 0) is holds_back
+    throttle = make(tmp_path, clock)
+    serve(throttle, clock, USUAL, windows=20, beside=False)
+    serve(throttle, clock, times * USUAL, windows=20)
+    assert (throttle.pause_of("noisy") > 0) is holds_back
 
 
 def test_a_worker_that_has_seen_no_calm_asks_one_that_has(tmp_path: Path, clock: Clock) -> None:
@@ -164,42 +164,42 @@ def test_a_worker_that_has_seen_no_calm_asks_one_that_has(tmp_path: Path, clock:
 
 
 def test_calm_that_was_long_ago_is_forgotten(tmp_path: Path, clock: Clock) -> None:
-    courtesy = make(tmp_path, clock)
-    serve(courtesy, clock, USUAL, windows=20, beside=False)
+    throttle = make(tmp_path, clock)
+    serve(throttle, clock, USUAL, windows=20, beside=False)
     clock.now += 3600
-    serve(courtesy, clock, 1.7 * USUAL, windows=20)
-    assert courtesy.pause_of("noisy") == 0
+    serve(throttle, clock, 1.7 * USUAL, windows=20)
+    assert throttle.pause_of("noisy") == 0
 
 
 def test_the_other_workers_know_that_somebody_has_much_to_do(tmp_path: Path, clock: Clock) -> None:
     here, there = make(tmp_path, clock, 0), make(tmp_path, clock, 1)
     for seconds in [USUAL] * 50 + [SLOW] * 200:
-        there.has_much()
+        there.heavy_batch()
         here.served(["quiet"], seconds)
         clock.now += 0.011
     assert there.pause_of("noisy") > 0
 
 
 def test_where_it_is_turned_off_nobody_holds_back(tmp_path: Path, clock: Clock) -> None:
-    courtesy = make(tmp_path, clock, longest=0)
-    serve(courtesy, clock, USUAL, windows=5)
-    serve(courtesy, clock, SLOW, windows=20)
-    assert courtesy.pause_of("noisy") == 0
+    throttle = make(tmp_path, clock, longest=0)
+    serve(throttle, clock, USUAL, windows=5)
+    serve(throttle, clock, SLOW, windows=20)
+    assert throttle.pause_of("noisy") == 0
 
 
 async def test_those_who_hold_back_take_turns(tmp_path: Path, clock: Clock) -> None:
-    courtesy = make(tmp_path, clock)
+    throttle = make(tmp_path, clock)
     asked: list[str] = []
-    assert courtesy.enter(lambda: asked.append("never"))
+    assert throttle.enter(lambda: asked.append("never"))
     first, second = (lambda: asked.append("first")), (lambda: asked.append("second"))
-    assert not courtesy.enter(first)
-    assert not courtesy.enter(second)
-    assert not courtesy.enter(first), "whoever asks twice is called once"
-    courtesy.leave(0.01)
+    assert not throttle.enter(first)
+    assert not throttle.enter(second)
+    assert not throttle.enter(first), "whoever asks twice is called once"
+    throttle.leave(0.01)
     assert not asked
     await asyncio.sleep(0.05)
     assert asked == ["first", "second"]
-    assert courtesy.enter(first)
+    assert throttle.enter(first)
 
 
 async def test_one_worker_of_a_host_has_the_floor(tmp_path: Path, clock: Clock) -> None:

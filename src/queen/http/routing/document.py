@@ -8,8 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from queen import __version__
-from queen.http.api.query import parameters_of
-from queen.http.api.route import Media, Operation
+from queen.http.routing.query import parameters_of
+from queen.http.routing.route import Media, Operation
 from queen.http.server.message import Access, Response, Route
 from queen.wire.api.fields import Answer, Error, Name, SnakeAnswer, Uuid
 
