@@ -67,6 +67,7 @@ async def chunks(attacker: Attacker) -> None:
         for _ in range(3000):
             writer.write(piece)
             await writer.drain()
+            await asyncio.sleep(0)
     await asyncio.Event().wait()
 
 
@@ -98,6 +99,7 @@ async def pipelined(attacker: Attacker) -> None:
         while True:
             writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10_000)
             await writer.drain()
+            await asyncio.sleep(0)
     finally:
         reading.cancel()
 

@@ -55,9 +55,9 @@ async def provider() -> AsyncIterator[Provider]:
 async def start_proxy(dsn: str, start_server: StartServer) -> AsyncIterator[StartProxy]:
     async with AsyncExitStack() as stack:
 
-        async def start(**settings: Any) -> Site:
+        async def start(port: int = 0, **settings: Any) -> Site:
             server = await start_server(jwt_enabled=True, jwt_secret=SECRET)
-            port = free_port()
+            port = port or free_port()
             values: dict[str, Any] = {
                 "database_url": dsn,
                 "jwt_secret": SECRET,

@@ -62,15 +62,26 @@ async def test_unfinished_bodies_have_a_budget_and_give_it_back(start_server: St
     assert budget.addresses.keys() <= {"127.0.0.1"}
 
 
-async def test_a_body_in_tiny_chunks_takes_no_more_than_its_bytes(api: Api) -> None:
+async def send_chunks(api: Api, size: int) -> int:
+    """Push 200 kB in chunks of a size; the status of the answer."""
     reader, writer = await connect(api)
     writer.write(b"POST /api/v1/push HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
     body = b'{"items":[{"queue":"q","payload":"' + b"x" * 200_000 + b'"}]}'
-    writer.write(b"".join(b"2\r\n%b\r\n" % body[at : at + 2].ljust(2) for at in range(0, len(body), 2)) + b"0\r\n\r\n")
-    assert await status_of(reader) == 201
-    writer.close()
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
+    writer.write(b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n")
+    try:
+        return await status_of(reader)
+    finally:
+        writer.close()
+
+
+async def test_a_body_may_come_in_chunks_but_not_in_crumbs(api: Api) -> None:
+    assert await send_chunks(api, 20) == 201
     (message,) = await api.pop("q")
     assert message["data"] == "x" * 200_000
+    assert await send_chunks(api, 2) == 400
+    assert api.worker is not None
+    assert api.worker.shell.budget.incoming == 0
 
 
 async def test_answers_that_nobody_reads_have_a_budget(start_server: StartServer) -> None:

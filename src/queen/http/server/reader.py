@@ -15,6 +15,9 @@ from queen.http.server.router import Generations, Match, Router
 
 LONGEST_HEAD: Final = 2048
 _LONGEST_LENGTH: Final = 19
+# A body in more chunks than this has to have some bytes in each: two bytes at a time keep a worker busy for minutes.
+MOST_SMALL_CHUNKS: Final = 4096
+SMALL_CHUNK_BYTES: Final = 16
 CACHED_HEADS: Final = 1024
 
 
@@ -74,6 +77,7 @@ class RequestReader:
         "_max_head_bytes",
         "_parser",
         "_peer",
+        "_pieces",
         "_replay",
         "_router",
         "_serving_bytes",
@@ -125,6 +129,7 @@ class RequestReader:
         self.awaits_continue = False
         self.body_bytes = 0
         self._body: bytes | bytearray = b""
+        self._pieces = 0
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
         self._head = self._headers
@@ -358,6 +363,10 @@ class RequestReader:
             self._body = bytearray(self._body)
             self._body += piece
         self.body_bytes += len(piece)
+        self._pieces += 1
+        if self._pieces > MOST_SMALL_CHUNKS and self.body_bytes < self._pieces * SMALL_CHUNK_BYTES:
+            self.refuse(400, "The chunks of the request body are too small")
+            return
         if not self._budget.take_in(self._address, len(piece)):
             self._refuse_waiting()
             return
@@ -386,6 +395,7 @@ class RequestReader:
     def _join_body(self) -> bytes:
         body = bytes(self._body)
         self._body = b""
+        self._pieces = 0
         self.body_bytes = 0
         self._waiting_bytes += len(body)
         return body
