@@ -79,7 +79,7 @@ manifests: setup ## Write deploy/kubernetes from the Helm charts.
 # Needs Node 20 or newer; what it makes is committed, so that nobody needs it to run the server.
 dashboard: setup ## Build the dashboard, with the types of the API as they are now.
 	$(BIN)/python -m tests.dashboard.openapi > dashboard/openapi.json
-	cd dashboard && npm ci --ignore-scripts --no-audit && npm run types && npm run build
+	cd dashboard && npm install --ignore-scripts --no-audit --no-save && npm run types && npm run build
 
 screenshots: setup ## Take the pictures of docs/dashboard.md; needs chromium.
 	$(BIN)/python -m tests.dashboard.screenshots $(ARGS)

@@ -6,6 +6,8 @@ from queen import Queen, the asynchronous client, or QueenSync, the same for scr
 from __future__ import annotations
 
 import importlib
+import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,6 +37,13 @@ if TYPE_CHECKING:
     from queen.streams import Stream, sliding_window_gate, token_bucket_gate
 
 __version__ = "0.1.0"
+
+if next(Path(__file__).parents[1].glob("queen_mq-*.dist-info"), None) is not None:
+    warnings.warn(
+        "the distribution queen-mq is installed beside queen-broker, and both are the package `queen`: "
+        "uninstall one of them, and install the other again",
+        stacklevel=2,
+    )
 
 __all__ = [
     "BUFFER_DEFAULTS",

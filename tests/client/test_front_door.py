@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 import textwrap
@@ -113,7 +114,7 @@ def run_mypy(path: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_client_needs_nothing_of_the_server() -> None:
-    """As after a plain `pip install queen-mq`, which brings aiohttp and msgspec."""
+    """As after a plain `pip install .`, which brings aiohttp and msgspec."""
     run_python(f"""
         import sys
         for name in {SERVER_ONLY.split()}:
@@ -124,6 +125,18 @@ def test_client_needs_nothing_of_the_server() -> None:
         loaded = {{name.split(".")[1] for name in sys.modules if name.startswith("queen.")}}
         assert loaded == {{"client", "errors", "streams", "wire"}}, loaded
     """)
+
+
+def test_another_package_of_the_same_name_is_pointed_out(tmp_path: Path) -> None:
+    (tmp_path / "queen").symlink_to(ROOT / "src" / "queen")
+    command = [sys.executable, "-c", "import queen"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    alone = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (alone.returncode, alone.stderr) == (0, "")
+    (tmp_path / "queen_mq-2.6.0.dist-info").mkdir()
+    both = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert both.returncode == 0
+    assert "queen-mq is installed beside queen-broker" in both.stderr
 
 
 def test_server_does_not_load_the_client() -> None:

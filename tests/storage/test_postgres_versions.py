@@ -60,7 +60,7 @@ async def test_migrating_twice_changes_nothing_and_a_newer_schema_is_refused(old
     connection = await asyncpg.connect(older.dsn())
     try:
         await connection.execute("INSERT INTO queen.schema_migrations (version, name) VALUES (9999, 'future')")
-        with pytest.raises(SchemaTooNew, match=r"schema version 9999.*install the newer queen-mq"):
+        with pytest.raises(SchemaTooNew, match=r"schema version 9999.*install the newer Queen"):
             await migrate(older.dsn())
         await connection.execute("DELETE FROM queen.schema_migrations WHERE version = 9999")
     finally:

@@ -290,6 +290,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/resources/queues/{queue}/depth": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * The number of messages in a queue, and the lag of each group
+         * @description Access: read-only.
+         */
+        get: operations["queueDepth"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/resources/partitions": {
         parameters: {
             query?: never;
@@ -862,6 +882,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/audit": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List what administrators did
+         * @description The newest first. `before` is what there was, `after` what was sent. Kept for AUDIT_RETENTION_DAYS.
+         *
+         *     Access: admin.
+         */
+        get: operations["auditLog"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/resources/overview": {
         parameters: {
             query?: never;
@@ -1209,7 +1251,11 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        get?: never;
+        /**
+         * List streaming queries
+         * @description Access: read-only.
+         */
+        get: operations["streams"];
         put?: never;
         /**
          * Register a streaming query
@@ -2189,7 +2235,7 @@ export interface paths {
         };
         /**
          * Readiness probe
-         * @description 503 while PostgreSQL (with several shards: every one) is unavailable, the database lacks migrations, or the server is shutting down; `reasons` says which, and `pushes` what becomes of a push meanwhile.
+         * @description 503 while PostgreSQL (with several shards: every one) is unavailable, the database lacks migrations, no key to verify tokens with could be fetched, or the server is shutting down; `reasons` says which, and `pushes` what becomes of a push meanwhile.
          *
          *     Access: public.
          */
@@ -2394,6 +2440,29 @@ export interface components {
             messages: number;
             /** @default 0 */
             shard?: number;
+        };
+        /**
+         * AuditEntry
+         * @description One thing that was done, or was tried.
+         */
+        AuditEntry: {
+            id: number;
+            /** Format: date-time */
+            at: string;
+            actor: string | null;
+            address: string;
+            action: string;
+            object: string;
+            status: number | null;
+            before: unknown;
+            after: unknown;
+        };
+        /**
+         * AuditLog
+         * @description A page of the audit log, the newest first.
+         */
+        AuditLog: {
+            entries: components["schemas"]["AuditEntry"][];
         };
         /**
          * AutovacuumStatus
@@ -2787,6 +2856,7 @@ export interface components {
          */
         Error: {
             error: string;
+            detail?: string;
             success?: boolean;
         };
         /**
@@ -2957,7 +3027,7 @@ export interface components {
         };
         /**
          * ItemRef
-         * @description Which item a request is about. `lease_owner`, when it is sent, has to be who holds the lease.
+         * @description The item a request is about. `lease_owner`, when it is sent, has to be that of the current lease.
          */
         ItemRef: {
             id: number | string;
@@ -3712,6 +3782,8 @@ export interface components {
             name: string;
             /** @default  */
             sink?: string;
+            /** @default [] */
+            sources?: string[];
             /** @default 0 */
             batches?: number;
             /** @default 0 */
@@ -3740,6 +3812,17 @@ export interface components {
             hits: number;
             misses: number;
             hit_rate: number;
+        };
+        /**
+         * QueueDepth
+         * @description How many messages a queue stores, and how many of them each consumer group has not consumed yet.
+         */
+        QueueDepth: {
+            queue: string;
+            depth: number;
+            groups: {
+                [key: string]: number;
+            };
         };
         /**
          * QueueInList
@@ -3923,6 +4006,7 @@ export interface components {
             /** @enum {unknown} */
             pushes: "buffered" | "refused" | "stored";
             worker_id: number;
+            warnings: string[];
         };
         /**
          * Received
@@ -4466,6 +4550,22 @@ export interface components {
             /** Format: uuid */
             partition_id: string;
             partition: string;
+        };
+        /**
+         * StreamQuery
+         * @description A query as it was registered last.
+         */
+        StreamQuery: {
+            /** Format: uuid */
+            query_id: string;
+            name: string;
+            source_queue: string;
+            sink_queue: string | null;
+            config_hash: string;
+            /** Format: date-time */
+            created_at: string;
+            /** Format: date-time */
+            updated_at: string;
         };
         /**
          * StreamQueryList
@@ -5201,6 +5301,15 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
                 headers: {
@@ -5722,6 +5831,15 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
                 headers: {
@@ -5832,6 +5950,15 @@ export interface operations {
             };
             /** @description The body is larger than MAX_BODY_BYTES. */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -5953,6 +6080,15 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
                 headers: {
@@ -6045,6 +6181,15 @@ export interface operations {
             };
             /** @description The body is larger than MAX_BODY_BYTES. */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -6215,6 +6360,15 @@ export interface operations {
             };
             /** @description The body is larger than MAX_BODY_BYTES. */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -6545,6 +6699,96 @@ export interface operations {
             };
             /** @description The token does not give this access (only when JWT_ENABLED is set). */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    queueDepth: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The name of a queue. */
+                queue: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "queue": "orders",
+                     *       "depth": 17,
+                     *       "groups": {
+                     *         "billing": 3
+                     *       }
+                     *     }
+                     */
+                    "application/json": components["schemas"]["QueueDepth"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -7305,6 +7549,15 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
                 headers: {
@@ -7390,6 +7643,15 @@ export interface operations {
             };
             /** @description The body is larger than MAX_BODY_BYTES. */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -7945,6 +8207,15 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
                 headers: {
@@ -8314,6 +8585,15 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
                 headers: {
@@ -8421,6 +8701,15 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
                 headers: {
@@ -8517,6 +8806,15 @@ export interface operations {
             };
             /** @description The body is larger than MAX_BODY_BYTES. */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -8834,6 +9132,17 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
         };
     };
     switchMaintenance: {
@@ -8892,6 +9201,15 @@ export interface operations {
             };
             /** @description The body is larger than MAX_BODY_BYTES. */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -8979,6 +9297,17 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
         };
     };
     switchPopMaintenance: {
@@ -9037,6 +9366,15 @@ export interface operations {
             };
             /** @description The body is larger than MAX_BODY_BYTES. */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -9123,6 +9461,92 @@ export interface operations {
             };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    auditLog: {
+        parameters: {
+            query?: {
+                actor?: string;
+                action?: string;
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+                before?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AuditLog"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
                 headers: {
                     /** @description Seconds to wait. */
                     "Retry-After"?: number;
@@ -10282,6 +10706,75 @@ export interface operations {
             };
         };
     };
+    streams: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StreamQuery"][];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
     registerStream: {
         parameters: {
             query?: never;
@@ -10350,6 +10843,15 @@ export interface operations {
             };
             /** @description The body is larger than MAX_BODY_BYTES. */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -10478,6 +10980,15 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
                 headers: {
@@ -10562,6 +11073,15 @@ export interface operations {
             };
             /** @description The body is larger than MAX_BODY_BYTES. */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -10675,6 +11195,15 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
                 headers: {
@@ -10778,6 +11307,15 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
                 headers: {
@@ -10868,6 +11406,15 @@ export interface operations {
             };
             /** @description The body is larger than MAX_BODY_BYTES. */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -10973,6 +11520,15 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
                 headers: {
@@ -11064,6 +11620,15 @@ export interface operations {
             };
             /** @description The body is larger than MAX_BODY_BYTES. */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -11417,6 +11982,15 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
                 headers: {
@@ -11495,6 +12069,15 @@ export interface operations {
             };
             /** @description The body is larger than MAX_BODY_BYTES. */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -11596,6 +12179,15 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
                 headers: {
@@ -11674,6 +12266,15 @@ export interface operations {
             };
             /** @description The body is larger than MAX_BODY_BYTES. */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -11766,6 +12367,15 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
                 headers: {
@@ -11844,6 +12454,15 @@ export interface operations {
             };
             /** @description The body is larger than MAX_BODY_BYTES. */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -12323,6 +12942,15 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
                 headers: {
@@ -12401,6 +13029,15 @@ export interface operations {
             };
             /** @description The body is larger than MAX_BODY_BYTES. */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -12502,6 +13139,15 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
                 headers: {
@@ -12580,6 +13226,15 @@ export interface operations {
             };
             /** @description The body is larger than MAX_BODY_BYTES. */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -12835,6 +13490,15 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
                 headers: {
@@ -12910,6 +13574,15 @@ export interface operations {
             };
             /** @description The body is larger than MAX_BODY_BYTES. */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -13076,6 +13749,15 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
                 headers: {
@@ -13235,6 +13917,15 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
                 headers: {
@@ -13310,6 +14001,15 @@ export interface operations {
             };
             /** @description The body is larger than MAX_BODY_BYTES. */
             413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -13408,8 +14108,28 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
                 headers: {
                     /** @description Seconds to wait. */
                     "Retry-After"?: number;
@@ -13477,6 +14197,17 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
         };
     };
     sharedStateStats: {
@@ -13526,6 +14257,17 @@ export interface operations {
             };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
                 headers: {
                     /** @description Seconds to wait. */
                     "Retry-After"?: number;
@@ -13593,6 +14335,17 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
         };
     };
     listSettings: {
@@ -13642,6 +14395,17 @@ export interface operations {
             };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
                 headers: {
                     /** @description Seconds to wait. */
                     "Retry-After"?: number;
@@ -13709,6 +14473,17 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
         };
     };
     live: {
@@ -13758,6 +14533,17 @@ export interface operations {
             };
             /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
             429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
                 headers: {
                     /** @description Seconds to wait. */
                     "Retry-After"?: number;
@@ -13963,6 +14749,17 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
         };
     };
     listTopicNamespaces: {
@@ -14140,7 +14937,8 @@ export interface operations {
                      *       "ready": true,
                      *       "reasons": [],
                      *       "pushes": "stored",
-                     *       "worker_id": 0
+                     *       "worker_id": 0,
+                     *       "warnings": []
                      *     }
                      */
                     "application/json": components["schemas"]["Readiness"];

@@ -77,7 +77,7 @@ async def _apply_missing(connection: Connection, migrations: list[Migration]) ->
     if newest_applied > newest_known:
         raise SchemaTooNew(
             f"the database has schema version {newest_applied}, this server knows versions up to {newest_known}:"
-            " install the newer queen-mq, or point it at another database"
+            " install the newer Queen, or point it at another database"
         )
     for migration in migrations:
         if migration.version in applied:

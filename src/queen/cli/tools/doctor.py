@@ -144,7 +144,7 @@ def _version(health: Mapping[str, Any]) -> Finding:
     there = str(health.get("version"))
     if there == __version__:
         return Finding("version", OK, there)
-    return Finding("version", WARN, f"server {there}, this command {__version__}", "install the same queen-mq on both")
+    return Finding("version", WARN, f"server {there}, this command {__version__}", "install the same version on both")
 
 
 def _ready(queen: Any) -> Iterator[Finding]:
@@ -391,7 +391,7 @@ async def _schema(connection: Any, label: str, known: set[int]) -> Finding:
         )
     if applied - known:
         return Finding(
-            f"schema{label}", WARN, f"version {max(applied)} is newer than this command", "upgrade queen-mq here"
+            f"schema{label}", WARN, f"version {max(applied)} is newer than this command", "upgrade this command"
         )
     return Finding(f"schema{label}", OK, f"version {max(applied)}")
 
