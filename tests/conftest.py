@@ -21,9 +21,9 @@ from queen.embedded import EmbeddedPostgres
 from queen.server import Worker
 from queen.settings import Settings
 from queen.storage.migrate import migrate
-from tests.api import Api
-from tests.faults.proxy import Proxy, proxied
-from tests.together import ByGroup
+from tests.support.api import Api
+from tests.support.proxy import Proxy, proxied
+from tests.support.together import ByGroup
 
 # A busy machine is no fault of the code; how long things may take is for the benchmarks to say.
 settings.register_profile("default", deadline=None)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from queen.settings import describe_settings
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 30.0

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import http.server
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +17,20 @@ import pytest
 import yaml
 
 from queen.cli.common.session import Session
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, Served, serving
+
+SECRET = "s" * 40
+
+
+def token(**claims: object) -> str:
+    """A token that servers with this secret take."""
+
+    def part(value: object) -> str:
+        return base64.urlsafe_b64encode(msgspec.json.encode(value)).rstrip(b"=").decode()
+
+    head = f"{part({'alg': 'HS256', 'typ': 'JWT'})}.{part({'exp': time.time() + 600, **claims})}"
+    signature = hmac.new(SECRET.encode(), head.encode(), hashlib.sha256).digest()
+    return f"{head}.{base64.urlsafe_b64encode(signature).rstrip(b'=').decode()}"
 
 
 def test_a_context_is_made_used_changed_and_deleted(no_server: Cli, tmp_path: Path) -> None:
@@ -154,3 +171,16 @@ def test_a_login_is_kept_and_refusals_end_with_3(no_server: Cli, proxy: str) -> 
     assert no_server("logout").code == 0
     assert no_server("queue", "list").code == 3
     assert no_server("login", "--server", proxy, "--method", "magic").code == 1
+
+
+def test_a_server_that_wants_tokens_takes_them_by_role(no_server: Cli, server: Served, tmp_path: Path) -> None:
+    with serving(server.dsn, tmp_path, jwt_enabled=True, jwt_secret=SECRET) as guarded:
+        at = ("--server", guarded.url)
+        assert no_server(*at, "queue", "list").code == 3
+        reader, admin = token(sub="bob", role="read-only"), token(sub="ada", role="admin")
+        assert no_server(*at, "queue", "list", "--token", reader).code == 0
+        assert no_server(*at, "queue", "delete", "x", "--yes", "--token", reader).code == 3
+        assert no_server("login", *at, "--token", admin, "--no-keychain").code == 0
+        assert no_server("queue", "delete", "x", "--yes").code == 4
+        findings = {row["check"]: row for row in no_server("doctor").json}
+        assert findings["access"] == {"check": "access", "status": "ok", "found": "a token is needed", "remedy": ""}

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from queen import Queen
-from tests.api import Api
-from tests.faults.proxy import TcpProxy
+from tests.support.api import Api
+from tests.support.proxy import TcpProxy
 
 MakeClient = Callable[..., Queen]
 

@@ -9,10 +9,10 @@ import pytest
 
 from queen import BadRequestError, ClientClosedError, PushError, Queen, QueenConnectionError, UnsentError
 from queen.client.types import BufferOptions
-from tests.ageing import until
-from tests.api import Api
 from tests.client.conftest import MakeClient, url_of
-from tests.faults.proxy import TcpProxy
+from tests.support.ageing import until
+from tests.support.api import Api
+from tests.support.proxy import TcpProxy
 
 SLOW: BufferOptions = {"message_count": 1000, "time_millis": 60_000}
 

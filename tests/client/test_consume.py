@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from queen import LeaseLostError, Message, NotFoundError, Queen
-from tests.ageing import until
-from tests.api import Api
 from tests.client.conftest import MakeClient, url_of
-from tests.faults.proxy import TcpProxy
+from tests.support.ageing import until
+from tests.support.api import Api
+from tests.support.proxy import TcpProxy
 
 
 async def push_numbers(queen: Queen, queue: str, count: int, partition: str = "Default") -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from queen import Queen
-from tests.api import Api
+from tests.support.api import Api
 
 LINE = re.compile(r"\[\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z\] \[(INFO|WARN)\] \[[\w.]+\] \{.*\}")
 

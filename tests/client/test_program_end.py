@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from tests.api import Api
+from tests.support.api import Api
 
 
 async def test_messages_left_in_buffers_are_sent_when_the_program_ends(api: Api) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from queen import Queen
-from tests.api import Api
+from tests.support.api import Api
 
 
 @pytest.fixture

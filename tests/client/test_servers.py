@@ -11,10 +11,10 @@ import pytest
 from queen import Message, Queen, QueenConnectionError
 from queen.client.config import Strategy
 from queen.client.http import Balancer, fnv1a
-from tests.api import Api
 from tests.client.conftest import MakeClient, proxy_to, url_of
-from tests.clock import Clock
 from tests.conftest import StartServer
+from tests.support.api import Api
+from tests.support.clock import Clock
 
 URLS = ("http://a", "http://b", "http://c")
 

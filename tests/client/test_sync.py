@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from queen import LeaseLostError, Message, QueenSync, UnsentError
-from tests.api import Api
+from tests.support.api import Api
 
 
 async def in_thread(work: Any) -> None:

@@ -20,11 +20,11 @@ from queen import (
     QueenSync,
     TopicItem,
 )
-from tests.ageing import until
-from tests.api import Api
 from tests.client.conftest import MakeClient, url_of
 from tests.conftest import StartServer
-from tests.faults.proxy import TcpProxy
+from tests.support.ageing import until
+from tests.support.api import Api
+from tests.support.proxy import TcpProxy
 
 
 def values(items: list[TopicItem]) -> list[Any]:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from queen import Queen, QueenConnectionError, TransactionError
-from tests.api import Api
 from tests.client.conftest import MakeClient, url_of
-from tests.faults.proxy import TcpProxy
+from tests.support.api import Api
+from tests.support.proxy import TcpProxy
 
 
 def of_commit(sent: bytes) -> bool:

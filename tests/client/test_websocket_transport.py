@@ -12,11 +12,11 @@ from queen.client.config import ClientLog, read_config
 from queen.client.http import HttpClient
 from queen.client.types import Subscription
 from queen.client.websocket import WebSocketTransport
-from tests.ageing import until
-from tests.api import Api
 from tests.client.conftest import MakeClient, url_of
 from tests.conftest import StartServer
-from tests.faults.proxy import TcpProxy
+from tests.support.ageing import until
+from tests.support.api import Api
+from tests.support.proxy import TcpProxy
 
 
 def transport_to(url: str, batch: int = 10) -> WebSocketTransport:

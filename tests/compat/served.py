@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 KEY = "5eed" * 16
 SETTINGS = {

@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 
 from tests.acceptance.served import environ_without_settings
-from tests.ageing import block_until
 from tests.deploy.tools import tool
-from tests.ports import free_port
+from tests.support.ageing import block_until
+from tests.support.ports import free_port
 
 _READY_SECONDS = 60.0
 

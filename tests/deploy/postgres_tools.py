@@ -15,7 +15,7 @@ from queen.embedded.account import account_for
 from queen.embedded.configuration import find_binaries
 from queen.server import Worker
 from queen.settings import Settings
-from tests.api import Api
+from tests.support.api import Api
 
 VERSION: Final = 18
 BINARIES: Final = find_binaries(VERSION)

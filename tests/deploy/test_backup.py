@@ -12,10 +12,10 @@ import asyncpg
 from queen.embedded import EmbeddedPostgres
 from queen.embedded.account import account_for
 from queen.storage.migrate import migrate
-from tests.ageing import until
-from tests.api import Api
-from tests.database import stored_ids
 from tests.deploy.postgres_tools import as_embedded, cluster_of, postgres_tool, running
+from tests.support.ageing import until
+from tests.support.api import Api
+from tests.support.database import stored_ids
 
 
 async def push(api: Api, *numbers: int, queue: str = "orders") -> list[Any]:

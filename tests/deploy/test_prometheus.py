@@ -18,9 +18,9 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from tests.ageing import block_until
 from tests.deploy.monitored import Load, Prometheus, Redis, Server
 from tests.deploy.tools import DEPLOY, tool
+from tests.support.ageing import block_until
 
 DASHBOARDS: Final = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
 RULES: Final = DEPLOY / "prometheus"

@@ -17,10 +17,10 @@ import pytest
 
 from queen.embedded import EmbeddedPostgres
 from tests.acceptance.served import environ_without_settings
-from tests.ageing import until
 from tests.deploy.tools import ROOT
 from tests.faults.load import Client, Producer, answered, check_delivered, check_stored, pushing
-from tests.ports import free_port
+from tests.support.ageing import until
+from tests.support.ports import free_port
 
 
 def older_sources(directory: Path) -> Path:

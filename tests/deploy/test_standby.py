@@ -11,11 +11,11 @@ import asyncpg
 
 from queen.embedded import EmbeddedPostgres
 from queen.storage.migrate import migrate
-from tests.ageing import until
-from tests.database import stored_ids
 from tests.deploy.postgres_tools import as_embedded, cluster_of, postgres_tool, running
 from tests.deploy.tools import DEPLOY
-from tests.ports import free_port
+from tests.support.ageing import until
+from tests.support.database import stored_ids
+from tests.support.ports import free_port
 
 SCRIPTS = DEPLOY / "docker" / "postgres"
 PASSWORD = "0123456789abcdef"

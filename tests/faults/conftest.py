@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.acceptance.served import served
-from tests.database import Connection
+from tests.support.database import Connection
 
 
 @dataclass(frozen=True)

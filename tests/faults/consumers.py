@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.ageing import until
 from tests.faults.load import Client
+from tests.support.ageing import until
 
 
 class Record:

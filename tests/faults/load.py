@@ -11,9 +11,9 @@ from typing import Any
 
 import aiohttp
 
-from tests.ageing import until
-from tests.api import Answer, Api
-from tests.database import Connection, Stored, stored_messages
+from tests.support.ageing import until
+from tests.support.api import Answer, Api
+from tests.support.database import Connection, Stored, stored_messages
 
 SHARED = "shared"
 _BACKOFF_SECONDS = 0.05

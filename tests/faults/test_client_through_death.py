@@ -7,8 +7,8 @@ from collections import Counter
 from functools import partial
 
 from queen import Message, Queen, QueenConnectionError, TopicItem
-from tests.ageing import until
 from tests.faults.conftest import Victim
+from tests.support.ageing import until
 
 MESSAGES = 1500
 

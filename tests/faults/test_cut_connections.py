@@ -11,11 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.api import Api
 from tests.conftest import StartServer
-from tests.consumer import acknowledgments
-from tests.consumer import consuming as consuming_over_websocket
-from tests.database import Connection, stored_ids, stored_messages
 from tests.faults.consumers import Consumer, Record, consuming
 from tests.faults.load import (
     Client,
@@ -26,7 +22,11 @@ from tests.faults.load import (
     pushing,
     stored_when_replayed,
 )
-from tests.faults.proxy import Proxy
+from tests.support.api import Api
+from tests.support.consumer import acknowledgments
+from tests.support.consumer import consuming as consuming_over_websocket
+from tests.support.database import Connection, stored_ids, stored_messages
+from tests.support.proxy import Proxy
 
 BIG = "y" * 3000
 

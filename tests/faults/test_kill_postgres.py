@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from tests.api import Answer, Api
 from tests.faults.conftest import Victim
 from tests.faults.consumers import Consumer, Record, consuming
 from tests.faults.load import Client, Producer, answered, check_delivered, check_stored, pushing
+from tests.support.api import Answer, Api
 
 _LONGEST_ANSWER = 10.0
 

@@ -14,13 +14,13 @@ import pytest
 
 from queen.streams import Runner
 from tests.acceptance.client_environment import clean_environ, client_python
-from tests.ageing import until
-from tests.api import Api
 from tests.faults.conftest import Victim
 from tests.faults.load import Client
 from tests.faults.test_kill_worker import kill_a_worker
 from tests.streams.collecting import drain
 from tests.streams.counting import QUERY, counting, counts, events, truth
+from tests.support.ageing import until
+from tests.support.api import Api
 
 _ROOT = Path(__file__).parents[2]
 

@@ -12,11 +12,11 @@ from functools import partial
 import psutil
 import pytest
 
-from tests.ageing import until
-from tests.api import Api
 from tests.faults.conftest import Victim
 from tests.faults.consumers import Consumer, Record, consuming
 from tests.faults.load import Producer, answered, check_delivered, check_stored, pushing
+from tests.support.ageing import until
+from tests.support.api import Api
 
 _YOUTH_SECONDS = 3.0
 

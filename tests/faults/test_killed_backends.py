@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 from queen.storage.database import HEARTBEAT_SESSION
-from tests.ageing import until
-from tests.api import Api
-from tests.database import Connection
+from tests.support.ageing import until
+from tests.support.api import Api
+from tests.support.database import Connection
 
 _KILLS = 60
 

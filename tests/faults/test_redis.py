@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.ageing import until
+from tests.broker.topics.test_prefetch import buffers, depth, heat
 from tests.conftest import StartServer
-from tests.database import Connection
-from tests.hot.redis_server import RedisServer
-from tests.integration.test_topic_ready import buffers, depth, heat
-from tests.topic_api import TopicApi, item, values
+from tests.redis.redis_server import RedisServer
+from tests.support.ageing import until
+from tests.support.database import Connection
+from tests.support.topic_api import TopicApi, item, values
 
 Fault = Callable[[RedisServer], Awaitable[None]]
 

@@ -19,13 +19,13 @@ import pytest
 
 from queen.server import Worker
 from tests.acceptance.served import environ_without_settings
-from tests.ageing import until
-from tests.api import Api
 from tests.conftest import StartServer
-from tests.database import Connection, make_queue
 from tests.faults.load import Client, Producer, answered, check_delivered, check_stored, pushing, stored_when_replayed
-from tests.faults.proxy import Proxy
-from tests.ports import free_port
+from tests.support.ageing import until
+from tests.support.api import Api
+from tests.support.database import Connection, make_queue
+from tests.support.ports import free_port
+from tests.support.proxy import Proxy
 
 
 @dataclass

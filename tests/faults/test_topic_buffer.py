@@ -9,15 +9,15 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-from tests.ageing import until
-from tests.api import Api
 from tests.conftest import StartServer
-from tests.database import Connection
 from tests.faults.load import Client
-from tests.faults.proxy import Proxy
 from tests.faults.test_spool import Host, host
 from tests.faults.test_topics import TOPIC, Consumer
-from tests.topic_api import TopicApi, item
+from tests.support.ageing import until
+from tests.support.api import Api
+from tests.support.database import Connection
+from tests.support.proxy import Proxy
+from tests.support.topic_api import TopicApi, item
 
 PER_REQUEST = 3
 

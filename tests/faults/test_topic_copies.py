@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from queen.redis.stores import RedisCopies
-from tests.ageing import until
 from tests.conftest import StartServer
-from tests.database import Connection
-from tests.faults.proxy import Proxy
-from tests.hot.redis_server import RedisServer
-from tests.topic_api import TopicApi, item, values
+from tests.redis.redis_server import RedisServer
+from tests.support.ageing import until
+from tests.support.database import Connection
+from tests.support.proxy import Proxy
+from tests.support.topic_api import TopicApi, item, values
 
 BUFFERED = (("ns", "buffered"),)
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from tests.ageing import until
-from tests.api import Api
 from tests.conftest import StartServer
 from tests.faults.conftest import Victim
 from tests.faults.load import Client
-from tests.faults.proxy import Proxy
 from tests.faults.test_kill_postgres import kill_postgres
 from tests.faults.test_kill_worker import kill_a_worker
-from tests.topic_api import item
+from tests.support.ageing import until
+from tests.support.api import Api
+from tests.support.proxy import Proxy
+from tests.support.topic_api import item
 
 TOPIC = {"namespace": "ns", "topic": "jobs"}
 

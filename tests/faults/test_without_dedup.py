@@ -7,8 +7,8 @@ import random
 import pytest
 
 from tests.conftest import StartServer
-from tests.database import Connection, make_queue, stored_messages
-from tests.faults.proxy import Proxy
+from tests.support.database import Connection, make_queue, stored_messages
+from tests.support.proxy import Proxy
 
 
 @pytest.mark.parametrize("count", [1, 3, 80])

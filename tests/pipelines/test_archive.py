@@ -23,9 +23,9 @@ from queen.pipelines.jobs.replay import Replayed, ReplayOptions, replay
 from queen.pipelines.manifest import Manifest
 from queen.pipelines.session import Connection
 from queen.wire.pipelines import PipelineStatus
-from tests.api import Api
-from tests.database import Connection as Database
 from tests.pipelines.running import Runner
+from tests.support.api import Api
+from tests.support.database import Connection as Database
 
 
 class Archiving:

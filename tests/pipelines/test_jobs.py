@@ -16,10 +16,10 @@ from queen.pipelines.manifest import Manifest
 from queen.pipelines.session import Connection
 from queen.pipelines.sinks import TableSink
 from queen.wire.pipelines import PipelineState
-from tests.api import Api
-from tests.database import Connection as Database
-from tests.faults.proxy import Proxy
 from tests.pipelines.running import Runner
+from tests.support.api import Api
+from tests.support.database import Connection as Database
+from tests.support.proxy import Proxy
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from aiohttp import web
 from queen.proxy.app import Proxy
 from queen.proxy.passwords import hash_password
 from queen.proxy.settings import ProxySettings
-from tests.api import Api
-from tests.auth.issuer import SECRET
 from tests.conftest import StartServer
-from tests.ports import free_port
+from tests.http.auth.issuer import SECRET
 from tests.proxy.provider import Provider
+from tests.support.api import Api
+from tests.support.ports import free_port
 
 PASSWORD = "correct horse battery"
 

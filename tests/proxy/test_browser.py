@@ -10,9 +10,9 @@ import pytest
 from playwright.async_api import Browser, async_playwright
 
 from queen.proxy.settings import OpenIdProvider
-from tests.ports import free_port
 from tests.proxy.conftest import PASSWORD, Site, StartProxy
 from tests.proxy.provider import Provider
+from tests.support.ports import free_port
 
 CHROMIUM = "/usr/bin/chromium"
 pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="needs Debian's chromium")

@@ -11,8 +11,8 @@ from queen.http.auth.guard import check_security
 from queen.proxy.passwords import hash_password
 from queen.proxy.users import UserStore
 from queen.settings import Settings
-from tests.auth.issuer import SECRET, issue
 from tests.conftest import StartServer
+from tests.http.auth.issuer import SECRET, issue
 from tests.proxy.conftest import PASSWORD
 
 PUSH = {"items": [{"queue": "q", "payload": 1}]}

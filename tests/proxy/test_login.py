@@ -15,7 +15,7 @@ from joserfc.jwk import OKPKey
 from queen.http.auth.keys import KeyRing, read_jwks
 from queen.http.auth.principal import ClaimNames
 from queen.http.auth.tokens import TokenVerifier
-from tests.auth.issuer import issue, key_for, sign
+from tests.http.auth.issuer import issue, key_for, sign
 from tests.proxy.conftest import PASSWORD, Site, StartProxy
 from tests.proxy.provider import Provider
 

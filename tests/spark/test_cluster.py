@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.api import Api
 from tests.spark.cluster import cluster
 from tests.spark.conftest import MASTER, needs_java
+from tests.support.api import Api
 
 HERE = Path(__file__).parent
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from tests.api import Api
 from tests.docs.snippets import Walk
+from tests.support.api import Api
 
 DOCS = Path(__file__).parents[2] / "docs"
 

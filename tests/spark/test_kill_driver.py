@@ -15,10 +15,10 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from tests.api import Api
-from tests.database import Connection, stored_messages
 from tests.spark.conftest import TOO_SLOW
 from tests.spark.window_driver import count_windows
+from tests.support.api import Api
+from tests.support.database import Connection, stored_messages
 
 KEYS = ("a", "b", "c")
 SECONDS = 1000

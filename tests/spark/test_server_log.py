@@ -12,10 +12,10 @@ from queen.spark.logs import ServerLog, ShardLog, Span
 from queen.spark.options import Access
 from queen.spark.reading import open_log
 from queen.wire.segment import Frame, decode_frames, encode_frame
-from tests.ageing import Connection, age
-from tests.api import Api
 from tests.conftest import StartServer
 from tests.spark.conftest import Read, collect, drain
+from tests.support.ageing import Connection, age
+from tests.support.api import Api
 
 KEY = "0f" * 32
 

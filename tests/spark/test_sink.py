@@ -13,11 +13,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from queen.embedded import EmbeddedPostgres
-from tests.api import Api
 from tests.conftest import StartServer, fresh_database
-from tests.database import Connection, stored_messages
 from tests.spark.conftest import Read
-from tests.topic_api import TopicApi
+from tests.support.api import Api
+from tests.support.database import Connection, stored_messages
+from tests.support.topic_api import TopicApi
 
 KEY = "0f" * 32
 

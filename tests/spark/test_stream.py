@@ -20,10 +20,10 @@ from queen.spark.offsets import PartitionOffsets, decode_offset, encode_offset, 
 from queen.spark.options import parse_read_options
 from queen.spark.schemas import schema_of
 from queen.spark.stream import QueenStreamReader
-from tests.ageing import Connection, age, clean, until
-from tests.api import Api
-from tests.faults.proxy import Proxy
 from tests.spark.conftest import TOO_SLOW, Read, collect, drain
+from tests.support.ageing import Connection, age, clean, until
+from tests.support.api import Api
+from tests.support.proxy import Proxy
 
 
 async def test_a_stream_goes_on_where_its_checkpoint_ends_and_finds_new_partitions(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from pyspark.errors import PySparkException
 
-from tests.api import Api
 from tests.conftest import StartServer
 from tests.spark.conftest import Read, collect
-from tests.topic_api import TopicApi, item
+from tests.support.api import Api
+from tests.support.topic_api import TopicApi, item
 
 KEY = "0f" * 32
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from queen.streams import Runner, Stream
-from tests.api import Api
+from tests.support.api import Api
 
 
 async def drain(api: Api, queue: str, count: int, seconds: float = 20.0) -> list[Any]:

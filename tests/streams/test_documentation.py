@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from queen.streams import Runner
-from tests.ageing import until
-from tests.api import Api
 from tests.docs.snippets import snippets
 from tests.streams.collecting import drain
+from tests.support.ageing import until
+from tests.support.api import Api
 
 _PAGE = Path(__file__).parents[2] / "docs" / "streams.md"
 

@@ -22,12 +22,12 @@ from queen.streams import (
     token_bucket_gate,
 )
 from queen.streams.records import Message
-from tests.ageing import until
-from tests.api import Api
 from tests.conftest import StartServer
-from tests.database import Connection
 from tests.streams.collecting import drain, running
 from tests.streams.counting import counting, counts, events, truth
+from tests.support.ageing import until
+from tests.support.api import Api
+from tests.support.database import Connection
 
 
 async def push_events(api: Api, partitions: int, rounds: int) -> Counter[tuple[str, int]]:

@@ -19,6 +19,7 @@ from queen.wire.api.maintenance import (
     PopMaintenance,
     PushMaintenance,
     Switch,
+    decode_switch,
 )
 
 routes = RouteTable("System")
@@ -68,6 +69,7 @@ async def maintenance(shard: Shard, call: Call[None, None]) -> Maintenance:
     description="While it is on, pushes are kept on disk and answered `buffered`; when it is switched off they are "
     "replayed to PostgreSQL, in order. Applies to every server of the database, and across restarts.",
     body=Switch,
+    decode=decode_switch,
     body_example={"enabled": True},
     returns={200: PushMaintenance},
     errors=DATABASE,
@@ -104,6 +106,7 @@ async def pop_maintenance(shard: Shard, call: Call[None, None]) -> PopMaintenanc
     summary="Switch pop maintenance on or off",
     description="While it is on, pops are answered empty at once. Pushes go on.",
     body=Switch,
+    decode=decode_switch,
     body_example={"enabled": True},
     returns={200: PopMaintenance},
     errors=DATABASE,

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from msgspec import field
 
+from queen.errors import BadRequest
 from queen.wire.api.fields import Answer, Body, Count
+from queen.wire.decode import decode_fields
 
 
 class Switch(Body):
     """On or off."""
 
     enabled: bool
+
+
+def decode_switch(body: bytes) -> Switch:
+    enabled = decode_fields(body, Switch).get("enabled")
+    if not isinstance(enabled, bool):
+        raise BadRequest("enabled (boolean) is required")
+    return Switch(enabled)
 
 
 class FailedFiles(Answer):

@@ -1,0 +1,254 @@
+"""Two workers on one database behave as one: what one does, the other knows at once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from queen.wire.ids import parse_partition_uuid
+from tests.conftest import StartServer
+from tests.support.api import Api, payloads
+from tests.support.database import Connection, make_queue, stored_messages
+
+Pair = tuple[Api, Api]
+
+
+@pytest.fixture
+async def pair(start_server: StartServer) -> Pair:
+    return (
+        await start_server(worker_id=0, num_workers=2, pop_safety_poll_ms=60_000),
+        await start_server(worker_id=1, num_workers=2, pop_safety_poll_ms=60_000),
+    )
+
+
+async def test_what_is_pushed_to_one_is_popped_from_the_other_at_once(pair: Pair) -> None:
+    here, there = pair
+    for number in range(50):
+        await here.push("q", number, partition=str(number % 7))
+        assert payloads(await there.pop("q", autoAck=True)) == [number]
+
+
+async def test_a_lease_of_one_keeps_the_other_away_until_it_is_acked(pair: Pair) -> None:
+    here, there = pair
+    await here.push("q", 1, 2)
+    messages = await here.pop("q")
+    assert await there.pop("q") == []
+    assert all(result["success"] for result in await there.ack(messages))
+    assert payloads(await here.pop("q")) == [2]
+
+
+async def test_an_ack_and_a_renewal_reach_a_lease_of_the_other_worker(pair: Pair) -> None:
+    here, there = pair
+    for partition in "abc":
+        await here.push("q", 1, 2, partition=partition)
+    messages = await here.pop("q", batch=6, partitions=3)
+    answer = await there.call("POST", f"/api/v1/lease/{messages[0]['leaseId']}/extend", {"seconds": 1000})
+    assert answer.status == 200
+    results = await there.ack([*messages[3:], *messages[:3]])
+    assert all(result["success"] for result in results)
+    assert await here.pop("q") == await there.pop("q") == []
+
+
+@pytest.mark.parametrize("partition", [None, "p"])
+async def test_a_pop_parked_at_one_is_woken_by_a_push_to_the_other(pair: Pair, partition: str | None) -> None:
+    here, there = pair
+    await here.push("q", 0, partition="p")
+    await there.pop("q", autoAck=True)
+    for number in range(10):
+        waiting = asyncio.create_task(there.pop("q", partition, wait=True, timeout=20_000, autoAck=True))
+        await asyncio.sleep(0.02)
+        async with asyncio.timeout(1):
+            await here.push("q", number, partition="p")
+            assert payloads(await waiting) == [number]
+
+
+async def test_a_pop_parked_at_one_is_woken_when_the_other_frees_the_partition(pair: Pair) -> None:
+    here, there = pair
+    await here.push("q", 1, 2)
+    messages = await here.pop("q")
+    waiting = asyncio.create_task(there.pop("q", wait=True, timeout=20_000))
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(1):
+        await here.ack(messages)
+        assert payloads(await waiting) == [2]
+
+
+async def test_a_failed_batch_wakes_the_other_after_its_delay(pair: Pair, connection: Connection) -> None:
+    here, there = pair
+    await make_queue(connection, "q", retry_delay=200)
+    await here.push("q", 1, 2)
+    messages = await here.pop("q", batch=2)
+    waiting = asyncio.create_task(there.pop("q", batch=2, wait=True, timeout=20_000))
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(2):
+        await here.ack(messages, ["completed", "failed"])
+        assert payloads(await waiting) == [2]
+
+
+async def test_pops_of_many_partitions_at_both_workers_get_in_nobodys_way(pair: Pair) -> None:
+    """Both lease the same partitions in orders of their own: nobody fails, and each message comes once."""
+    partitions = [str(number) for number in range(30)]
+    seen: list[tuple[str, int]] = []
+    chance = random.Random(3)
+
+    async def feed() -> None:
+        for number in range(40):
+            order = chance.sample(partitions, len(partitions))
+            items = [{"queue": "q", "partition": partition, "payload": number} for partition in order]
+            answer = await chance.choice(pair).call("POST", "/api/v1/push", {"items": items})
+            assert answer.status == 201
+
+    async def drain(api: Api) -> None:
+        while len(seen) < 40 * 30:
+            answer = await api.call(
+                "GET", "/api/v1/pop/queue/q", batch=40, partitions=20, wait=True, timeout=200, autoAck=True
+            )
+            assert answer.status in (200, 204), answer
+            if answer.body:
+                seen.extend((message["partition"], message["data"]) for message in answer.body["messages"])
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(feed(), *(drain(api) for api in pair * 4))
+    assert sorted(seen) == sorted((partition, number) for partition in partitions for number in range(40))
+
+
+async def test_producers_and_consumers_on_both_deliver_everything_once_and_in_order(
+    pair: Pair, connection: Connection
+) -> None:
+    """Consumers ack, fail, or walk away; per partition the first deliveries come in order and nothing is lost."""
+    partitions = [str(number) for number in range(6)]
+    total = 6 * 60
+    chance = random.Random(11)
+    delivered: dict[str, list[int]] = defaultdict(list)
+    acked: dict[str, list[int]] = defaultdict(list)
+    live: set[str] = set()
+    await make_queue(connection, "q", lease_time=1, retry_limit=1000, retry_delay=0)
+
+    async def produce(partition: str) -> None:
+        for start in range(0, 60, 4):
+            await chance.choice(pair).push("q", *range(start, start + 4), partition=partition)
+
+    async def consume() -> None:
+        while sum(map(len, acked.values())) < total:
+            messages = await chance.choice(pair).pop("q", batch=5, wait=True, timeout=500)
+            if not messages:
+                continue
+            partition = messages[0]["partition"]
+            assert partition not in live, "two live leases on one partition"
+            live.add(partition)
+            delivered[partition] += [m["data"] for m in messages if m["data"] not in delivered[partition]]
+            fate = chance.random()
+            if fate < 0.1:
+                live.discard(partition)
+                continue
+            cut = len(messages) if fate < 0.6 else chance.randrange(len(messages))
+            statuses = ["completed"] * cut + ["failed"] * (len(messages) - cut)
+            live.discard(partition)
+            results = await chance.choice(pair).ack(messages, statuses)
+            for message, status, result in zip(messages, statuses, results, strict=True):
+                if status == "completed" and result["success"]:
+                    acked[partition].append(message["data"])
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(produce(partition) for partition in partitions), *(consume() for _ in range(8)))
+    for partition in partitions:
+        assert delivered[partition] == list(range(60))
+        # The answers of acks given by two workers may overtake one another on their way here.
+        assert sorted(acked[partition]) == list(range(60))
+        assert len(await stored_messages(connection, "q", partition)) == 60
+    assert await pair[0].pop("q") == await pair[1].pop("q") == []
+
+
+async def test_many_queues_made_at_once_are_known_to_pops_parked_at_the_other(pair: Pair) -> None:
+    here, there = pair
+    names = [f"{number:03d}" + "é" * 250 for number in range(200)]
+    parked = [asyncio.create_task(there.pop(name, wait=True, timeout=30_000)) for name in names]
+    await asyncio.sleep(1)
+    items = [{"queue": name, "payload": number} for number, name in enumerate(names)]
+    answer = await here.call("POST", "/api/v1/push", {"items": items})
+    assert answer.status == 201
+    async with asyncio.timeout(5):
+        delivered = await asyncio.gather(*parked)
+    assert [payloads(messages) for messages in delivered] == [[number] for number in range(200)]
+
+
+async def test_workers_that_lease_the_same_partitions_in_opposite_orders_do_not_block_each_other(
+    pair: Pair, connection: Connection
+) -> None:
+    """Each is stopped half way, by a lock on the cursor in the middle, and then let go."""
+    here, there = pair
+    partitions = [str(number) for number in range(11)]
+    for messages, api in ((1, here), (1, there), (2, None)):
+        for partition in partitions:
+            await here.push("q", *[0] * messages, partition=partition)
+        if api is not None:
+            assert len(await api.pop("q", batch=11, partitions=11, autoAck=True)) == 11
+    # What was just served goes to the end of the line, so `there` has them last first, and `here` in order.
+    for partition in reversed(partitions[:-1]):
+        await there.pop("q", partition, autoAck=True)
+    transaction = connection.transaction()
+    await transaction.start()
+    ids = [row["partition_id"] for row in await connection.fetch("SELECT partition_id FROM queen.cursors ORDER BY 1")]
+    await connection.execute("SELECT FROM queen.cursors WHERE partition_id = $1 FOR UPDATE", ids[5])
+    pops = [asyncio.create_task(api.pop("q", batch=22, partitions=11, autoAck=True)) for api in pair]
+    for _ in range(500):
+        if await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted") >= 2:
+            break
+        await asyncio.sleep(0.01)
+    await transaction.rollback()
+    async with asyncio.timeout(0.9):
+        delivered = await asyncio.gather(*pops)
+    assert sum(len(messages) for messages in delivered) == 12
+
+
+async def test_an_ack_that_is_applied_is_answered_though_another_waits_for_a_lock(
+    pair: Pair, connection: Connection
+) -> None:
+    """Leases of the other worker, acked together: one failure is held up by whoever has its cursor."""
+    here, there = pair
+    for partition in "abc":
+        await here.push("q", 0, partition=partition)
+    popped = {partition: await there.pop("q", partition) for partition in "abc"}
+    async with connection.transaction():
+        place = parse_partition_uuid(popped["b"][0]["partitionId"])
+        assert place is not None
+        await connection.execute("SELECT FROM queen.cursors WHERE partition_id = $1 FOR UPDATE", place[1])
+        first = asyncio.create_task(here.ack(popped["a"]))
+        failure = asyncio.create_task(here.ack(popped["b"], ["failed"]))
+        later = asyncio.create_task(here.ack(popped["c"]))
+        async with asyncio.timeout(5):
+            assert [result["success"] for result in await first + await later] == [True, True]
+        assert not failure.done()
+    assert (await failure)[0]["success"]
+
+
+async def test_cursors_are_locked_in_order_though_some_of_them_are_met_only_now(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker knows the cursors of some partitions; the other has made those of partitions before them."""
+    here, there = pair
+    partitions = [str(number) for number in range(10)]
+    for partition in partitions:
+        await here.push("q", 0, partition=partition)
+    for api, some in ((there, partitions[:5]), (here, partitions[5:])):
+        for partition in some:
+            assert await api.pop("q", partition, autoAck=True)
+    assert here.worker is not None
+    claimer = here.worker.broker.popper._claimer
+    locked: list[list[int]] = []
+    lease = claimer._lease
+
+    async def watched(claims: Any, *others: Any) -> Any:
+        locked.append([claim.partition_id for claim in claims])
+        return await lease(claims, *others)
+
+    monkeypatch.setattr(claimer, "_lease", watched)
+    for partition in partitions:
+        await there.push("q", 1, partition=partition)
+    assert len(await here.pop("q", batch=10, partitions=10, autoAck=True, wait=True, timeout=5000)) == 10
+    assert locked and all(ids == sorted(ids) for ids in locked)
+    assert max(map(len, locked)) == 10, "those that were known and those that were not are leased together"

@@ -1,0 +1,341 @@
+"""Ready queues: what consumers of hot topics see is what they would see without them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
+from queen.broker.maintenance.election import Session
+from queen.broker.topics.jobs import free_prefetched
+from queen.broker.topics.prefetch import PrefetchBuffers
+from queen.broker.topics.topics import Topics
+from queen.storage.database import Database
+from tests.conftest import StartServer
+from tests.redis.redis_server import RedisServer
+from tests.support.ageing import until
+from tests.support.api import Api
+from tests.support.topic_api import NAMESPACE, TOPIC, TopicApi, item, values
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+StartTopics = Callable[..., Awaitable[TopicApi]]
+
+
+def inside(topics: TopicApi) -> Topics:
+    assert topics.api.worker is not None
+    return topics.api.worker.broker.topics
+
+
+def buffers(topics: TopicApi) -> PrefetchBuffers:
+    found = inside(topics).prefetch
+    assert found is not None
+    return found
+
+
+async def heat(topics: TopicApi) -> None:
+    """Give the topic a ready queue, as many dequeues in a second would, and fill it."""
+    part = inside(topics)
+    topic = await part.catalog.one((NAMESPACE, TOPIC))
+    assert topic is not None
+
+    async def opened() -> bool:
+        return topic.id in buffers(topics).by_topic or await buffers(topics).open(topic)
+
+    await until(opened, 30)
+    await buffers(topics).fill(buffers(topics).by_topic[topic.id])
+
+
+def depth(topics: TopicApi) -> int:
+    return sum(buffer.depth for buffer in buffers(topics).by_topic.values())
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def start_topics(
+    request: pytest.FixtureRequest, start_server: StartServer, tmp_path: Path
+) -> AsyncIterator[StartTopics]:
+    """Starts servers that keep their ready queues in memory, or in the same Redis."""
+    server = RedisServer(tmp_path / "redis")
+    settings: dict[str, object] = {"topic_ready_queues": "on"}
+    if request.param == "redis":
+        await server.start()
+        settings |= {"redis_addrs": server.address, "redis_timeout_ms": 5000}
+
+    async def start(worker_id: int = 0, **more: object) -> TopicApi:
+        if request.param == "memory":
+            # Workers of one host have no ready queues in memory; those of several hosts, one each, do.
+            more["num_workers"] = 1
+        api: Api = await start_server(worker_id, **(settings | more))
+        return TopicApi(api)
+
+    yield start
+    await server.kill()
+
+
+@pytest.fixture
+async def topics(start_topics: StartTopics) -> TopicApi:
+    return await start_topics()
+
+
+async def test_items_are_handed_out_in_order_and_acked(topics: TopicApi) -> None:
+    await topics.enqueue(*(item(n) for n in range(50)))
+    await heat(topics)
+    assert depth(topics) == 50
+    first = await topics.dequeue(limit=20)
+    assert (values(first), depth(topics)) == (list(range(20)), 30)
+    assert all(one["status"] == "leased" and one["lease_owner"] and one["lease_expires_at"] for one in first)
+    assert (await topics.counts()) == {"ready": 30, "delayed": 0, "leased": 20, "dead": 0}
+    assert await topics.ack(*first) == [True] * 20
+    assert await topics.ack(*first[:1]) == [False]
+    assert values(await topics.dequeue(limit=100)) == list(range(20, 50))
+    assert await topics.dequeue() == []
+
+
+async def test_a_later_more_urgent_item_overtakes_what_was_prefetched(topics: TopicApi) -> None:
+    await topics.enqueue(*(item(n, priority=5) for n in range(10)))
+    await heat(topics)
+    await topics.enqueue(item("urgent", priority=1), item("idle", priority=9))
+    assert values(await topics.dequeue(limit=3)) == ["urgent", 0, 1]
+    await topics.enqueue(item("most", priority=-1))
+    assert values(await topics.dequeue(limit=20)) == ["most", *range(2, 10), "idle"]
+
+
+async def test_more_urgent_items_than_are_missing_in_the_queue_overtake(start_topics: StartTopics) -> None:
+    topics = await start_topics(topic_ready_items=10)
+    await topics.enqueue(*(item(n, priority=5) for n in range(20)))
+    await heat(topics)
+    assert depth(topics) == 10
+    await topics.enqueue(*(item(n, priority=1) for n in range(100, 115)))
+    assert values(await topics.dequeue(limit=12)) == list(range(100, 112))
+    assert values(await topics.dequeue(limit=50)) == [112, 113, 114, *range(20)]
+
+
+async def test_what_another_server_enqueues_overtakes_too(start_topics: StartTopics) -> None:
+    here, there = await start_topics(0, num_workers=2), await start_topics(1, num_workers=2)
+    await here.enqueue(*(item(n, priority=5) for n in range(5)))
+    await heat(here)
+    await there.enqueue(item("urgent"))
+    assert values(await here.dequeue(limit=2)) == ["urgent", 0]
+
+
+async def test_another_worker_sees_the_same_order(start_topics: StartTopics) -> None:
+    here, there = await start_topics(0, num_workers=2), await start_topics(1, num_workers=2)
+    await here.enqueue(*(item(n) for n in range(20)))
+    await heat(here)
+    assert values(await there.dequeue(limit=5)) == list(range(5))
+    assert values(await here.dequeue(limit=5)) == list(range(5, 10))
+    assert values(await there.dequeue(limit=50)) == list(range(10, 20))
+
+
+async def test_a_delayed_item_that_becomes_due_overtakes(topics: TopicApi, connection: Connection) -> None:
+    await topics.enqueue(*(item(n, priority=5) for n in range(5)), item("due", delay=0.5))
+    await heat(topics)
+
+    async def due() -> bool:
+        query = "SELECT deliver_after <= clock_timestamp() FROM queen.topic_items WHERE priority = 0"
+        return bool(await connection.fetchval(query))
+
+    await until(due, 30)
+    assert values(await topics.dequeue(limit=2)) == ["due", 0]
+
+
+async def test_a_nacked_item_waits_and_comes_again_in_its_place(topics: TopicApi) -> None:
+    await topics.enqueue(*(item(n) for n in range(5)))
+    await topics.configure(backoff_base_ms=0)
+    await heat(topics)
+    (first,) = await topics.dequeue(limit=1)
+    (result,) = await topics.nack(first)
+    assert result["success"]
+    again = await topics.dequeue(limit=10)
+    assert sorted(values(again)) == [0, 1, 2, 3, 4]
+    assert {one["data"]: one["retries"] for one in again} == {0: 1, 1: 0, 2: 0, 3: 0, 4: 0}
+
+
+async def test_a_lease_begins_when_the_item_is_handed_out_and_lapses_with_a_retry(topics: TopicApi) -> None:
+    await topics.enqueue(item("a"), item("b"))
+    await heat(topics)
+    (first,) = await topics.dequeue(limit=1, lease=0.3)
+    (again,) = await topics.dequeue(limit=1, wait=True, timeout=60000)
+    # The other item was there all the time, so it is served while the first is leased.
+    assert (again["data"], again["retries"]) == ("b", 0)
+    (again,) = await topics.dequeue(limit=1, wait=True, timeout=60000)
+    assert (again["data"], again["retries"]) == ("a", 1)
+    assert await topics.ack(first | {"lease_owner": "x"}) == [True]
+
+
+async def test_a_lease_can_be_extended(topics: TopicApi) -> None:
+    await topics.enqueue(item("a"))
+    await heat(topics)
+    (first,) = await topics.dequeue(limit=1, lease=30)
+    body = [{"id": first["id"], "namespace": NAMESPACE, "topic": TOPIC, "seconds": 3000}]
+    (extended,) = await topics.good("POST", "/extend", body)
+    assert extended["success"] and extended["lease_expires_at"] > first["lease_expires_at"]
+
+
+async def test_an_item_that_waits_in_the_ready_queue_cannot_be_acked(topics: TopicApi) -> None:
+    ids = await topics.enqueue(item("a"), item("b"))
+    await heat(topics)
+    assert await topics.ack({"id": ids[0], "namespace": NAMESPACE, "topic": TOPIC}) == [False]
+    body = [{"id": ids[0], "namespace": NAMESPACE, "topic": TOPIC, "seconds": 3000}]
+    assert [one["success"] for one in await topics.good("POST", "/extend", body)] == [False]
+    assert values(await topics.dequeue()) == ["a", "b"]
+
+
+async def test_peek_shows_what_waits_and_purge_removes_it(topics: TopicApi) -> None:
+    await topics.enqueue(*(item(n) for n in range(4)))
+    await heat(topics)
+    await topics.dequeue(limit=1)
+    await topics.enqueue(item("urgent", priority=-1))
+    peeked: list[dict[str, Any]] = await topics.good("GET", "/peek", namespace=NAMESPACE, topic=TOPIC)
+    assert values(peeked) == ["urgent", 1, 2, 3]
+    assert {one["status"] for one in peeked} == {"ready"}
+    purged = await topics.good("POST", "/purge", {"namespace": NAMESPACE, "topic": TOPIC})
+    assert purged["removed"] == 5
+    assert await topics.dequeue() == []
+    await topics.enqueue(item("new"))
+    assert values(await topics.dequeue()) == ["new"]
+
+
+async def test_at_most_once_items_are_gone_once_handed_out(topics: TopicApi, connection: Connection) -> None:
+    await topics.enqueue(*(item(n) for n in range(3)))
+    await topics.configure(at_most_once=True)
+    await heat(topics)
+    assert values(await topics.dequeue(limit=2)) == [0, 1]
+    assert await connection.fetchval("SELECT count(*) FROM queen.topic_items") == 1
+
+
+async def test_an_item_past_its_time_is_not_handed_out(topics: TopicApi, connection: Connection) -> None:
+    await topics.enqueue(item("old", ttl=0.5), item("young"))
+    await heat(topics)
+
+    async def past() -> bool:
+        return bool(await connection.fetchval("SELECT min(expires_at) <= clock_timestamp() FROM queen.topic_items"))
+
+    await until(past, 30)
+    assert values(await topics.dequeue()) == ["young"]
+
+
+async def test_large_payloads_stay_in_postgresql_until_they_are_handed_out(topics: TopicApi) -> None:
+    large = "x" * 100_000
+    await topics.enqueue(item(large), item("small"))
+    await heat(topics)
+    (buffer,) = buffers(topics).by_topic.values()
+    turn = await buffers(topics)._queue.begin(buffer.topic.id, buffer.token, 10)
+    assert [one.whole for one in turn.items] == [False, True]
+    assert max(len(one.rendered) for one in turn.items) < 1000
+    await buffers(topics)._queue.end(buffer.topic.id, buffer.token, turn.number, 0, [])
+    assert values(await topics.dequeue()) == [large, "small"]
+
+
+async def test_a_stopped_server_gives_back_what_it_has_prefetched(
+    topics: TopicApi, start_server: StartServer, connection: Connection
+) -> None:
+    await topics.enqueue(*(item(n) for n in range(10)))
+    await heat(topics)
+    assert topics.api.worker is not None
+    await topics.api.worker.broker.topics.stop()
+    other = TopicApi(await start_server())
+    again = await other.dequeue(limit=10)
+    assert values(again) == list(range(10))
+    assert {one["retries"] for one in again} == {0}
+
+
+async def test_a_ready_queue_of_a_dead_server_is_taken_over_in_order_and_without_retries(
+    topics: TopicApi, start_server: StartServer, connection: Connection
+) -> None:
+    await topics.enqueue(*(item(n) for n in range(10)))
+    await heat(topics)
+    first = await topics.dequeue(limit=2)
+    assert topics.api.worker is not None
+    # What a killed server leaves behind: its queue, and nobody who renews its lease.
+    daemon = inside(topics)._lease_daemon
+    assert daemon is not None
+    await daemon.stop()
+    buffers(topics).by_topic.clear()
+    await connection.execute("UPDATE queen.topic_ready SET until = now() - interval '1 s'")
+    other = TopicApi(await start_server(topic_ready_queues="on"))
+    again = await other.dequeue(limit=20)
+    assert values(again) == list(range(2, 10))
+    assert {one["retries"] for one in again} == {0}
+    assert await other.ack(*first, *again) == [True] * 10
+
+
+async def test_items_that_are_in_no_ready_queue_are_freed(topics: TopicApi, connection: Connection, dsn: str) -> None:
+    await topics.enqueue(*(item(n) for n in range(3)))
+    # The server does the same now and then: it may come first.
+    await connection.execute("UPDATE queen.topic_items SET leased_until = 'infinity'")
+    database = Database(dsn)
+    session = await Session.open(database)
+    await free_prefetched(session)
+    await session.close()
+    await database.close()
+    assert values(await topics.dequeue()) == [0, 1, 2]
+
+
+async def test_a_server_that_was_paused_hands_nothing_out_that_others_have(
+    topics: TopicApi, start_server: StartServer, connection: Connection
+) -> None:
+    await topics.enqueue(*(item(n) for n in range(10)))
+    await heat(topics)
+    await connection.execute("UPDATE queen.topic_ready SET until = now() - interval '1 s'")
+    other = TopicApi(await start_server(topic_ready_queues="on"))
+    assert values(await other.dequeue(limit=4)) == [0, 1, 2, 3]
+    assert values(await topics.dequeue(limit=20)) == [4, 5, 6, 7, 8, 9]
+
+
+async def test_many_dequeues_in_a_second_make_a_topic_hot(topics: TopicApi) -> None:
+    await topics.enqueue(*(item(n) for n in range(2000)))
+    seen: list[int] = []
+
+    async def hot() -> bool:
+        batches = await asyncio.gather(*(topics.dequeue(limit=1) for _ in range(50)))
+        seen.extend(one["data"] for batch in batches for one in batch)
+        return buffers(topics).stats.handed_out > 0
+
+    await until(hot, 30)
+    rest = await topics.dequeue(limit=5000)
+    assert sorted(seen + values(rest)) == list(range(2000))
+    assert values(rest) == sorted(values(rest))
+
+
+async def test_concurrent_consumers_on_two_workers_get_everything_once_and_in_order(start_topics: StartTopics) -> None:
+    servers = [await start_topics(n, num_workers=2) for n in range(2)]
+    await servers[0].enqueue(*(item(n, priority=n % 3) for n in range(1500)))
+    await heat(servers[0])
+    seen: list[Any] = []
+
+    async def consume(topics: TopicApi) -> None:
+        last: tuple[int, str, int] | None = None
+        while some := await topics.dequeue(limit=20):
+            places = [(one["priority"], one["deliver_after"], one["id"]) for one in some]
+            assert places == sorted(places)
+            # All were there from the beginning, so what one consumer sees never goes back.
+            assert last is None or last < places[0]
+            last = places[-1]
+            seen.extend(values(some))
+            assert all(await topics.ack(*some))
+
+    await asyncio.gather(*(consume(servers[n % 2]) for n in range(6)))
+    assert sorted(seen) == list(range(1500))
+
+
+async def test_a_server_without_ready_queues_frees_what_one_with_them_left_behind(
+    topics: TopicApi, start_server: StartServer, connection: Connection, dsn: str
+) -> None:
+    await topics.enqueue(*(item(n) for n in range(5)))
+    await heat(topics)
+    daemon = inside(topics)._lease_daemon
+    assert daemon is not None
+    await daemon.stop()
+    buffers(topics).by_topic.clear()
+    await connection.execute("UPDATE queen.topic_ready SET until = now() - interval '1 s'")
+    plain = TopicApi(await start_server())
+    assert inside(plain).prefetch is None
+    session = await Session.open(database := Database(dsn))
+    await free_prefetched(session)
+    await session.close()
+    await database.close()
+    assert values(await plain.dequeue()) == [0, 1, 2, 3, 4]

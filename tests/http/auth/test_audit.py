@@ -1,0 +1,63 @@
+"""What administrators do is noted, with who and from where."""
+
+from __future__ import annotations
+
+import asyncpg
+import pytest
+
+from queen.http.auth.audit import is_audited
+from queen.http.server.message import Access
+from tests.conftest import StartServer
+from tests.http.auth.issuer import SECRET, issue
+from tests.support.api import Api
+
+
+@pytest.fixture
+async def guarded(start_server: StartServer) -> Api:
+    return await start_server(jwt_enabled=True, jwt_secret=SECRET)
+
+
+async def test_changes_are_noted_with_what_was_before(guarded: Api) -> None:
+    alice = guarded.bearing(issue("admin", sub="alice"))
+    await alice.configure("q", leaseTime=30)
+    await alice.configure("q", leaseTime=60)
+    await alice.push("q", 1)
+    assert (await alice.call("DELETE", "/api/v1/resources/queues/q")).status == 200
+    assert (await alice.call("DELETE", "/api/v1/dlq")).status == 400
+    page = (await alice.call("GET", "/api/v1/audit")).body["entries"]
+    actions = [(entry["action"], entry["object"], entry["status"]) for entry in page]
+    assert actions == [
+        ("DELETE /api/v1/dlq", "/api/v1/dlq", 400),
+        ("DELETE /api/v1/resources/queues/{queue}", "/api/v1/resources/queues/q", 200),
+        ("POST /api/v1/configure", "/api/v1/configure", 200),
+        ("POST /api/v1/configure", "/api/v1/configure", 200),
+    ]
+    assert {(entry["actor"], entry["address"]) for entry in page} == {("alice", "127.0.0.1")}
+    changed, made = page[2], page[3]
+    assert made["before"] is None
+    assert made["after"]["options"] == {"leaseTime": 30}
+    assert changed["before"]["lease_time"] == 30
+    assert changed["after"]["options"] == {"leaseTime": 60}
+    filtered = (await alice.call("GET", "/api/v1/audit", action="DELETE", limit=1, before=page[0]["id"])).body
+    assert [entry["id"] for entry in filtered["entries"]] == [page[1]["id"]]
+    bob = guarded.bearing(issue("read-write", sub="bob"))
+    assert (await bob.call("GET", "/api/v1/audit")).status == 403
+    for caller in (alice, bob):
+        await caller.close()
+
+
+async def test_every_administrative_route_that_changes_something_is_audited(guarded: Api) -> None:
+    assert guarded.worker is not None
+    for route in guarded.worker.shell.router.routes:
+        if route.access is Access.ADMIN and route.method != "GET" and "/internal/" not in route.pattern:
+            assert is_audited(route), route
+
+
+async def test_old_entries_are_removed(guarded: Api, connection: asyncpg.Connection[asyncpg.Record]) -> None:
+    await connection.execute(
+        "INSERT INTO queen.audit (at, action) VALUES (now() - interval '366 days', 'old'), (now(), 'new')"
+    )
+    assert guarded.worker is not None
+    removed = await guarded.worker.broker.database.fetch("remove_old_audit", 365 * 86_400.0, 10)
+    assert len(removed) == 1
+    assert await connection.fetchval("SELECT array_agg(action) FROM queen.audit") == ["new"]

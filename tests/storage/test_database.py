@@ -1,0 +1,150 @@
+"""What the driver's errors mean for whoever asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import asyncpg
+import pytest
+
+from queen.errors import DatabaseUnavailable, Overloaded
+from queen.storage.database import Database
+from tests.support.database import Connection
+
+
+async def test_a_statement_that_is_refused_leaves_the_connection_as_it_was(dsn: str) -> None:
+    """Others use it too, so an error of the statement is not mistaken for one of the connection."""
+    database = Database(dsn)
+    link = database.link()
+    before = await link.fetch("lock_partitions", [])
+    for fetch in (link.fetch, database.fetch):
+        with pytest.raises(asyncpg.DataError, match="out of int64 range"):
+            await fetch("lock_partitions", [1 << 70])
+        assert await fetch("lock_partitions", []) == before
+    await database.close()
+
+
+async def test_a_lock_that_somebody_holds_is_worth_another_try(dsn: str, connection: Connection) -> None:
+    await connection.execute("INSERT INTO queen.queues (name) VALUES ('q')")
+    await connection.execute("INSERT INTO queen.partitions (queue_id, name) VALUES (1, 'p')")
+    database = Database(dsn, lock_timeout_ms=50)
+    link = database.link()
+    async with connection.transaction():
+        await connection.execute("SELECT FROM queen.partitions FOR UPDATE")
+        for fetch in (link.fetch, database.fetch):
+            with pytest.raises(Overloaded, match="try again"):
+                await fetch("lock_partitions", [1])
+    async with link.transaction():
+        assert len(await link.fetch("lock_partitions", [1])) == 1
+    await database.close()
+
+
+async def test_a_server_that_is_not_there_is_away() -> None:
+    database = Database("postgresql://nobody@127.0.0.1:1/nothing")
+    for fetch in (database.link().fetch, database.fetch):
+        with pytest.raises(DatabaseUnavailable, match="is unavailable; reconnecting"):
+            await fetch("ping")
+    await database.close()
+
+
+async def _kill(connection: Connection) -> int:
+    """End every other session on the database; how many there were."""
+    return len(
+        await connection.fetch(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        )
+    )
+
+
+async def test_a_killed_session_makes_the_database_unavailable_and_never_shows_the_state_of_the_driver(
+    dsn: str, connection: Connection
+) -> None:
+    database = Database(dsn)
+    link = database.link()
+    await connection.execute("INSERT INTO queen.queues (name) VALUES ('q')")
+    errors: list[BaseException] = []
+    kills = 0
+
+    async def use(work: Callable[[], Awaitable[object]]) -> None:
+        while kills < 200:
+            try:
+                await work()
+            except Exception as error:
+                errors.append(error)
+
+    async def in_link_transaction() -> None:
+        async with link.transaction():
+            for _ in range(5):
+                await link.fetch("lock_queue", 1)
+
+    async def in_pool_transaction() -> None:
+        async with database.transaction() as transaction:
+            for _ in range(5):
+                await transaction.fetch("queues_by_names", ["q"])
+
+    async def kill() -> None:
+        nonlocal kills
+        while kills < 200:
+            kills += await _kill(connection)
+            await asyncio.sleep(0.002)
+
+    works = (in_link_transaction, *[in_pool_transaction] * 4, *[lambda: database.fetch("ping")] * 4)
+    await asyncio.gather(kill(), *map(use, works))
+    assert errors
+    assert {type(error) for error in errors} == {DatabaseUnavailable}
+    told = {str(error) for error in errors}
+    assert not [text for text in told if "state" in text or "operation" in text or "released" in text], told
+    await in_link_transaction()
+    await in_pool_transaction()
+    await database.close()
+
+
+async def test_a_transaction_whose_session_was_killed_does_not_go_on_in_another(
+    dsn: str, connection: Connection
+) -> None:
+    database = Database(dsn)
+    link = database.link()
+    with pytest.raises(DatabaseUnavailable):
+        async with link.transaction():
+            await link.fetch("create_group", "before")
+            assert await _kill(connection) == 1
+            await asyncio.sleep(0.05)
+            await link.fetch("create_group", "after")
+    assert await connection.fetch("SELECT name FROM queen.groups WHERE name IN ('before', 'after')") == []
+    with pytest.raises(DatabaseUnavailable):
+        async with link.transaction():
+            await link.fetch("create_group", "before")
+            database.mark_down("a test says so")
+            database.mark_up()
+            await link.fetch("create_group", "after")
+    assert await connection.fetch("SELECT name FROM queen.groups WHERE name IN ('before', 'after')") == []
+    async with link.transaction():
+        await link.fetch("create_group", "after")
+    assert len(await connection.fetch("SELECT name FROM queen.groups WHERE name = 'after'")) == 1
+    await database.close()
+
+
+async def test_a_cancelled_transaction_is_cancelled_and_leaves_nothing_behind(dsn: str, connection: Connection) -> None:
+    database = Database(dsn)
+    link = database.link()
+
+    async def begin(started: asyncio.Event) -> None:
+        async with link.transaction():
+            await link.fetch("create_group", "half")
+            started.set()
+            await asyncio.sleep(3600)
+
+    started = asyncio.Event()
+    task = asyncio.create_task(begin(started))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with link.transaction():
+        await link.fetch("create_group", "whole")
+    assert await connection.fetchval("SELECT array_agg(name) FROM queen.groups WHERE name IN ('half', 'whole')") == [
+        "whole"
+    ]
+    await database.close()

@@ -1,0 +1,63 @@
+"""Which tests run in one process, one after the other, while others run beside them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
+
+TOGETHER: Final = {
+    # All scenarios of a client are one run.
+    "tests/acceptance/": "acceptance",
+    # One JVM.
+    "tests/spark/": "spark",
+    "tests/pipelines/": "spark",
+    # One server on one copy of the old data.
+    "tests/compat/": "compat",
+    # All pages are walked on one server.
+    "tests/docs/": "docs",
+    # One server and one Prometheus.
+    "tests/deploy/test_prometheus.py": "prometheus",
+    # One server and one browser.
+    "tests/dashboard/": "dashboard",
+    # What they prepare takes longer than the tests themselves.
+    "tests/storage/test_plans.py": "plans",
+    "tests/storage/test_postgres_versions.py": "versions",
+    "tests/embedded/test_postgres.py": "embedded",
+}
+
+
+def group_of(nodeid: str) -> str:
+    """The group of a test; one that is in none is its own."""
+    return next((group for prefix, group in TOGETHER.items() if nodeid.startswith(prefix)), nodeid)
+
+
+class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives groups of tests to processes. A test that took its process with it has failed, and is not tried again."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        work = self.assigned_work.pop(node)
+        unfinished = [(tests, nodeid) for tests in work.values() for nodeid, done in tests.items() if not done]
+        if not unfinished:
+            return None
+        tests: dict[str, bool]
+        fatal: str
+        tests, fatal = unfinished[0]
+        tests[fatal] = True
+        self.workqueue.update({group: tests for group, tests in work.items() if not all(tests.values())})
+        for other in self.nodes:
+            self._reschedule(other)
+        return fatal
+
+    def schedule(self) -> None:
+        super().schedule()
+        if not self.workqueue:
+            # Before its last test a process waits for what comes after it: it must be told that nothing does.
+            for node in self.nodes:
+                node.shutdown()
