@@ -184,3 +184,12 @@ async def test_packets_of_hosts_that_nobody_named_are_refused(api: Api) -> None:
         assert answer.status == 409
     assert api.worker is not None
     assert api.worker.broker.peers.stats().servers_tracked == 0
+
+
+async def test_nobody_waits_longer_than_the_server_allows(start_server: StartServer) -> None:
+    api = await start_server(max_wait_ms=50)
+    forever = 3_600_000_000
+    async with asyncio.timeout(30):
+        assert await api.pop("empty", wait=True, timeout=forever) == []
+        waited = await api.call("GET", "/dequeue", namespace="n", topic="t", wait=True, timeout=forever)
+    assert waited.body == []
