@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import statistics
 import time
 from collections.abc import Awaitable, Callable
@@ -78,11 +79,13 @@ async def unread(attacker: Attacker) -> None:
             items = [{"queue": "large", "payload": "x" * 100_000}] * 20
             async with session.post(f"{attacker.url}/api/v1/push", json={"items": items}) as answer:
                 await answer.read()
-    while True:
+    for number in itertools.count():
         with contextlib.suppress(ConnectionError):
             _, writer = await attacker.connect()
             cast(asyncio.Transport, writer.transport).pause_reading()
-            writer.write(b"GET /api/v1/messages?queue=large&limit=400 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            # Every group reads the queue from its beginning.
+            target = b"/api/v1/pop/queue/large?batch=400&consumerGroup=group%d" % number
+            writer.write(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % target)
         await asyncio.sleep(0.05)
 
 

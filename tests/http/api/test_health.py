@@ -53,6 +53,7 @@ async def test_probes_answer_soon_while_postgres_is_silent(start_server: StartSe
         "reasons": ["PostgreSQL did not answer within 1.5 s"],
         "pushes": "buffered",
         "worker_id": 0,
+        "warnings": [],
     }
     assert (health["status"], health["database"]) == ("unhealthy", "disconnected")
 

@@ -90,7 +90,6 @@ async def test_answers_that_nobody_reads_have_a_budget(start_server: StartServer
     shell = api.worker.shell
     for _ in range(20):
         await api.push("q", *["x" * 100_000] * 5)
-    target = "GET /api/v1/messages?queue=q&limit=100 HTTP/1.1\r\nHost: localhost\r\n\r\n"
     opened = []
     async with asyncio.timeout(60):
         while not shell.budget.is_flooded:
@@ -98,7 +97,10 @@ async def test_answers_that_nobody_reads_have_a_budget(start_server: StartServer
             opened.append((reader, writer))
             # A reader that is not asked for anything lets the kernel's buffers fill.
             cast(asyncio.Transport, writer.transport).pause_reading()
-            writer.write(target.encode() * 3)
+            group = f"group{len(opened)}"
+            writer.write(
+                f"GET /api/v1/pop/queue/q?batch=100&consumerGroup={group} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+            )
             await asyncio.sleep(0.05)
         refused = await api.call("GET", "/api/v1/status")
         assert refused.status == 503
@@ -182,3 +184,12 @@ async def test_packets_of_hosts_that_nobody_named_are_refused(api: Api) -> None:
         assert answer.status == 409
     assert api.worker is not None
     assert api.worker.broker.peers.stats().servers_tracked == 0
+
+
+async def test_nobody_waits_longer_than_the_server_allows(start_server: StartServer) -> None:
+    api = await start_server(max_wait_ms=50)
+    forever = 3_600_000_000
+    async with asyncio.timeout(30):
+        assert await api.pop("empty", wait=True, timeout=forever) == []
+        waited = await api.call("GET", "/dequeue", namespace="n", topic="t", wait=True, timeout=forever)
+    assert waited.body == []

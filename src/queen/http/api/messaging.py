@@ -312,7 +312,7 @@ def _options(settings: Settings, query: PopQuery) -> PopOptions:
         partitions=query.partitions,
         auto_ack=query.auto_ack,
         wait=query.wait,
-        timeout=timeout / 1000,
+        timeout=min(timeout, settings.max_wait_ms) / 1000,
         subscription_mode=mode,
         subscription_from=since,
     )

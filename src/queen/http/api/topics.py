@@ -498,7 +498,7 @@ def _took(api: Api, operation: str, named: Sequence[EnqueueItem | ItemRef], bega
 def _dequeue_options(api: Api, query: DequeueQuery | DequeueManyQuery) -> tuple[int, float | None, float]:
     """How many, the seconds of the lease, and the seconds to wait."""
     timeout = api.settings.default_timeout if query.timeout is None else query.timeout
-    return query.limit, query.lease, timeout / 1000 if query.wait else 0.0
+    return query.limit, query.lease, min(timeout, api.settings.max_wait_ms) / 1000 if query.wait else 0.0
 
 
 def _ids_as_text(request: Request) -> bool:

@@ -364,11 +364,11 @@ class RequestReader:
             self._body += piece
         self.body_bytes += len(piece)
         self._pieces += 1
-        if self._pieces > MOST_SMALL_CHUNKS and self.body_bytes < self._pieces * SMALL_CHUNK_BYTES:
-            self.refuse(400, "The chunks of the request body are too small")
-            return
         if not self._budget.take_in(self._address, len(piece)):
             self._refuse_waiting()
+            return
+        if self._pieces > MOST_SMALL_CHUNKS and self.body_bytes < self._pieces * SMALL_CHUNK_BYTES:
+            self.refuse(400, "The chunks of the request body are too small")
             return
         if self.body_bytes > self._max_body_bytes:
             self._refuse_body("The request body")
