@@ -219,11 +219,11 @@ async def test_a_host_that_stops_is_dead_at_once_and_restarted_when_it_is_back(
     ("body", "message"),
     [
         ({}, "queue is required"),
-        ({"queue": ""}, "queue is required"),
-        ({"queue": 5}, "queue is required"),
-        ({"queue": "q", "partition": 5}, "partition must be a string (at partition)"),
-        ({"queue": "q", "partition": ""}, "Partition must not be empty (at partition)"),
-        ({"queue": "x" * 256}, "Queue must be at most 255 characters, not 256 (at queue)"),
+        ({"queue": ""}, "queue must be a string of length >= 1 (at queue)"),
+        ({"queue": 5}, "queue must be a string, not a whole number (at queue)"),
+        ({"queue": "q", "partition": 5}, "partition must be a string or null, not a whole number (at partition)"),
+        ({"queue": "q", "partition": ""}, "partition must be a string of length >= 1 (at partition)"),
+        ({"queue": "x" * 256}, "queue must be a string of length <= 255 (at queue)"),
     ],
 )
 async def test_a_note_that_names_no_queue_is_refused(start_host: StartHost, body: Any, message: str) -> None:

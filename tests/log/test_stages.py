@@ -246,7 +246,7 @@ async def test_a_quota_refuses_the_whole_batch(writer: Writer) -> None:
     await topics.call("PUT", "/quotas", {"namespace": "ns", "per_minute": 2})
     one = await writer.stage(0, [], topicItems=[item(number) for number in range(3)])
     answer = await writer.try_publish(0, one)
-    assert answer.status == 400 and "2 items a minute" in answer.body["error"]
+    assert answer.status == 400 and "2 items per minute" in answer.body["error"]
     await topics.call("PUT", "/quotas", {"namespace": "ns", "per_minute": 1000})
     assert await writer.publish(0, one) == (3, 0, False)
 

@@ -63,7 +63,7 @@ async def test_a_server_is_ready_again_when_postgres_is_back(start_server: Start
     async with proxy.away():
         answer = await api.call("GET", "/readyz")
         assert answer.status == 503
-        assert "PostgreSQL is not reachable" in answer.body["reasons"][0]
+        assert "PostgreSQL is unavailable" in answer.body["reasons"][0]
     await asyncio.sleep(1.1)
     assert (await api.call("GET", "/readyz")).status == 200
 

@@ -55,7 +55,7 @@ class Session:
                 return await self._connection.fetch(self._statements[name], *args, timeout=seconds)
             except UNAVAILABLE_ERRORS as error:
                 self.lost.set()
-                raise DatabaseUnavailable(f"PostgreSQL is not reachable: {error or type(error).__name__}") from error
+                raise DatabaseUnavailable(f"PostgreSQL is unavailable ({error or type(error).__name__})") from error
 
     async def keep_alive(self) -> None:
         """Ping until the session is lost: other workers terminate a session that holds the lock and is idle."""

@@ -24,6 +24,7 @@ from queen.wire.api.groups import (
     Sought,
     Subscription,
     SubscriptionMoved,
+    decode_subscription,
 )
 from queen.wire.times import iso_millis
 
@@ -127,6 +128,7 @@ async def delete_group_for_queue(shard: Shard, call: Call[DeleteGroupQuery, None
     summary="Change the start position of a group",
     description="Only on partitions that it has not consumed from.",
     body=Subscription,
+    decode=decode_subscription,
     body_example={"subscriptionTimestamp": "2026-04-26T10:59:28Z"},
     returns={200: SubscriptionMoved},
     errors=DATABASE,

@@ -44,7 +44,7 @@ def is_audited(route: Route) -> bool:
 
 
 class Audit:
-    """Notes every request to an audited route when it has been answered, refused or not."""
+    """Notes every request to an audited route that changed something, or failed half-way."""
 
     def __init__(self, brokers: Sequence[Broker]) -> None:
         self._brokers = brokers
@@ -86,6 +86,8 @@ class Audit:
         return None
 
     async def _note(self, request: Request, action: str, status: int, before: Any, body: bytes) -> None:
+        if 400 <= status < 500:
+            return
         # Text that is no JSON, or too much of it, is left out rather than cut to something else.
         after = body.decode(errors="replace") if body and len(body) <= _MOST_BODY and _is_json(body) else None
         try:
@@ -118,13 +120,13 @@ class _Named(msgspec.Struct):
 def _queue_in(body: bytes) -> str:
     try:
         return msgspec.json.decode(body, type=_Named).queue if body else ""
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
 
 
 def _is_json(body: bytes) -> bool:
     try:
         msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True

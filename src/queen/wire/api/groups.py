@@ -6,7 +6,9 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
+from queen.errors import BadRequest
 from queen.wire.api.fields import Answer, Body, Count, Page, Query, SnakeAnswer, Time, Uuid
+from queen.wire.decode import decode_fields
 
 
 class GroupSummary(Answer):
@@ -72,6 +74,17 @@ class Subscription(Body):
     """When a group is to begin on partitions it has not consumed from."""
 
     subscription_timestamp: Time
+
+
+def decode_subscription(body: bytes) -> Subscription:
+    timestamp = decode_fields(body, Subscription).get("subscriptionTimestamp")
+    if timestamp is None:
+        raise BadRequest("Missing subscriptionTimestamp in request body")
+    if not isinstance(timestamp, str):
+        raise BadRequest(
+            f"subscriptionTimestamp must be an ISO-8601 time such as 2026-04-26T10:59:28Z, not {str(timestamp)[:40]}"
+        )
+    return Subscription(timestamp)
 
 
 class SubscriptionMoved(Answer):
