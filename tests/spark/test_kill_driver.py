@@ -25,6 +25,7 @@ SECONDS = 1000
 PER_BATCH = 400
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 async def test_every_window_is_written_once_though_the_driver_is_killed(
     api: Api, dsn: str, connection: Connection, tmp_path: Path, spark: SparkSession
