@@ -164,7 +164,7 @@ def test_every_setting_is_described() -> None:
 
 
 def test_the_settings_page_is_up_to_date() -> None:
-    page = Path(__file__).parents[2] / "docs" / "settings.md"
+    page = Path(__file__).parents[1] / "docs" / "settings.md"
     assert page.read_text() == settings_page(), "run `make docs`"
 
 

@@ -104,7 +104,7 @@ async def test_configure_without_options_echoes_every_default(api: Api) -> None:
 
 
 async def test_configure_echoes_every_option_that_was_sent(api: Api) -> None:
-    answer = await api.configure("orders", namespace="shop", task="pack", **OTHERS, somethingElse=[1])
+    answer = await api.configure("orders", namespace="shop", task="pack", **OTHERS)
     assert answer["options"] == OTHERS
     assert (answer["namespace"], answer["task"]) == ("shop", "pack")
 

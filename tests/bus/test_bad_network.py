@@ -209,7 +209,7 @@ async def test_a_host_that_does_not_sync_takes_nothing(start_host: StartHost, tc
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"qp1\x00\x90", b"qp1\x01" + bytes(40)])
 async def test_a_posted_body_that_is_no_packet_is_refused(start_host: StartHost, data: bytes) -> None:
-    host = await start_host("here")
+    host = await start_host("here", queen_peers=("http://127.0.0.1:9",))
     answer = await host.call("POST", "/internal/api/events", data=data)
     assert (answer.status, answer.body) == (400, {"error": "the body is not a packet of another Queen host"})
 

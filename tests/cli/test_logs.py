@@ -6,12 +6,14 @@ import json
 import logging
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from queen.cli.supervisor import PostgresLog
+from queen.http.api import messaging
 from tests.cli.test_serve import queen, started
 from tests.conftest import StartServer
 from tests.support.api import Api
@@ -72,9 +74,11 @@ async def test_supervisor_workers_and_postgres_log_objects_and_never_payloads(
         await served.line_with("is ready at")
         item = {"queue": "orders", "transactionId": "hush-id", "payload": {"card": "hush-hush"}}
         async with aiohttp.ClientSession(headers={"Authorization": "Bearer hush-token"}) as session:
-            url = f"http://127.0.0.1:{port}/api/v1/push?token=hush-query"
-            async with session.post(url, json={"items": [item]}) as answer:
+            url = f"http://127.0.0.1:{port}/api/v1"
+            async with session.post(f"{url}/push", json={"items": [item]}) as answer:
                 assert answer.status == 201
+            async with session.post(f"{url}/push?token=hush-query", json={"items": [item]}) as answer:
+                assert answer.status == 400
         slow = json.loads(await served.line_with("slow request: POST /api/v1/push"))
         served.process.send_signal(signal.SIGTERM)
         assert await served.ended() == 0
@@ -104,7 +108,7 @@ async def test_a_server_that_cannot_start_says_so_in_an_object(monkeypatch: pyte
     monkeypatch.setenv("LOG_ENCODING", "json")
     async with started(*queen("serve", "--host", "nowhere.invalid", "--port", str(free_port()))) as served:
         assert await served.ended() == 1
-    (line,) = (json.loads(line) for line in served.lines if line)
+    *_, line = (json.loads(line) for line in served.lines if line)
     assert (line["level"], "nowhere.invalid is not a valid address" in line["message"]) == ("critical", True)
 
 
@@ -139,7 +143,9 @@ async def test_a_slow_failure_is_logged_with_its_status(
 async def test_without_the_setting_requests_are_served_by_the_handlers_themselves(api: Api) -> None:
     assert api.worker is not None
     handlers = {route.pattern: route.handler for route in api.worker.shell.router.routes}
-    assert handlers["/api/v1/push"].__qualname__ == "MessagingRoutes.push"
+    handler = handlers["/api/v1/push"]
+    assert isinstance(handler, partial)
+    assert handler.func is messaging.push
 
 
 def test_the_log_of_postgres_is_passed_on_without_errors_of_statements(

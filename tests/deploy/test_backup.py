@@ -97,7 +97,7 @@ async def test_a_dump_replaces_the_schema_of_the_database_it_came_from(dsn: str,
         await postgres_tool("pg_dump", "--format=custom", f"--file={dump}", f"--dbname={dsn}")
         await push(api, *range(20, 30))
         await consume(api, 20)
-    await postgres_tool("psql", "--no-psqlrc", "--command=DROP SCHEMA queen CASCADE", dsn)
+    await postgres_tool("psql", "--no-psqlrc", "--command=DROP SCHEMA queen, queen_proxy CASCADE", dsn)
     await postgres_tool("pg_restore", "--exit-on-error", "--no-owner", f"--dbname={dsn}", dump)
     async with running(dsn, tmp_path / "after") as api:
         assert await consume(api, 100) == list(range(7, 20))

@@ -19,7 +19,7 @@ from tests.acceptance.scenario import Implementation, Scenario, Server
 from tests.acceptance.scenarios import all_scenarios
 from tests.acceptance.served import Served, served
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 _MODULES = ("administration", "dead_letters", "popping", "queues", "subscriptions")
 _LONGEST_SECONDS = 30.0
 

@@ -285,7 +285,7 @@ async def test_only_what_exists_can_be_moved_and_only_one_thing_at_a_time(api: A
         await move(dsns, Name.queue(queue), 7)
     async with connect_fleet(dsns) as fleet:
         await Mover(fleet)._lock(fleet[0], 0)
-        with pytest.raises(Conflict, match="one at a time"):
+        with pytest.raises(Conflict, match="only one move at a time"):
             await move(dsns, Name.queue(queue), 1)
 
 

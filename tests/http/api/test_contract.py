@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import StartServer
 from tests.support.api import Api
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 
 # What the campaigns need something to be done with: ids of messages are not guessed.
 PREPARED = "orders"
@@ -30,7 +30,7 @@ async def campaign(start_server: StartServer, tmp_path: Path) -> Campaign:
     async def run(*arguments: str) -> None:
         process = await asyncio.create_subprocess_exec(
             str(Path(sys.executable).with_name("schemathesis")),
-            f"--config-file={TESTS / 'schemathesis.toml'}",
+            f"--config-file={TESTS / 'support' / 'schemathesis.toml'}",
             "--no-color",
             "run",
             f"{api.url}/openapi.json",

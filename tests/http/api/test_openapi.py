@@ -17,7 +17,7 @@ from queen.http.routing.route import by_key
 from queen.http.server.message import Access, Response, Route
 from tests.support.api import Api
 
-ROUTES_PAGE = Path(__file__).parents[2] / "docs" / "http-api.md"
+ROUTES_PAGE = Path(__file__).parents[3] / "docs" / "http-api.md"
 
 
 @pytest.fixture

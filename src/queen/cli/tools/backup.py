@@ -263,7 +263,14 @@ async def _dump(snapshot: _Snapshot, target: Path, bar: Progress) -> None:
     version = connection.get_server_version().major
     await connection.close()
     tool = find_tool("pg_dump", version)
-    arguments = ["--format=custom", "--schema=queen", "--no-owner", "--no-privileges", f"--snapshot={snapshot.id}"]
+    arguments = [
+        "--format=custom",
+        "--schema=queen",
+        "--schema=queen_proxy",
+        "--no-owner",
+        "--no-privileges",
+        f"--snapshot={snapshot.id}",
+    ]
     await _run(tool, [*arguments, f"--file={target}"], snapshot.dsn, bar, target)
 
 

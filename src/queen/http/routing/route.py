@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
@@ -179,8 +180,7 @@ class RouteTable:
 def bind_worker(operation: Operation, api: Api) -> Handler:
     """The handler of a route that concerns the worker as a whole."""
     if operation.kind == "direct":
-        handler = operation.handler
-        return lambda request: handler(api, request)
+        return partial(operation.handler, api)
     return serving(operation, lambda call: operation.handler(api, call))
 
 

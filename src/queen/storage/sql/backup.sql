@@ -45,7 +45,7 @@ SELECT to_regnamespace('queen') IS NULL;
 
 -- name: restore_drop
 -- Remove all of a Queen.
-DROP SCHEMA queen CASCADE;
+DROP SCHEMA IF EXISTS queen, queen_proxy CASCADE;
 
 -- name: restore_analyze
 -- Have the planner know what came back.
