@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 
 from queen.pipelines.session import settings_for
 from tests.pipelines.running import Runner
-from tests.spark.conftest import spark
+from tests.spark.conftest import is_alive, spark, spark_directory
 
-__all__ = ["spark"]
+__all__ = ["spark", "spark_directory"]
 
 HERE = Path(__file__).parent
 
@@ -34,5 +34,5 @@ def runner(spark: SparkSession, tmp_path: Path) -> Iterator[Runner]:
         spark.conf.set(key, value)
     yield Runner(spark, tmp_path)
     for key, old in before.items():
-        if old is not None:
+        if old is not None and is_alive():
             spark.conf.set(key, old)

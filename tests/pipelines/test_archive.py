@@ -199,6 +199,7 @@ async def test_small_files_are_joined_and_the_messages_stay(archiving: Archiving
         assert all((archiving.root / file.path).exists() for file in held.files)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 async def test_an_archive_that_is_killed_loses_and_doubles_nothing(archiving: Archiving, dsn: str) -> None:
     api = archiving.api

@@ -1,13 +1,12 @@
-"""The commands of `queen pipeline`, as processes of their own."""
+"""The commands of `queen pipeline`: one runs in a process of its own, and others see it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,19 +27,7 @@ sources: {ticks: {rate: 50}}
 sinks: {kept: {from: ticks, parquet: DIR/out}}
 """
 _SMALL = ("--master", "local[1]", "--conf", "spark.driver.memory=512m")
-
-
-async def _queen(*arguments: str, environ: Mapping[str, str] | None = None) -> tuple[int, str, str]:
-    child = await asyncio.create_subprocess_exec(
-        _QUEEN,
-        *arguments,
-        env=os.environ | (environ or {}),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await child.communicate()
-    assert child.returncode is not None
-    return child.returncode, out.decode(), err.decode()
+_SHORT = ("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 def _here(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -70,38 +57,38 @@ async def _running(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]
 
 @pytest.mark.timeout(600)
 async def test_a_pipeline_runs_is_seen_by_everyone_and_stops_when_asked(
-    tmp_path: Path, start_server: StartServer
+    tmp_path: Path, start_server: StartServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, data = tmp_path / "ticking.yaml", tmp_path / "data"
     file.write_text(_FILE.replace("DIR", str(tmp_path)))
     api = await start_server(queen_data_dir=data)
     where = ("--data-dir", str(data))
-    async with _running("pipeline", "run", str(file), *_SMALL, *where) as child:
+    async with _running("pipeline", "run", str(file), *_SMALL, *_SHORT, *where) as child:
         async with asyncio.timeout(400):
             while not _rows_read(data):
                 assert child.returncode is None
                 await asyncio.sleep(0.1)
-        code, out, _ = await _queen("pipeline", "status", "ticking", "--json", *where)
+        code, out, _ = _here(capsys, "pipeline", "status", "ticking", "--json", *where)
         status = json.loads(out)
         assert (code, status["state"], status["pid"]) == (0, "running", child.pid)
-        code, out, _ = await _queen("pipeline", "list", *where)
+        code, out, _ = _here(capsys, "pipeline", "list", *where)
         assert code == 0
         assert "ticking" in out and "running" in out
         answer = await api.call("GET", "/metrics/prometheus")
         assert 'queen_pipeline_state{pipeline="ticking",state="running"} 1.0' in answer.body
         rows = _metric(answer.body, 'queen_pipeline_rows_total{pipeline="ticking",sink="kept"}')
         assert rows > 0
-        code, _, err = await _queen("pipeline", "run", str(file), *where)
+        code, _, err = _here(capsys, "pipeline", "run", str(file), *where)
         assert code == 1
         assert "pipeline 'ticking' runs already" in err
-        code, out, err = await _queen("pipeline", "stop", "ticking", "--timeout", "300", *where)
+        code, out, err = _here(capsys, "pipeline", "stop", "ticking", "--timeout", "300", *where)
         assert (code, err) == (0, "")
         assert "pipeline 'ticking' is stopped" in out
         assert await child.wait() == 0
     answer = await api.call("GET", "/metrics/prometheus")
     assert 'queen_pipeline_state{pipeline="ticking",state="stopped"} 1.0' in answer.body
     assert "queen_pipeline_rows_total{" not in answer.body
-    code, _, err = await _queen("pipeline", "stop", "ticking", *where)
+    code, _, err = _here(capsys, "pipeline", "stop", "ticking", *where)
     assert code == 1
     assert "does not run (it is stopped)" in err
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
 
+T = TypeVar("T")
 HERE = Path(__file__).parent
 _SECONDS = 400
 TOO_SLOW = "failed to connect back"
@@ -42,22 +47,57 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session on two cores, whose tasks are tried twice."""
+def spark_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where Spark keeps its files; with them ends the one Spark that all tests share."""
+    yield tmp_path_factory.mktemp("spark")
+    _stop()
+
+
+@pytest.fixture
+def spark(spark_directory: Path) -> Iterator[SparkSession]:
+    """A session on two cores, whose tasks are tried twice: the one that runs, or a new one where that has died."""
     needs_java()
-    directory = tmp_path_factory.mktemp("spark")
+    if not is_alive():
+        _stop()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(os.environ.get(MASTER, "local[2,2]")).appName("queen tests")
     settings = SETTINGS | {
-        "spark.sql.warehouse.dir": str(directory / "warehouse"),
-        "spark.local.dir": str(directory / "local"),
+        "spark.sql.warehouse.dir": str(spark_directory / "warehouse"),
+        "spark.local.dir": str(spark_directory / "local"),
     }
     for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     yield session
-    session.stop()
+    # Queries of a test that failed would take the processors from the next, and be counted among its own.
+    for query in session.streams.active if is_alive() else ():
+        query.stop()
+
+
+def is_alive() -> bool:
+    """Whether the shared Spark runs: its JVM may have been killed, or run out of memory."""
+    gateway, context = SparkContext._gateway, SparkContext._active_spark_context
+    if gateway is None or context is None or gateway.proc.poll() is not None:
+        return False
+    try:
+        return not context._jsc.sc().isStopped()
+    except (Py4JError, OSError):
+        return False
+
+
+def _stop() -> None:
+    """End the shared Spark, if there is one. PySpark holds on to one that died: that has to be forgotten for it."""
+    session, gateway = SparkSession._instantiatedSession, SparkContext._gateway
+    if session is None or gateway is None:
+        return
+    answers = is_alive()
+    with contextlib.suppress(Py4JError, OSError):
+        session.stop()
+    if not answers:
+        gateway.proc.kill()
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
 @pytest.fixture
@@ -85,6 +125,17 @@ class Read:
     def _options(self, queue: str | None, options: dict[str, str]) -> dict[str, str]:
         named = {} if queue is None else {"queue": queue}
         return {"databaseUrls": self.dsn} | named | options
+
+
+async def in_thread(spark: SparkSession, work: Callable[[], T]) -> T:
+    """Spark works in another thread, so that the test's server goes on working."""
+
+    def run() -> T:
+        # To make a frame makes the session this thread's own, without which a write does not find the format.
+        spark.createDataFrame([(0,)], "n int")
+        return work()
+
+    return await asyncio.to_thread(run)
 
 
 async def collect(frame: Callable[[], DataFrame]) -> list[Row]:

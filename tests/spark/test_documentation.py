@@ -8,6 +8,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from tests.docs.snippets import Walk
+from tests.spark.conftest import in_thread
 from tests.support.api import Api
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -32,7 +33,7 @@ async def test_writing_page_runs(spark: SparkSession, api: Api, dsn: str, tmp_pa
     stream = spark.readStream.format("rate").load().selectExpr("value AS total")
     walk = Walk(api.url, tmp_path, {"postgresql://…": dsn, "/data": str(tmp_path / "data")})
     walk.names = {"df": frame, "stream": stream}
-    await asyncio.to_thread(walk.page, DOCS / "spark-writing.md")
+    await in_thread(spark, lambda: walk.page(DOCS / "spark-writing.md"))
     (query,) = spark.streams.active
     try:
         written = await api.pop("orders", batch=10, wait=True)

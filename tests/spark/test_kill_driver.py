@@ -15,7 +15,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from tests.spark.conftest import TOO_SLOW
+from tests.spark.conftest import TOO_SLOW, in_thread
 from tests.spark.window_driver import count_windows
 from tests.support.api import Api
 from tests.support.database import Connection, stored_messages
@@ -25,6 +25,7 @@ SECONDS = 1000
 PER_BATCH = 400
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 async def test_every_window_is_written_once_though_the_driver_is_killed(
     api: Api, dsn: str, connection: Connection, tmp_path: Path, spark: SparkSession
@@ -56,7 +57,7 @@ async def _every_window_is_written_once(
     # The last driver is this process, whose Spark runs already.
     spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "true")
     try:
-        await asyncio.to_thread(_finish, spark, dsn, tmp_path)
+        await in_thread(spark, lambda: _finish(spark, dsn, tmp_path))
     finally:
         spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     written = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from queen.embedded import EmbeddedPostgres
 from tests.conftest import StartServer, fresh_database
-from tests.spark.conftest import Read
+from tests.spark.conftest import Read, in_thread
 from tests.support.api import Api
 from tests.support.database import Connection, stored_messages
 from tests.support.topic_api import TopicApi
@@ -26,17 +26,6 @@ async def write(frame: DataFrame, dsn: str, **options: str) -> None:
     where = {} if "server" in options else {"databaseUrls": dsn}
     writer = frame.write.format("queen").mode("append").options(**where, **options)
     await in_thread(frame.sparkSession, writer.save)
-
-
-async def in_thread(spark: SparkSession, work: Callable[[], None]) -> None:
-    """Spark works in another thread, so that the test's server goes on working."""
-
-    def run() -> None:
-        # To make a frame makes the session this thread's own, without which a write does not find the format.
-        spark.createDataFrame([(0,)], "n int")
-        work()
-
-    await asyncio.to_thread(run)
 
 
 async def pour(stream: DataFrame, dsn: str, checkpoint: Path, **options: str) -> list[int]:
