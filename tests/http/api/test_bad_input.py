@@ -404,7 +404,7 @@ _SURFACES: dict[str, Surface] = {
         reads_body=True,
         refused={
             "{}": "queue is required",
-            '{"queue": 1}': "queue must be a string",
+            '{"queue": 1}': "queue is required",
             f'{{"queue": "{_LONG}"}}': "(at queue)",
             r'{"queue": "\u0000"}': "(at queue)",
             '{"queue": "made", "namespace": 1}': "(at namespace)",
@@ -432,7 +432,7 @@ _SURFACES: dict[str, Surface] = {
     "GET /api/v1/shards": Surface(),
     "GET /api/v1/streams": Surface(),
     "GET /streams/v1/queries": Surface(),
-    "GET /api/v1/audit": Surface(numbers=("limit", "before")),
+    "GET /api/v1/audit": Surface(numbers=("limit",)),
     "GET /api/v1/pipelines": Surface(),
     "GET /api/v1/topics/namespaces": Surface(),
     "GET /api/v1/resources/partitions": Surface(numbers=_PAGE, names=("queue",)),
@@ -768,9 +768,10 @@ class Site:
 
     async def contents(self) -> dict[str, str]:
         """Every table, in a form that differs when a row does."""
-        # What workers count goes on whatever is asked of them.
+        # What workers count goes on whatever is asked of them, and so does the audit log.
         tables = await self.connection.fetch(
             "SELECT tablename AS name FROM pg_tables WHERE schemaname = 'queen' AND tablename NOT LIKE 'metric%'"
+            " AND tablename <> 'audit'"
         )
         return {
             table["name"]: await self.connection.fetchval(
