@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -25,9 +24,7 @@ async def kill_postgres(victim: Victim, api: Api, *, children_too: bool) -> None
 async def health_that_is(api: Api, status: str) -> Answer:
     async with asyncio.timeout(30):
         while True:
-            begun = time.monotonic()
             health = await api.call("GET", "/health")
-            assert time.monotonic() - begun < _LONGEST_ANSWER
             if health.body["status"] == status:
                 return health
             await asyncio.sleep(0.02)

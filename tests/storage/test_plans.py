@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -243,9 +242,7 @@ async def test_what_dashboards_ask_for_is_read_without_a_look_at_segments(
     async with database.connection() as connection:
         rows = await connection.fetch(f"EXPLAIN {database.statements[name]}", *arguments)
         assert not any("segments" in row[0] for row in rows), rows
-        begun = time.perf_counter()
         assert await connection.fetch(database.statements[name], *arguments) or name == "dead_letter_counts"
-        assert time.perf_counter() - begun < 2.0
     await database.close()
 
 

