@@ -11,8 +11,6 @@ from tests.support.api import Api
 from tests.support.database import Connection
 from tests.support.proxy import Proxy
 
-QUICK = 2.0
-
 
 async def test_a_healthy_server_says_what_clients_look_for(api: Api) -> None:
     answer = await api.call("GET", "/health")
