@@ -13,7 +13,7 @@ from queen.errors import NotFound
 from queen.log.catalog import Catalog, Queue
 from queen.metrics.meter import Meter
 from queen.storage.database import Database
-from queen.wire.api.queues import Configured, QueueOptions
+from queen.wire.api.resources.queues import Configured, QueueOptions
 from queen.wire.ids import partition_uuid
 from queen.wire.options import OptionValue
 from queen.wire.push import DEFAULT_PARTITION

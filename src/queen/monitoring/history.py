@@ -19,7 +19,7 @@ from queen.metrics.counters import WorkerTally
 from queen.metrics.report import Row
 from queen.monitoring.recorder import Recorder
 from queen.storage.database import Database, Record
-from queen.wire.api.analytics import (
+from queen.wire.api.monitoring.analytics import (
     Cpu,
     Memory,
     Parked,
@@ -44,7 +44,7 @@ from queen.wire.api.analytics import (
     ThreadPool,
     ThreadPools,
 )
-from queen.wire.api.status import TimeRange as ShownRange
+from queen.wire.api.monitoring.status import TimeRange as ShownRange
 from queen.wire.times import iso_millis, iso_seconds
 
 Standings: TypeAlias = Callable[[], Awaitable[list[Record]]]

@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from queen.monitoring.history import History, Standings, TimeRange, lag, number, seen_worker
 from queen.storage.database import Database, Record
-from queen.wire.api.analytics import CountingWorker, PopLag, WorkerMetrics, WorkerPoint, WorkerSummary
-from queen.wire.api.queues import Counters, Lag, Overview, Spread, Throughput
-from queen.wire.api.status import (
+from queen.wire.api.monitoring.analytics import CountingWorker, PopLag, WorkerMetrics, WorkerPoint, WorkerSummary
+from queen.wire.api.monitoring.status import (
     BatchEfficiency,
     DeadLetterQueue,
     Errors,
@@ -26,6 +25,7 @@ from queen.wire.api.status import (
     ThroughputPoint,
     TopError,
 )
+from queen.wire.api.resources.queues import Counters, Lag, Overview, Spread, Throughput
 from queen.wire.times import iso_millis, iso_seconds
 
 _RECENT: Final = timedelta(minutes=5)

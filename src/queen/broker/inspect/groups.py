@@ -18,7 +18,7 @@ from queen.errors import NotFound
 from queen.log.catalog import Catalog
 from queen.log.segments import Moment, offsets_after
 from queen.storage.database import Database, Record, Transaction
-from queen.wire.api.groups import GroupOnPartition, GroupOnQueue, GroupSummary, LaggingPartition
+from queen.wire.api.resources.groups import GroupOnPartition, GroupOnQueue, GroupSummary, LaggingPartition
 from queen.wire.ids import partition_uuid
 from queen.wire.times import iso_millis
 

@@ -9,7 +9,7 @@ from typing import Final
 from queen.errors import Conflict, NotFound
 from queen.log.segments import Moment, offsets_after
 from queen.storage.database import Database, Record
-from queen.wire.api.reading import LogPosition, LogPositions
+from queen.wire.api.messages.reading import LogPosition, LogPositions
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import partition_uuid
 from queen.wire.segment import Frame, encode_frame

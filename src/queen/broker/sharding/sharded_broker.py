@@ -26,7 +26,7 @@ from queen.errors import QueenError
 from queen.log.catalog import Queue
 from queen.settings import Settings
 from queen.wire.ack import AckItem
-from queen.wire.api.messaging import AckResult, PushResult
+from queen.wire.api.messages.messaging import AckResult, PushResult
 from queen.wire.ids import lease_partition, partition_number
 from queen.wire.push import Hold, PushItem
 from queen.wire.shards import Name

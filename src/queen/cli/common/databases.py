@@ -105,7 +105,7 @@ async def connected(dsn: str, **options: Any) -> Any:
     """A connection, or a `UserError` that names the database."""
     import asyncpg
 
-    from queen.cli.database import describe_dsn
+    from queen.cli.serve.database import describe_dsn
 
     try:
         return await asyncpg.connect(dsn, timeout=10, **options)

@@ -190,7 +190,7 @@ class _Snapshot:
 
 
 async def _back_up(databases: Databases, directory: Path, out: Output, with_spool: bool) -> BackupManifest:
-    from queen.cli.database import describe_dsn
+    from queen.cli.serve.database import describe_dsn
 
     created_at = datetime.now(UTC)
     async with _snapshots(databases, directory if with_spool else None) as snapshots:
@@ -420,6 +420,6 @@ def _without_password(dsn: str) -> tuple[str, Mapping[str, str]]:
 
 
 def _place(dsn: str) -> str:
-    from queen.cli.database import describe_dsn
+    from queen.cli.serve.database import describe_dsn
 
     return describe_dsn(dsn)
