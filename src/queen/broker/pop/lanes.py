@@ -110,7 +110,7 @@ class Lane:
     def admit(self, pop: Pop) -> None:
         """A pop comes to be served here (and perhaps in other lanes too)."""
         pop.lanes.add(self)
-        if not pop.options.wait:
+        if not pop.request.wait:
             self.nonblocking.add(pop)
 
     def forget(self, pop: Pop) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import logging
 import math
@@ -13,10 +12,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import asyncpg
 import msgspec
+from msgspec.structs import replace
 
 from queen.broker.ack.leases import HeldLease
 from queen.broker.broker import Broker
-from queen.broker.pop.requests import Pop, PopOptions
+from queen.broker.pop.requests import Pop, PopRequest, unchanged
 from queen.broker.sharding.directory import Directory
 from queen.broker.sharding.namespace_rules import NamespaceRules
 from queen.broker.sharding.shard_router import Scattered, ShardRouter
@@ -28,7 +28,7 @@ from queen.settings import Settings
 from queen.wire.ack import AckItem
 from queen.wire.api.messages.messaging import AckResult, PushResult
 from queen.wire.ids import lease_partition, partition_number
-from queen.wire.push import Hold, PushItem
+from queen.wire.push import PushRequest
 from queen.wire.shards import Name
 
 log = logging.getLogger(__name__)
@@ -100,39 +100,33 @@ class ShardedPusher:
         self._router = router
         self._brokers = brokers
 
-    def push(
-        self,
-        items: list[PushItem],
-        nbytes: int,
-        render: Callable[[bytes], T],
-        subject: str | None = None,
-        hold: Hold | None = None,
-    ) -> asyncio.Future[T]:
+    def push(self, request: PushRequest, render: Callable[[bytes], T]) -> asyncio.Future[T]:
         async def push() -> T:
-            return render(await self._push(items, nbytes, subject, hold))
+            return render(await self._push(request))
 
         return asyncio.ensure_future(push())
 
-    async def _push(self, items: list[PushItem], nbytes: int, subject: str | None, hold: Hold | None) -> bytes:
+    async def _push(self, request: PushRequest) -> bytes:
+        items = request.items
         names = {item.queue: Name.queue(item.queue) for item in items}
         find = self._router.directory.find
         shards = {queue: await find(name) for queue, name in names.items()}
         if len(set(shards.values())) == 1:
             try:
                 return await self._router.on_shard_of(
-                    list(names.values()),
-                    lambda shard: self._brokers[shard].pusher.push(items, nbytes, bytes, subject, hold),
+                    list(names.values()), lambda shard: self._brokers[shard].pusher.push(request, bytes)
                 )
             except Scattered:
                 # Nothing was stored: a shard that refuses one queue refuses all that came with it.
-                return await self._push(items, nbytes, subject, hold)
+                return await self._push(request)
 
         groups = grouped([shards[item.queue] for item in items])
 
         async def push_some(indexes: Sequence[int]) -> list[PushResult]:
             some = [items[index] for index in indexes]
             # Should one of its queues move meanwhile, it is split once more.
-            return _push_results.decode(await self._push(some, nbytes * len(some) // len(items), subject, hold))
+            nbytes = request.nbytes * len(some) // len(items)
+            return _push_results.decode(await self._push(replace(request, items=some, nbytes=nbytes)))
 
         def failed(index: int, error: QueenError) -> PushResult:
             item = items[index]
@@ -267,43 +261,28 @@ class ShardedPopper:
         self._brokers = brokers
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def pop(
-        self,
-        queue_names: tuple[str, ...],
-        partition_name: str | None,
-        group: str,
-        options: PopOptions,
-        render: Callable[[bytes | None], T],
-    ) -> asyncio.Future[T]:
-        if options.wait:
-            answer: asyncio.Future[T] = self.begin(queue_names, partition_name, group, options, render).answer
+    def pop(self, request: PopRequest, render: Callable[[bytes | None], T]) -> asyncio.Future[T]:
+        if request.wait:
+            answer: asyncio.Future[T] = self.begin(request, render).answer
             return answer
         return asyncio.ensure_future(
             self._router.on_shard_of(
-                [Name.queue(queue_names[0])],
-                lambda shard: self._brokers[shard].popper.pop(queue_names, partition_name, group, options, render),
+                [Name.queue(request.queues[0])], lambda shard: self._brokers[shard].popper.pop(request, render)
             )
         )
 
-    def begin(
-        self,
-        queue_names: tuple[str, ...],
-        partition_name: str | None,
-        group: str,
-        options: PopOptions,
-        render: Callable[[bytes | None], Any],
-    ) -> MovingPop:
-        (queue,) = queue_names
+    def begin(self, request: PopRequest, render: Callable[[bytes | None], Any]) -> MovingPop:
+        (queue,) = request.queues
         name = Name.queue(queue)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + options.timeout
+        deadline = loop.time() + request.timeout
         pop = MovingPop(loop.create_future())
 
         async def run() -> None:
             while not pop.answer.done():
                 shard = await self._directory.find(name)
-                left = options.waiting(max(0.0, deadline - loop.time())) if options.wait else options
-                pop.follow(self._brokers[shard].popper.begin(queue_names, partition_name, group, left, render))
+                left = request.waiting(max(0.0, deadline - loop.time())) if request.wait else request
+                pop.follow(self._brokers[shard].popper.begin(left, render))
                 await self._until_moved(pop, name, shard)
 
         self._spawn(run(), pop.answer)
@@ -386,17 +365,17 @@ class ShardedNamespacePops:
         self._brokers = brokers
         self._turn = 0
 
-    async def pop(self, namespace: str, task: str, group: str, options: PopOptions) -> bytes | None:
+    async def pop(self, namespace: str, task: str, request: PopRequest) -> bytes | None:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + options.timeout
-        once, nap, read_at = dataclasses.replace(options, wait=False), _SHORTEST_NAP, -math.inf
+        deadline = loop.time() + request.timeout
+        once, nap, read_at = request.at_once(), _SHORTEST_NAP, -math.inf
         heads: list[_Head] = []
         while True:
             if loop.time() - read_at > _REFRESH_SECONDS:
                 heads, read_at = await self._heads(namespace, task), loop.time()
-            body = await self._first(heads, group, once)
+            body = await self._first(heads, once)
             left = deadline - loop.time()
-            if body is not None or not options.wait or left <= 0:
+            if body is not None or not request.wait or left <= 0:
                 return body
             await asyncio.sleep(min(nap, left))
             nap = min(_LONGEST_NAP, nap * 2)
@@ -418,7 +397,7 @@ class ShardedNamespacePops:
             raise failures[0]
         return sorted(_Head(priority, shard, tuple(names)) for (priority, shard), names in found.items())
 
-    async def _first(self, heads: Sequence[_Head], group: str, options: PopOptions) -> bytes | None:
+    async def _first(self, heads: Sequence[_Head], request: PopRequest) -> bytes | None:
         """The first batch there is; among queues of one priority another shard begins each time."""
         self._turn += 1
         for _, level in itertools.groupby(heads, key=lambda head: head.priority):
@@ -426,17 +405,13 @@ class ShardedNamespacePops:
             for place in range(len(some)):
                 head = some[(self._turn + place) % len(some)]
                 try:
-                    body = await self._brokers[head.shard].popper.pop(head.queues, None, group, options, _unchanged)
+                    body = await self._brokers[head.shard].popper.pop(request.of(head.queues), unchanged)
                 except (QueenError, asyncpg.PostgresError) as error:
                     log.debug("shard %d is left out of a pop: %s", head.shard, error)
                     continue
                 if body is not None:
                     return body
         return None
-
-
-def _unchanged(body: bytes | None) -> bytes | None:
-    return body
 
 
 def grouped(keys: Sequence[K]) -> list[list[int]]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from queen.broker.pop.popper import Popper
-from queen.broker.pop.requests import Pop, PopOptions
+from queen.broker.pop.requests import Pop, PopRequest, unchanged
 from queen.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
@@ -50,24 +49,18 @@ class Subscription:
     def __init__(
         self,
         id: str,
-        queue: str,
-        partition: str | None,
-        group: str,
-        options: PopOptions,
+        request: PopRequest,
         credit: int,
         popper: Popper | ShardedPopper,
         outlet: Outlet,
     ) -> None:
         self.id = id
-        self.queue = queue
-        self.partition = partition
-        self.group = group
-        self.options = replace(options, wait=True, timeout=WAIT_SECONDS)
+        self.request = request.waiting(WAIT_SECONDS)
         self.credit = credit
         self._popper = popper
         self._outlet = outlet
         # Messages consumed at once are lost with the connection, so no more of them are fetched than can be sent.
-        self._most_pops = 1 if options.auto_ack else MOST_POPS
+        self._most_pops = 1 if request.auto_ack else MOST_POPS
         self._pops: set[Pop | MovingPop] = set()
         self._has_begun = False
         self._stopped = False
@@ -82,7 +75,7 @@ class Subscription:
 
     def begin(self) -> None:
         """Look once, without waiting: the answer means that the group has its place in the queue."""
-        self._submit(replace(self.options, wait=False))
+        self._submit(self.request.at_once())
 
     def grant(self, credit: int) -> None:
         """The client will take so many batches more."""
@@ -94,7 +87,7 @@ class Subscription:
         if not self._has_begun or self._stopped or self._retry is not None or self._outlet.is_paused:
             return
         while len(self._pops) < min(self.credit, self._most_pops):
-            self._submit(self.options)
+            self._submit(self.request)
 
     def hold(self) -> None:
         """Wait for no more batches until asked to; those on their way still come."""
@@ -117,8 +110,8 @@ class Subscription:
         for pop in list(self._pops):
             pop.answer.cancel()
 
-    def _submit(self, options: PopOptions) -> None:
-        pop = self._popper.begin((self.queue,), self.partition, self.group, options, _as_it_is)
+    def _submit(self, request: PopRequest) -> None:
+        pop = self._popper.begin(request, unchanged)
         self._pops.add(pop)
         pop.answer.add_done_callback(partial(self._answered, pop))
 
@@ -168,7 +161,3 @@ class Subscription:
         when_idle, self._when_idle = self._when_idle, None
         if when_idle is not None:
             when_idle()
-
-
-def _as_it_is(body: bytes | None) -> bytes | None:
-    return body

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from queen.broker.pop.requests import PopOptions
+from queen.broker.pop.requests import PopRequest
 from queen.errors import BadRequest
 from queen.http.consume.options import checked_group, starting_point
 from queen.http.routing.call import Call
@@ -26,7 +26,7 @@ from queen.wire.api.messages.messaging import (
     TransactionResult,
 )
 from queen.wire.ids import partition_number
-from queen.wire.push import PushBody, check_name, decode_push
+from queen.wire.push import PushBody, PushRequest, check_name, decode_push
 from queen.wire.shards import Name
 from queen.wire.times import iso_millis
 from queen.wire.transaction import (
@@ -128,7 +128,7 @@ def push(api: Api, request: Request) -> Response | asyncio.Future[Response]:
     if not api.keep_bodies:
         # The pusher has it as long as it needs it: until it is packed.
         request.body = b""
-    return api.broker.pusher.push(push.items, len(body), _created, request.subject, hold)
+    return api.broker.pusher.push(PushRequest(push.items, len(body), request.subject, hold), _created)
 
 
 @routes.direct(
@@ -148,9 +148,7 @@ async def pop_namespace(api: Api, request: Request) -> Response:
     if not query.namespace and not query.task:
         raise BadRequest("namespace or task is required (or pop one queue at /api/v1/pop/queue/<queue>)")
     popping = asyncio.ensure_future(
-        api.broker.namespace_pops.pop(
-            query.namespace, query.task, checked_group(query.consumer_group), _options(api.settings, query)
-        )
+        api.broker.namespace_pops.pop(query.namespace, query.task, _pop_request(api.settings, query))
     )
     request.on_disconnect(popping.cancel)
     return _popped(await popping)
@@ -186,9 +184,7 @@ def pop(api: Api, request: Request) -> asyncio.Future[Response]:
     if partition is not None:
         check_name(partition, "Partition", "/partition/<partition>")
     query: PopQuery = request.args
-    answer = api.broker.popper.pop(
-        (queue,), partition, checked_group(query.consumer_group), _options(api.settings, query), _popped
-    )
+    answer = api.broker.popper.pop(_pop_request(api.settings, query, (queue,), partition), _popped)
     request.on_disconnect(answer.cancel)
     return answer
 
@@ -304,10 +300,15 @@ async def extend(shard: Shard, call: Call[None, Extension | None]) -> Extended:
     return Extended(0, lease, True, None, end, end, end)
 
 
-def _options(settings: Settings, query: PopQuery) -> PopOptions:
+def _pop_request(
+    settings: Settings, query: PopQuery, queues: tuple[str, ...] = (), partition: str | None = None
+) -> PopRequest:
     mode, since = starting_point(query.subscription_mode, query.subscription_from)
     timeout = settings.default_timeout if query.timeout is None else query.timeout
-    return PopOptions(
+    return PopRequest(
+        queues,
+        partition,
+        checked_group(query.consumer_group),
         batch=query.batch or settings.default_batch_size,
         partitions=query.partitions,
         auto_ack=query.auto_ack,
