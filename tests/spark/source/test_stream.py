@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from queen.errors import Conflict, SettingsError
 from queen.spark.options import parse_read_options
 from queen.spark.schemas import schema_of
 from queen.spark.source.logs import ShardLog, Span
-from queen.spark.source.offsets import PartitionOffsets, decode_offset, encode_offset, messages_between
+from queen.spark.source.offsets import PartitionOffsets, count_between, decode_offset, encode_offset
 from queen.spark.source.stream import QueenStreamReader
 from tests.spark.conftest import TOO_SLOW, Read, collect, drain
 from tests.support.ageing import Connection, age, clean, until
@@ -151,6 +153,10 @@ async def test_a_checkpoint_of_the_first_format_is_gone_on_with(api: Api, dsn: s
     end = reader.latestOffset(start, ReadAllAvailable())
     (task,) = reader.partitions(start, end)
     assert [payload for batch in reader.read(task) for payload in batch["payload"].to_pylist()] == ["2"]
+
+
+def messages_between(start: Mapping[str, Any], end: Mapping[str, Any]) -> int:
+    return count_between(decode_offset(start), decode_offset(end))
 
 
 def test_an_offset_of_many_partitions_is_small_and_comes_back_as_it_was() -> None:

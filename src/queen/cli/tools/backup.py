@@ -147,7 +147,7 @@ def restore(
     out = Output(output, quiet=quiet)
     manifest = read_manifest(directory)
     settings = server_settings(database_url, data_dir)
-    _check_spool(settings, manifest, force)
+    _check_spool(settings, force)
     with _target(database_url, data_dir) as databases:
         if len(databases.dsns) != len(manifest.shards):
             raise UserError(
@@ -369,7 +369,7 @@ def _copy_records(place: Path, target: Path) -> bool:
     return True
 
 
-def _check_spool(settings: Settings, manifest: BackupManifest, force: bool) -> None:
+def _check_spool(settings: Settings, force: bool) -> None:
     for place in _spool_places(settings).values():
         if (
             not force

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -22,7 +22,6 @@ _OF_ITEMS: Final = ("namespace", "topic", "idempotency_key", "priority", "metada
 # Columns that a read of queues has, and that every message gets when it is stored.
 _READ_ONLY: Final = ("offset", "message_id", "created_at", "producer_sub")
 
-Texts: TypeAlias = Sequence[str | None]
 
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 _encoder = msgspec.json.Encoder(decimal_format="number")

@@ -69,11 +69,6 @@ def decode_offset(offset: Mapping[str, Any]) -> StreamOffset:
         raise SettingsError(f"the checkpoint was not written by format queen: {shown}") from error
 
 
-def messages_between(start: Mapping[str, Any], end: Mapping[str, Any]) -> int:
-    """How many messages lie between two offsets, such as a progress's `endOffset` and `latestOffset`."""
-    return count_between(decode_offset(start), decode_offset(end))
-
-
 def count_between(before: Mapping[str, PartitionOffsets], after: Mapping[str, PartitionOffsets]) -> int:
     total = 0
     for queue, ends in after.items():
