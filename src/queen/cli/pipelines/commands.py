@@ -18,14 +18,20 @@ from queen.cli.pipelines.run import (
     DatabaseUrl,
     DataDir,
     FailOnDataLoss,
+    Json,
     Master,
     Server,
     Token,
     connect,
     data_dir,
+    print_json,
+    run_shown,
     session,
+    status_table,
+    sums,
 )
 from queen.pipelines.errors import spark_failures
+from queen.pipelines.run import RunOptions
 from queen.pipelines.session import require_spark
 from queen.pipelines.state import StateDirectory
 from queen.wire.pipelines import PipelineState
@@ -71,9 +77,6 @@ def run(
 
     require_spark()
     declaration = load(file)
-    from queen.cli.pipelines.run import run_shown
-    from queen.pipelines.run import RunOptions
-
     directory = data_dir(data_directory)
     options = RunOptions(
         file.absolute(),
@@ -115,13 +118,11 @@ def validate(
 
 
 @pipeline.command("list")
-def list_pipelines(
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False, data_directory: DataDir = None
-) -> None:
+def list_pipelines(json: Json = False, data_directory: DataDir = None) -> None:
     """Show the pipelines that run or ran on this machine."""
     found = StateDirectory(data_dir(data_directory)).statuses()
     if json:
-        _print_json(found)
+        print_json(found)
         return
     table = rich.table.Table(box=None)
     for heading in ("PIPELINE", "STATE", "SINCE", "ROWS", "LAG", "DEAD"):
@@ -146,15 +147,13 @@ def list_pipelines(
 @pipeline.command()
 def status(
     name: Annotated[str, typer.Argument(help="The pipeline.")],
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
     data_directory: DataDir = None,
 ) -> None:
     """Show the progress of a pipeline: rows, rates, lag, late rows, dead letters. Exits with 1 when it failed."""
-    from queen.cli.pipelines.run import status_table
-
     found = StateDirectory(data_dir(data_directory)).status(name)
     if json:
-        _print_json(found)
+        print_json(found)
     else:
         console = rich.console.Console()
         console.print(status_table(found, console.width))
@@ -169,13 +168,5 @@ def stop(
     data_directory: DataDir = None,
 ) -> None:
     """Stop a pipeline, and wait until it has."""
-    from queen.cli.pipelines.run import sums
-
     found = StateDirectory(data_dir(data_directory)).stop(name, timeout)
     print(f"pipeline '{name}' is {found.state.value}: {sums(found)}")
-
-
-def _print_json(value: object) -> None:
-    import msgspec
-
-    print(msgspec.json.format(msgspec.json.encode(value)).decode())

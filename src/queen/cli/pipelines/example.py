@@ -17,8 +17,9 @@ from urllib.request import urlopen
 
 import typer
 
-from queen.cli.pipelines.run import LOCAL, Conf, DatabaseUrl, Master, Server, Token, connect
+from queen.cli.pipelines.run import LOCAL, Conf, DatabaseUrl, Master, Server, Token, connect, run_shown
 from queen.errors import QueenError
+from queen.pipelines.run import RunOptions
 from queen.pipelines.session import Connection, require_spark
 from queen.pipelines.state import StateDirectory
 
@@ -111,10 +112,8 @@ def _push(connection: Connection, count: int) -> None:
 
 
 def _run(connection: Connection, file: Path, directory: Path, master: str, conf: list[str] | None) -> None:
-    from queen.cli.pipelines.run import run_shown
     from queen.pipelines.declaration import ONCE
     from queen.pipelines.loading import load
-    from queen.pipelines.run import RunOptions
 
     print(f"3. running {file}", flush=True)
     options = RunOptions(file, master, trigger=ONCE)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import rich.console
 import rich.progress
 import rich.table
@@ -19,16 +18,20 @@ from queen.cli.pipelines.run import (
     DatabaseUrl,
     DataDir,
     FailOnDataLoss,
+    Json,
     Master,
     Server,
     Token,
     connect,
     data_dir,
+    print_json,
+    run_shown,
     session,
 )
 from queen.errors import QueenError
 from queen.pipelines import durations
 from queen.pipelines.errors import spark_failures
+from queen.pipelines.run import RunOptions
 from queen.pipelines.session import require_spark
 from queen.pipelines.state import StateDirectory
 from queen.wire.times import parse_time
@@ -36,7 +39,6 @@ from queen.wire.times import parse_time
 jobs = typer.Typer()
 
 ArchivePath = Annotated[Path, typer.Argument(help="The archive.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @jobs.command()
@@ -71,11 +73,9 @@ def archive(
     reader of Parquet may read the directory while it is written.
     """
     require_spark()
-    from queen.cli.pipelines.run import run_shown
     from queen.pipelines.declaration import ONCE
     from queen.pipelines.jobs.archive import archive_declaration, sole_archiver
     from queen.pipelines.jobs.compact import compact as join_files
-    from queen.pipelines.run import RunOptions
 
     if durations.milliseconds(every) is None:
         raise QueenError(f"--every {every}: expected {durations.EXPECTED}")
@@ -191,7 +191,7 @@ def reconcile(
     with spark_failures():
         reports = compare(session("reconcile", master, conf), connection, root, tuple(queue or ()))
     if json:
-        _print_json(reports)
+        print_json(reports)
     else:
         table = rich.table.Table(box=None)
         for heading in ("QUEUE", "PARTITION"):
@@ -242,7 +242,7 @@ def dlq_report(
             samples=samples,
         )
     if json:
-        _print_json(clusters)
+        print_json(clusters)
         return
     console = rich.console.Console()
     if not clusters:
@@ -301,7 +301,3 @@ def _time(text: str | None, option: str) -> datetime | None:
     if moment is None:
         raise QueenError(f"{option} {text}: expected a time such as 2026-11-15T08:00:00Z")
     return moment.astimezone(UTC)
-
-
-def _print_json(value: Any) -> None:
-    print(msgspec.json.format(msgspec.json.encode(value)).decode())

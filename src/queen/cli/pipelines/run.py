@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Final
 
+import msgspec
 import rich.console
 import rich.live
 import typer
@@ -52,7 +53,12 @@ FailOnDataLoss = Annotated[
     ),
 ]
 Conf = Annotated[list[str] | None, typer.Option(help="A setting of Spark, key=value; may be repeated.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 LOCAL = "local[*]"
+
+
+def print_json(value: object) -> None:
+    print(msgspec.json.format(msgspec.json.encode(value)).decode())
 
 
 def data_dir(given: Path | None) -> Path:
