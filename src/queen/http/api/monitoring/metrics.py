@@ -27,7 +27,7 @@ _UNCACHED: Final = ((b"Cache-Control", b"no-cache"),)
     cached=True,
 )
 async def metrics(api: Api, call: Call[None, None]) -> HostMetrics:
-    reports = await api.recorder.pinned_reports()
+    reports = await api.recorder.published_reports()
     now = time.time()
 
     def last(name: str) -> int:
