@@ -230,7 +230,7 @@ class Settings:
     jwt_audience: tuple[str, ...] = setting(
         (), WORDS, "Audiences (`aud`), one of which a token has to name; unset: any or none."
     )
-    jwt_clock_skew: int = setting(30, whole(0, 3600), "How far the clocks of those who issue tokens may be off.", "s")
+    jwt_clock_skew: int = setting(30, whole(0, 3600), "Tolerated clock skew of token issuers.", "s")
     jwt_roles_claim: str = setting("role", TEXT, "Claim that holds one role.")
     jwt_roles_array_claim: str = setting("roles", TEXT, "Claim that holds a list of roles.")
     jwt_role_admin: str = setting("admin", TEXT, "What the role `admin` is called in tokens.")
@@ -510,7 +510,7 @@ class Settings:
 
     @property
     def listen_host(self) -> str:
-        """Where to listen: unless somebody said where, a server that anybody may use is for this machine alone."""
+        """The address to listen on: without authentication and unless HOST is set, this machine alone."""
         if self.host:
             return self.host
         return "0.0.0.0" if self.is_guarded else "127.0.0.1"

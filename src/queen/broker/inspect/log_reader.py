@@ -1,4 +1,4 @@
-"""Reading logs by offset, without consuming: for those who read whole queues, and cannot reach PostgreSQL."""
+"""Reads logs by offset, without consuming: for readers of whole queues that have no access to PostgreSQL."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ class Popper:
         }
 
     def poll(self) -> None:
-        """Look for messages that no notification told of: now, rather than when the safety poll is due."""
+        """Run the safety poll now."""
         if self.parked:
             self._poll_now.set()
 
@@ -495,7 +495,7 @@ class Popper:
             self._kick(lane)
 
     async def _safety_polls(self) -> None:
-        """The safety poll: finds what no notification told of, and removes lanes that are no longer used."""
+        """The safety poll: finds messages whose notification was lost, and removes idle lanes."""
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -520,7 +520,7 @@ class Popper:
             await asyncio.sleep(_POLL_REST * (loop.time() - now))
 
     async def _look(self, lane: Lane) -> None:
-        """Find out what a lane has that no notification told of."""
+        """Find messages of a lane whose notification was lost."""
         await self._scanner.scan(lane)
         if lane.unresolved:
             await self._resolve_partitions(lane)

@@ -177,7 +177,7 @@ class Transactions:
         partitions: dict[int, Partition],
         stored: StoredPush,
     ) -> None:
-        """Committed: let those who wait know."""
+        """After the commit: update caches and publish notifications."""
         self._pusher.settle(stored)
         self._on_freed(
             [

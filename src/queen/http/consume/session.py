@@ -103,7 +103,7 @@ class Session:
     # What the routes call.
 
     def keep_time(self, now: float) -> None:
-        """Tell the client of leases that ran out, and close when its token has."""
+        """Notify the client of expired leases, and close when its token has expired."""
         if self._limits is not None and self._limits.expired and self._socket.is_open:
             self._socket.close(POLICY_VIOLATION, "the token has expired: connect again with another")
             return
@@ -112,7 +112,7 @@ class Session:
         self._close_if_done()
 
     def drain(self, seconds: float) -> None:
-        """Deliver nothing more, and close when everything delivered is settled; after `seconds` somebody else will."""
+        """Deliver nothing more, and close when all that was delivered is settled (`Consumers` waits `seconds`)."""
         self._draining = True
         self._socket.send(answers.closing(_GOING_AWAY_TEXT, seconds))
         for subscription in list(self._subscriptions.values()):
@@ -196,7 +196,7 @@ class Session:
         self._follow(request, answer, partial(self._acked, request.id, items, group))
 
     def _check_held(self, leases: Sequence[str | None], group: str | None = None) -> None:
-        """Whoever may not consume everything settles what was delivered here, and nothing else."""
+        """A client with limits may settle only what was delivered on this connection."""
         limits = self._limits
         if limits is None or not limits.is_limited:
             return

@@ -28,7 +28,7 @@ class Outlet(Protocol):
 
     @property
     def is_paused(self) -> bool:
-        """Whether the client does not read for now."""
+        """Whether the client does not read at present."""
 
     def begun(self, subscription: Subscription) -> None:
         """The group has its place in the queue: whatever is pushed from now on is delivered."""
@@ -37,7 +37,7 @@ class Outlet(Protocol):
         """It could not begin."""
 
     def failed(self, subscription: Subscription, error: BaseException) -> None:
-        """Messages cannot be had at the moment; it goes on trying."""
+        """Popping failed; it is retried."""
 
     def deliver(self, subscription: Subscription, body: bytes) -> None:
         """A batch has come, the answer of a pop."""
@@ -66,7 +66,7 @@ class Subscription:
         self._stopped = False
         self._when_idle: Callable[[], None] | None = None
         self._retry: asyncio.TimerHandle | None = None
-        self._complaint = ""
+        self._reported = ""
 
     @property
     def is_idle(self) -> bool:
@@ -95,7 +95,7 @@ class Subscription:
             pop.expire()
 
     def stop(self, when_idle: Callable[[], None]) -> None:
-        """Want nothing more. `when_idle` is called once the last batch that was on its way has come."""
+        """Stop popping. `when_idle` is called once the last batch under way has arrived."""
         self._stopped = True
         self._when_idle = when_idle
         self._cancel_retry()
@@ -104,7 +104,7 @@ class Subscription:
             self._go_idle()
 
     def abandon(self) -> None:
-        """Nobody is there to take anything: what is being claimed goes back to the queue."""
+        """The client is gone: what is being claimed is released."""
         self._stopped = True
         self._cancel_retry()
         for pop in list(self._pops):
@@ -123,7 +123,7 @@ class Subscription:
         if error is not None:
             self._fail(error)
         else:
-            self._complaint = ""
+            self._reported = ""
             self._take(answer.result())
             self.ask()
         if self._stopped and not self._pops:
@@ -142,10 +142,10 @@ class Subscription:
             self._stopped = True
             self._outlet.refused(self, error)
         elif not self._stopped and self._retry is None:
-            # An outage is one thing to complain about, however each attempt notices it.
-            complaint = DatabaseUnavailable.__name__ if isinstance(error, DatabaseUnavailable) else str(error)
-            if complaint != self._complaint:
-                self._complaint = complaint
+            # An outage is reported once, whatever error each attempt fails with.
+            failure = DatabaseUnavailable.__name__ if isinstance(error, DatabaseUnavailable) else str(error)
+            if failure != self._reported:
+                self._reported = failure
                 self._outlet.failed(self, error)
             self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._try_again)
 
