@@ -97,13 +97,13 @@ def apply(
     doomed = [change for change in changes if change.action == "delete"]
     if doomed and not dry_run:
         session.confirm(yes, f"deleting {', '.join(f'{one.kind} {one.name}' for one in doomed)}")
-    told = session.out.given in (None, "table", "wide")
+    as_table = session.out.given in (None, "table", "wide")
     for change in changes:
         if change.act is not None and not dry_run:
             change.act()
-        if told:
+        if as_table:
             _describe(session.out, change, diff, dry_run)
-    if not told:
+    if not as_table:
         session.out.value([change.row for change in changes])
 
 
