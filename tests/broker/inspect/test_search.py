@@ -35,6 +35,10 @@ async def bulk(api: Api, what: str, **body: Any) -> dict[str, Any]:
     return done
 
 
+def numbers(messages: list[dict[str, Any]]) -> list[int]:
+    return [message["data"]["n"] for message in messages]
+
+
 def refs(messages: list[dict[str, Any]]) -> list[dict[str, str]]:
     return [{key: message[key] for key in ("partitionId", "transactionId")} for message in messages]
 
@@ -66,7 +70,6 @@ async def test_messages_are_found_by_what_is_known_of_them(api: Api, connection:
     await age(connection, 3600)
     await api.push("q", {"n": 3, "who": "ann"}, partition="a")
     await api.push("q", {"n": 4, "who": "bob"}, {"n": 5, "who": "eve"}, partition="b")
-    numbers = lambda found: [message["data"]["n"] for message in found]  # noqa: E731
     assert numbers(await search(api)) == [3, 2, 1, 5, 4]
     assert numbers(await search(api, partition="b")) == [5, 4]
     assert numbers(await search(api, text="bob")) == [2, 4]
@@ -93,7 +96,7 @@ async def test_a_search_goes_on_where_it_stopped(
     monkeypatch.setattr(searching, "_MOST_MESSAGES", 4)
     monkeypatch.setattr(searching, "_SEGMENTS_AT_ONCE", 2)
     monkeypatch.setattr(searching, "_PARTITIONS_AT_ONCE", 2)
-    expected = []
+    expected: list[str] = []
     for partition in ("a", "b", "c", "d", "e"):
         pushed = [f"{partition}{number}" for number in range(7)]
         for at in (0, 3, 4):
