@@ -13,10 +13,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from queen.embedded import EmbeddedPostgres
-from tests.conftest import StartServer, fresh_database
+from tests.conftest import StartServer
 from tests.spark.conftest import Read, in_thread
 from tests.support.api import Api
 from tests.support.database import Connection, stored_messages
+from tests.support.databases import fresh_database
 from tests.support.topic_api import TopicApi
 
 KEY = "0f" * 32
