@@ -29,6 +29,7 @@ settings.register_profile("default", deadline=None)
 settings.register_profile("soak", deadline=None, max_examples=5000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+_QUICK = {"fsync": "off", "full_page_writes": "off", "checkpoint_timeout": "1h"}
 _TEST_SECONDS = 120
 """As pyproject.toml says, unless a test says otherwise."""
 
@@ -87,9 +88,9 @@ def pytest_asyncio_loop_factories(
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    """One PostgreSQL for all tests that do not harm it; without fsync, because nobody pulls its plug."""
+    """One PostgreSQL for all tests that do not harm it; nobody pulls its plug, so nothing need survive that."""
     directory = tmp_path_factory.mktemp("postgres") / "pg"
-    with EmbeddedPostgres(directory, settings={"fsync": "off"}) as server:
+    with EmbeddedPostgres(directory, settings=_QUICK) as server:
         asyncio.run(make_template(server))
         yield server
 
