@@ -3,85 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 
 from queen.server import Worker
-from tests.acceptance.served import environ_without_settings
 from tests.conftest import StartServer
 from tests.faults.load import Client, Producer, answered, check_delivered, check_stored, pushing, stored_when_replayed
 from tests.support.ageing import until
 from tests.support.api import Api
 from tests.support.database import Connection, make_queue
-from tests.support.ports import free_port
+from tests.support.host import host
 from tests.support.proxy import Proxy
 
-
-@dataclass
-class Host:
-    """A `queen serve` with two workers on a PostgreSQL that is not its own; it can be killed and started again."""
-
-    dsn: str
-    data_dir: Path
-    port: int
-    process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        command = [str(Path(sys.executable).with_name("queen")), "serve", "--port", str(self.port)]
-        command += ["--host", "127.0.0.1", "--data-dir", str(self.data_dir), "--workers", "2"]
-        command += ["--database-url", self.dsn]
-        settings = {"FILE_BUFFER_MAX_BATCH": "1", "FILE_BUFFER_FLUSH_MS": "20"}
-        self.data_dir.mkdir(exist_ok=True)
-        with (self.data_dir / "log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environ_without_settings() | settings)
-
-    async def ready(self) -> None:
-        """Until it answers, with or without its database."""
-        client = Client(self.url)
-        await client.persist("GET", "/api/v1/status/buffers")
-        await client.close()
-
-    def kill_a_worker(self, chance: random.Random) -> None:
-        assert self.process is not None
-        children = psutil.Process(self.process.pid).children()
-        if children:
-            os.kill(chance.choice(children).pid, signal.SIGKILL)
-
-    def kill(self) -> None:
-        """All at once, as when the machine is switched off."""
-        assert self.process is not None
-        for process in [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children()]:
-            os.kill(process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait(30)
-
-
-@contextmanager
-def host(dsn: str, data_dir: Path) -> Iterator[Host]:
-    one = Host(dsn, data_dir, free_port())
-    try:
-        yield one
-    finally:
-        one.stop()
+SETTINGS = {"FILE_BUFFER_MAX_BATCH": "1", "FILE_BUFFER_FLUSH_MS": "20"}
 
 
 async def switch_maintenance(url: str, enabled: bool) -> None:
@@ -97,7 +34,7 @@ async def test_servers_killed_during_replay_store_everything_once(
     """Without a dedup window only the progress of the replay itself keeps messages from being stored twice."""
     chance = random.Random(window)
     await make_queue(connection, "orders", dedup_window_seconds=window)
-    with host(dsn, tmp_path / "host") as server:
+    with host(dsn, tmp_path / "host", **SETTINGS) as server:
         server.start()
         await server.ready()
         await switch_maintenance(server.url, True)
@@ -134,7 +71,7 @@ async def test_workers_killed_while_they_spool_lose_nothing_that_was_answered(
     proxy: Proxy, connection: Connection, tmp_path: Path
 ) -> None:
     chance = random.Random(7)
-    with host(proxy.dsn, tmp_path / "host") as server:
+    with host(proxy.dsn, tmp_path / "host", **SETTINGS) as server:
         server.start()
         await server.ready()
         producers = [Producer(server.url, f"client{number}", "orders") for number in range(4)]
@@ -154,7 +91,7 @@ async def test_workers_killed_while_they_spool_lose_nothing_that_was_answered(
 async def test_a_server_starts_without_its_database_if_it_has_known_it(
     proxy: Proxy, connection: Connection, tmp_path: Path
 ) -> None:
-    with host(proxy.dsn, tmp_path / "host") as server:
+    with host(proxy.dsn, tmp_path / "host", **SETTINGS) as server:
         server.start()
         await server.ready()
         producer = Producer(server.url, "client", "orders")

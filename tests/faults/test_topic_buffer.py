@@ -11,11 +11,12 @@ from pathlib import Path
 
 from tests.conftest import StartServer
 from tests.faults.load import Client
-from tests.faults.test_spool import Host, host
+from tests.faults.test_spool import SETTINGS
 from tests.faults.test_topics import TOPIC, Consumer
 from tests.support.ageing import until
 from tests.support.api import Api
 from tests.support.database import Connection
+from tests.support.host import Host, host
 from tests.support.proxy import Proxy
 from tests.support.topic_api import TopicApi, item
 
@@ -112,7 +113,7 @@ async def test_servers_killed_between_the_log_and_postgres_lose_nothing_and_stor
         server.start()
         await server.ready()
 
-    with host(dsn, tmp_path / "host") as server:
+    with host(dsn, tmp_path / "host", **SETTINGS) as server:
         server.start()
         await server.ready()
         await buffer(server.url)
@@ -123,7 +124,7 @@ async def test_servers_killed_between_the_log_and_postgres_lose_nothing_and_stor
 async def test_what_was_buffered_when_the_host_died_is_stored_at_its_next_start_and_a_torn_end_is_cut(
     proxy: Proxy, connection: Connection, tmp_path: Path
 ) -> None:
-    with host(proxy.dsn, tmp_path / "host") as server:
+    with host(proxy.dsn, tmp_path / "host", **SETTINGS) as server:
         server.start()
         await server.ready()
         await buffer(server.url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -45,19 +46,30 @@ async def expire_leases(connection: Connection, queue: str) -> None:
 
 async def stored_messages(connection: Connection, queue: str, partition: str = "Default") -> list[Stored]:
     """Everything in a partition's log, in order; fails when offsets are not dense."""
-    rows = await connection.fetch(
-        "SELECT s.base_offset, s.count, s.created_at, s.ids, s.body, p.next_offset, p.last_at"
-        " FROM queen.segments s JOIN queen.partitions p ON p.id = s.partition_id"
-        " JOIN queen.queues q ON q.id = p.queue_id"
-        " WHERE q.name = $1 AND p.name = $2 ORDER BY s.base_offset",
-        queue,
-        partition,
+    rows = await _segment_rows(connection, queue, partition)
+    messages = read_segments(rows)
+    assert [message.offset for message in messages] == list(range(len(messages))), "a gap or an overlap"
+    if rows:
+        times = [row["created_at"] for row in rows]
+        assert rows[0]["next_offset"] == len(messages)
+        assert rows[0]["last_at"] == times[-1]
+        assert times == sorted(times)
+    return messages
+
+
+async def stored_log(connection: Connection, queue: str) -> dict[str, list[Stored]]:
+    """What every partition of a queue holds, in order, whatever that is."""
+    names = await connection.fetch(
+        "SELECT p.name FROM queen.partitions p JOIN queen.queues q ON q.id = p.queue_id WHERE q.name = $1", queue
     )
+    return {row["name"]: read_segments(await _segment_rows(connection, queue, row["name"])) for row in names}
+
+
+def read_segments(rows: Sequence[asyncpg.Record]) -> list[Stored]:
+    """The messages in segments."""
     messages: list[Stored] = []
-    times = []
     envelope = Envelope()
     for row in rows:
-        assert row["base_offset"] == len(messages), f"a gap or an overlap at offset {len(messages)}"
         segment = Segment(
             row["base_offset"], row["created_at"], IdBlock.parse(row["ids"][:16]), envelope.open(row["body"])
         )
@@ -66,12 +78,18 @@ async def stored_messages(connection: Connection, queue: str, partition: str = "
             Stored(segment.base_offset + index, segment.block.text(index), transaction_id, segment.payload(index))
             for index, transaction_id in enumerate(segment.transaction_ids())
         ]
-        times.append(row["created_at"])
-    if rows:
-        assert rows[0]["next_offset"] == len(messages)
-        assert rows[0]["last_at"] == times[-1]
-        assert times == sorted(times)
     return messages
+
+
+async def _segment_rows(connection: Connection, queue: str, partition: str) -> list[asyncpg.Record]:
+    return await connection.fetch(
+        "SELECT s.base_offset, s.count, s.created_at, s.ids, s.body, p.next_offset, p.last_at"
+        " FROM queen.segments s JOIN queen.partitions p ON p.id = s.partition_id"
+        " JOIN queen.queues q ON q.id = p.queue_id"
+        " WHERE q.name = $1 AND p.name = $2 ORDER BY s.base_offset",
+        queue,
+        partition,
+    )
 
 
 async def stored_ids(connection: Connection, queue: str, partition: str = "Default") -> list[str]:

@@ -51,6 +51,13 @@ class TcpProxy:
         for pair in list(self._pairs):
             pair.cut()
 
+    def half_open(self, every: int = 1) -> int:
+        """Of every so many connections one is dead and does not say so: nothing comes of what is sent; how many are."""
+        chosen = sorted(self._pairs, key=id)[::every]
+        for pair in chosen:
+            pair.go_silent()
+        return len(chosen)
+
     def lose_answers(self, count: int, of: Chooses = lambda sent: True) -> None:
         """The next answers to chosen statements (by the bytes sent for them) break off in the middle.
 
@@ -88,7 +95,11 @@ class TcpProxy:
         if self.refusing:
             writer.transport.abort()
             return
-        upstream_reader, upstream_writer = await self._connect()
+        try:
+            upstream_reader, upstream_writer = await self._connect()
+        except OSError:
+            writer.transport.abort()
+            return
         pair = _Pair(self, writer, upstream_writer)
         self._pairs.add(pair)
         try:
@@ -137,6 +148,11 @@ class _Pair:
         # The heartbeat goes on beside whatever a test does: its answers are not those that are to be lost.
         self._watches = False
         self._ended = False
+        self._silent = False
+
+    def go_silent(self) -> None:
+        """From now on nothing goes either way, and neither end is told."""
+        self._silent = True
 
     async def carry_questions(self, reader: asyncio.StreamReader) -> None:
         async for chunk in self._chunks(reader):
@@ -162,7 +178,8 @@ class _Pair:
                 await self._proxy.flowing.wait()
                 if self._ended:
                     return
-                yield chunk
+                if not self._silent:
+                    yield chunk
         except ConnectionError:
             return
         finally:

@@ -1,0 +1,90 @@
+"""Faults and checks for as long as one likes: `python -m tests.campaign --seconds 3600 --seed 1`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+import uvloop
+
+from tests.campaign.faults import KINDS
+from tests.campaign.report import Totals, shown
+from tests.campaign.rounds import WORKLOADS, Plan, choose_workloads, run_round
+from tests.support.older_sources import older_sources
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    workloads = _names(options.workload, WORKLOADS, "workload")
+    faults = _names(options.faults, KINDS, "fault")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_campaign(options, workloads, faults))
+
+
+async def _campaign(options: argparse.Namespace, workloads: list[str], faults: list[str]) -> int:
+    begun = time.monotonic()
+    totals = Totals()
+    number = 0
+    root = Path(tempfile.mkdtemp(prefix="campaign-"))
+    older = older_sources(root) if options.older else None
+    while (left := options.seconds - (time.monotonic() - begun)) > 0 or number == 0:
+        seed = options.seed + number
+        number += 1
+        plan = Plan(
+            seed=seed,
+            seconds=min(options.round, max(left, 5.0)),
+            workloads=tuple(workloads) or choose_workloads(seed, list(WORKLOADS)),
+            faults=faults,
+            pace=options.pace,
+            pause=options.pause,
+            standby=options.standby,
+            older=older,
+        )
+        directory = root / f"round-{number}"
+        result = await run_round(plan, directory)
+        totals.add(result)
+        print(
+            f"round {number}: seed {seed}, {', '.join(plan.workloads)}: {sum(result.faults.values())} faults, "
+            f"{sum(result.calls.values())} calls, {len(result.violations)} violations",
+            flush=True,
+        )
+        if result.violations:
+            print(shown(result.violations), f"history: {directory}/history.jsonl", f"again: {plan.command}", sep="\n")
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+    print("", totals.text(), sep="\n")
+    if not totals.violations:
+        shutil.rmtree(root, ignore_errors=True)
+    return 1 if totals.violations else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long faults go on, in all")
+    parser.add_argument("--seed", type=int, default=1, help="decides the faults, their moments and what clients do")
+    parser.add_argument("--workload", default="", help=f"some of {', '.join(WORKLOADS)}; else four in each round")
+    parser.add_argument("--faults", default="", help=f"some of {', '.join(KINDS)}; else all that are possible")
+    parser.add_argument("--round", type=float, default=60.0, help="seconds of faults on one site, before it is checked")
+    parser.add_argument("--pace", type=float, default=1.0, help="seconds between faults, on average")
+    parser.add_argument("--pause", type=float, default=0.05, help="seconds between calls of a client, on average")
+    parser.add_argument("--standby", action="store_true", help="with a synchronous standby, to which it fails over")
+    parser.add_argument("--older", action="store_true", help="two hosts of the version before, which are updated")
+    return parser
+
+
+def _names(text: str, known: Collection[str], what: str) -> list[str]:
+    names = [name for name in text.split(",") if name]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise SystemExit(f"no such {what}: {', '.join(unknown)}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""One round: a site, some workloads on it, faults for a while, and then the truth."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.campaign.client import status_of
+from tests.campaign.faults import possible_kinds, schedule
+from tests.campaign.history import Call, History, Violation
+from tests.campaign.nemesis import Nemesis
+from tests.campaign.report import Totals
+from tests.campaign.site import Shape, Site, running
+from tests.campaign.workload import Stage, Workload
+from tests.campaign.workloads.dead_letters import DeadLettersWorkload
+from tests.campaign.workloads.groups import GroupsWorkload
+from tests.campaign.workloads.log import (
+    DedupWorkload,
+    HostsWorkload,
+    LogWorkload,
+    MovesWorkload,
+    RetentionWorkload,
+    SpoolWorkload,
+)
+from tests.campaign.workloads.streams import StreamsWorkload
+from tests.campaign.workloads.topics import BufferedWorkload, TopicsWorkload
+from tests.campaign.workloads.transactions import TransactionsWorkload
+from tests.campaign.workloads.websocket import WebSocketWorkload
+
+WORKLOADS: dict[str, type[Workload]] = {
+    one.name: one
+    for one in (
+        LogWorkload,
+        DedupWorkload,
+        GroupsWorkload,
+        TransactionsWorkload,
+        DeadLettersWorkload,
+        TopicsWorkload,
+        BufferedWorkload,
+        StreamsWorkload,
+        SpoolWorkload,
+        RetentionWorkload,
+        MovesWorkload,
+        WebSocketWorkload,
+        HostsWorkload,
+    )
+}
+_SPOOL_SECONDS = 60.0
+_DRAIN_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a round does; the same plan has the same faults at the same moments."""
+
+    seed: int
+    seconds: float
+    workloads: Sequence[str]
+    faults: Sequence[str] = ()
+    """Kinds of faults; all that are possible when none are named."""
+    pace: float = 1.0
+    """Seconds between faults, on average."""
+    pause: float = 0.05
+    """Seconds between the calls of a client, on average."""
+    standby: bool = False
+    small_disks: bool = True
+    older: Path | None = field(default=None, compare=False)
+
+    @property
+    def shape(self) -> Shape:
+        kinds = [WORKLOADS[name] for name in self.workloads]
+        return Shape(
+            hosts=max([2 if self.older else 1, *(kind.hosts for kind in kinds)]),
+            shards=max(kind.shards for kind in kinds),
+            standby=self.standby,
+            small_disks=self.small_disks,
+            older=self.older,
+        )
+
+    @property
+    def command(self) -> str:
+        options = [f"--seed {self.seed} --seconds {self.seconds:g} --workload {','.join(self.workloads)}"]
+        if self.faults:
+            options.append(f"--faults {','.join(self.faults)}")
+        options.append(f"--pace {self.pace:g} --pause {self.pause:g} --round {self.seconds:g}")
+        options += ["--standby"] * self.standby + ["--older"] * (self.older is not None)
+        return f"python -m tests.campaign {' '.join(options)}"
+
+
+def choose_workloads(seed: int, wanted: Sequence[str]) -> tuple[str, ...]:
+    """Some of the workloads, for one round of many."""
+    chance = random.Random(seed)
+    if chance.random() < 0.3:
+        fitting = [name for name in wanted if not WORKLOADS[name].one_shard]
+    else:
+        fitting = [name for name in wanted if WORKLOADS[name].shards == 1]
+    fitting = fitting or list(wanted)
+    return tuple(sorted(chance.sample(fitting, min(len(fitting), 4))))
+
+
+async def run_round(plan: Plan, directory: Path) -> Totals:
+    """Run a plan; what was recorded is left in `directory` when something is wrong."""
+    history = History()
+    async with running(directory, plan.shape) as site:
+        stage = Stage(site, history, plan.seed, plan.pause)
+        workloads = [WORKLOADS[name](stage) for name in plan.workloads]
+        for workload in workloads:
+            await workload.prepare()
+        kinds = possible_kinds(site, plan.faults)
+        nemesis = Nemesis(site, history, schedule(plan.seed, kinds, plan.pace))
+        found = await _carry_out(plan, stage, workloads, nemesis)
+        for workload in workloads:
+            found += await workload.check()
+            await workload.close()
+        totals = Totals(1, Counter(fault.kind for fault in nemesis.inflicted), history.outcomes())
+        totals.recoveries.update(nemesis.recoveries)
+        totals.violations = [*nemesis.violations, *found, *odd_answers(history.calls)]
+        tracebacks = traceback_lines(site)
+        totals.tracebacks = len(tracebacks)
+        totals.violations += [Violation("site", "traceback", text) for text in tracebacks]
+        totals.server_errors = sum(
+            1 for call in history.calls if (status := status_of(call)) is not None and status >= 500 and status != 503
+        )
+    if totals.violations:
+        history.save(directory / "history.jsonl")
+    return totals
+
+
+async def _carry_out(plan: Plan, stage: Stage, workloads: Sequence[Workload], nemesis: Nemesis) -> list[Violation]:
+    clients = [
+        asyncio.create_task(client, name=f"{workload.name} {client.__qualname__}")
+        for workload in workloads
+        for client in workload.clients()
+    ]
+    try:
+        await _beside(clients, nemesis.run(plan.seconds))
+        stage.producing.set()
+        await _beside(clients, _until_drained(stage.site))
+        stage.healed.set()
+        done, late = await asyncio.wait(clients, timeout=_DRAIN_SECONDS)
+        for task in done:
+            task.result()
+        names = sorted(task.get_name() for task in late)
+        return (
+            [Violation("site", "not drained", f"after {_DRAIN_SECONDS:.0f} s these still had work: {names}")]
+            if late
+            else []
+        )
+    except TimeoutError as error:
+        return [Violation("site", "not drained", str(error))]
+    finally:
+        for task in clients:
+            task.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+
+
+async def _beside(clients: Sequence[asyncio.Task[None]], coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run something while the clients run; a client that fails ends it."""
+    main = asyncio.create_task(coroutine)
+    watched = set(clients)
+    while not main.done():
+        done, _ = await asyncio.wait({main, *watched}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {main}:
+            watched.discard(task)
+            if task.exception() is not None:
+                main.cancel()
+                await asyncio.gather(main, return_exceptions=True)
+                task.result()
+    await main
+
+
+async def _until_drained(site: Site) -> None:
+    """Until nothing waits in a spool of a host, of queues and of topics."""
+    give_up = time.monotonic() + _SPOOL_SECONDS
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+        for host in site.hosts:
+            while True:
+                waiting: object = "no answer"
+                try:
+                    async with session.get(f"{host.url}/api/v1/status/buffers") as answer:
+                        body = await answer.json()
+                        waiting = body["pending"] + body["failed"] if body["dbHealthy"] else "database unavailable"
+                except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+                    pass
+                if waiting == 0:
+                    break
+                if time.monotonic() > give_up:
+                    raise TimeoutError(f"{host.url} still has a spool after {_SPOOL_SECONDS:.0f} s: {waiting}")
+                await asyncio.sleep(0.1)
+
+
+def odd_answers(calls: Sequence[Call]) -> list[Violation]:
+    """Answers that no fault excuses: 5xx other than 503, and refusals of what was right."""
+    found = []
+    for call in calls:
+        status = status_of(call)
+        if status is not None and status not in (429, 503):
+            found.append(Violation(call.client.partition("/")[0], f"status {status}", call.error[:300], (call,)))
+    return found
+
+
+def traceback_lines(site: Site) -> list[str]:
+    """Every traceback in the logs of the hosts, by its last line."""
+    found: list[str] = []
+    inside = False
+    for line in site.log_lines():
+        if line.startswith("Traceback (most recent call last)"):
+            inside = True
+        elif inside and line and not line[0].isspace():
+            inside = False
+            found.append(line)
+    return found
