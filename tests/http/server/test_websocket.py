@@ -21,6 +21,7 @@ from tests.support.consumer import PATH, acknowledgments, consuming
 from tests.support.raw_http import exchange
 from tests.support.raw_websocket import (
     BINARY,
+    CLOSE,
     CONTINUATION,
     PING,
     PONG,
@@ -446,3 +447,14 @@ async def _stalling(url: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
         flowing.set()
         for writer in writers:
             writer.transport.abort()
+
+
+@pytest.mark.parametrize("end", [frame(b"\x03\xe8", CLOSE), b"\xff" * 8], ids=["a close", "no frame"])
+@pytest.mark.parametrize("first", [b"not JSON", SUBSCRIBE, b'{"type":"ping","id":1}'])
+async def test_a_request_that_comes_together_with_the_end_of_the_connection_needs_no_answer(
+    api: Api, first: bytes, end: bytes
+) -> None:
+    """Frames that were read at once: the end is known before what came earlier is answered."""
+    async with raw_socket(api.url, first=frame(first) + end) as socket:
+        code, _ = await socket.closed()
+    assert code in (1000, 1002)

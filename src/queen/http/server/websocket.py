@@ -84,13 +84,14 @@ class WebSocket(asyncio.Protocol):
 
     def send(self, text: bytes) -> None:
         """Send a message, unless the connection has ended."""
-        if self._ended_at is None:
+        # Frames that were read together with a close are served after it.
+        if self._ended_at is None and self._frames.state is State.OPEN:
             self._frames.send_text(text)
             self._flush()
 
     def close(self, code: int, reason: str) -> None:
         """Begin the closing handshake."""
-        if self._ended_at is None:
+        if self._ended_at is None and self._frames.state is State.OPEN:
             self._frames.send_close(code, reason)
             self._flush()
             self._notice_end()
