@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import shutil
 import sys
 import tempfile
@@ -21,6 +22,8 @@ from tests.support.older_sources import older_sources
 
 def main() -> int:
     options = _parser().parse_args()
+    # Clients say of every failure that they try again.
+    logging.disable(logging.WARNING)
     workloads = _names(options.workload, WORKLOADS, "workload")
     faults = _names(options.faults, KINDS, "fault")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

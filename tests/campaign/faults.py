@@ -23,18 +23,24 @@ from tests.support.ageing import until
 _YOUTH_SECONDS = 3.0
 _TOGETHER = 0.2
 """How often a fault comes while the one before it lasts."""
+_SOON_SECONDS = 0.2
 _SPREAD = 1_000_003
 
 
 @dataclass(frozen=True)
 class Fault:
-    """When it comes (seconds after the one before it began), how long it lasts, and a number to choose by."""
+    """When it comes (seconds after the one before it), how long it lasts, and a number to choose by."""
 
     number: int
     kind: str
     after: float
     lasts: float
     choice: int
+
+    @property
+    def together(self) -> bool:
+        """Whether it does not wait for the end of the one before it."""
+        return self.after < _SOON_SECONDS
 
     def pick(self, count: int) -> int:
         return self.choice % count
@@ -66,8 +72,10 @@ def schedule(seed: int, kinds: Sequence[str], pace: float) -> Iterator[Fault]:
         number += 1
         (kind,) = chance.choices(kinds, weights)
         together = chance.random() < _TOGETHER
-        after = chance.uniform(0.0, 0.2) if together else chance.uniform(0.5, 1.5) * pace
-        yield Fault(number, kind, after, chance.uniform(0.2, 2.5), chance.randrange(_SPREAD))
+        after = chance.uniform(0.0, _SOON_SECONDS) if together else _SOON_SECONDS + chance.uniform(0.5, 1.5) * pace
+        # Most are short; the others outlast what the server waits before it counts PostgreSQL as unavailable.
+        lasts = chance.uniform(0.5, 3.0) if chance.random() < 0.3 else chance.uniform(0.05, 0.5)
+        yield Fault(number, kind, after, lasts, chance.randrange(_SPREAD))
 
 
 def possible_kinds(site: Site, wanted: Sequence[str] = ()) -> list[str]:

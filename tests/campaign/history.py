@@ -93,7 +93,8 @@ class History:
                 yield call
 
     def outcomes(self) -> Counter[tuple[str, Outcome]]:
-        return Counter((call.op, call.outcome) for call in self.calls)
+        """Calls by kind; what the nemesis did is counted elsewhere."""
+        return Counter((call.op, call.outcome) for call in self.calls if call.client != "nemesis")
 
     def save(self, path: Path) -> None:
         path.write_bytes(b"".join(msgspec.json.encode(call) + b"\n" for call in self.calls))

@@ -28,6 +28,8 @@ class Nemesis:
         self._faults = faults
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._probes = [Recorder(history, f"probe/{number}", url) for number, url in enumerate(site.urls)]
+        self._running = 0
+        """Faults that last, or whose recovery is measured."""
         self._active = 0
         self._overlapped = False
         self.inflicted: list[Fault] = []
@@ -39,18 +41,23 @@ class Nemesis:
         give_up = time.monotonic() + seconds
         async with asyncio.TaskGroup() as group:
             for fault in self._faults:
+                most = _MOST_AT_ONCE if fault.together else 1
+                await until(lambda most=most: self._running < most, _LONGEST_SECONDS)
                 await asyncio.sleep(min(fault.after, max(0.0, give_up - time.monotonic())))
-                await until(lambda: self._active < _MOST_AT_ONCE, _LONGEST_SECONDS)
                 if time.monotonic() >= give_up:
                     break
+                self._running += 1
                 group.create_task(self._inflict(fault))
-                if fault.after > 0.2:
-                    # One that does not come together with others waits for their end.
-                    await until(lambda: self._active <= 1 or time.monotonic() > give_up, _LONGEST_SECONDS)
         for probe in self._probes:
             await probe.close()
 
     async def _inflict(self, fault: Fault) -> None:
+        try:
+            await self._inflict_and_recover(fault)
+        finally:
+            self._running -= 1
+
+    async def _inflict_and_recover(self, fault: Fault) -> None:
         kind = KINDS[fault.kind]
         async with self._locks[kind.harms]:
             self._active += 1

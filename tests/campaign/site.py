@@ -37,7 +37,7 @@ _HOST_SETTINGS = {
     "STATS_CACHE_MS": "0",
     "NAMESPACE_MODES": "buffered:buffered",
 }
-_PASSWORD = "0123456789abcdef"
+_STANDBY_SESSION = "user=postgres application_name=standby"
 _SPOOL_MB = 48
 _POSTGRES_MB = 700
 
@@ -108,6 +108,8 @@ class Node:
         self.server = EmbeddedPostgres(self.directory, settings=self._settings, port=self.port)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if not self.server.running:
+            raise ConnectionRefusedError("PostgreSQL is not running")
         where = parse_qs(urlsplit(self.server.dsn()).query)
         return await asyncio.open_unix_connection(f"{where['host'][0]}/.s.PGSQL.{where['port'][0]}")
 
@@ -186,7 +188,7 @@ class Site:
         where = parse_qs(urlsplit(primary.dsn()).query)
         await postgres_tool(
             "pg_basebackup", "--pgdata", copy, "--wal-method", "stream", "--checkpoint", "fast",
-            "--write-recovery-conf", "--dbname", f"host={where['host'][0]} port={primary.port} user=postgres application_name=standby",
+            "--write-recovery-conf", "--dbname", f"host={where['host'][0]} port={primary.port} {_STANDBY_SESSION}",
         )  # fmt: skip
         # Once it is promoted, there is no standby that its commits could wait for.
         with (copy / "postgresql.auto.conf").open("a") as file:

@@ -14,7 +14,7 @@ from queen.broker.sharding.move import Mover
 from queen.errors import QueenError as ServerError
 from queen.wire.shards import Name
 from tests.campaign.client import Recorder
-from tests.campaign.history import Call, Violation
+from tests.campaign.history import Call, Outcome, Violation
 from tests.campaign.log_checks import Log, LogChecker, Message, Rules
 from tests.campaign.workload import LEASE_SECONDS, Workload
 from tests.support.database import Stored, stored_log
@@ -267,10 +267,10 @@ class MovesWorkload(LogWorkload):
             try:
                 async with asyncio.timeout(30), connect_fleet(self.site.dsns) as fleet:
                     await Mover(fleet).move(Name.queue(self.queue), to)
-                call.ended = self.history.now()
+                self.history.end(call, Outcome.OK)
             except (ServerError, OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
                 # PostgreSQL went away: the queue is on one shard or the other, and the next move begins there.
-                call.ended, call.error = self.history.now(), type(error).__name__
+                self.history.end(call, Outcome.UNKNOWN, error=f"{type(error).__name__}: {error}")
 
 
 class HostsWorkload(LogWorkload):
