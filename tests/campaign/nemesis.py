@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 
 from tests.campaign.client import Recorder
 from tests.campaign.faults import KINDS, Fault, NotNow
@@ -41,8 +42,7 @@ class Nemesis:
         give_up = time.monotonic() + seconds
         async with asyncio.TaskGroup() as group:
             for fault in self._faults:
-                most = _MOST_AT_ONCE if fault.together else 1
-                await until(lambda most=most: self._running < most, _LONGEST_SECONDS)
+                await until(partial(self._has_room, fault), _LONGEST_SECONDS)
                 await asyncio.sleep(min(fault.after, max(0.0, give_up - time.monotonic())))
                 if time.monotonic() >= give_up:
                     break
@@ -50,6 +50,9 @@ class Nemesis:
                 group.create_task(self._inflict(fault))
         for probe in self._probes:
             await probe.close()
+
+    def _has_room(self, fault: Fault) -> bool:
+        return self._running < (_MOST_AT_ONCE if fault.together else 1)
 
     async def _inflict(self, fault: Fault) -> None:
         try:

@@ -136,9 +136,9 @@ async def run_round(plan: Plan, directory: Path) -> Totals:
 
 async def _carry_out(plan: Plan, stage: Stage, workloads: Sequence[Workload], nemesis: Nemesis) -> list[Violation]:
     clients = [
-        asyncio.create_task(client, name=f"{workload.name} {client.__qualname__}")
+        asyncio.create_task(client, name=f"{workload.name} {number}")
         for workload in workloads
-        for client in workload.clients()
+        for number, client in enumerate(workload.clients())
     ]
     try:
         await _beside(clients, nemesis.run(plan.seconds))

@@ -21,6 +21,8 @@ Record: TypeAlias = asyncpg.Record
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 PooledConnection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
 
+# A page does not have the checksum that it was written with: nothing of it can be served.
+DAMAGE_ERRORS: tuple[type[BaseException], ...] = (asyncpg.DataCorruptedError, asyncpg.IndexCorruptedError)
 # Errors that say nothing about the statement: the server is unavailable, or shuts down.
 UNAVAILABLE_ERRORS: tuple[type[BaseException], ...] = (
     OSError,
@@ -35,6 +37,7 @@ UNAVAILABLE_ERRORS: tuple[type[BaseException], ...] = (
     asyncpg.InsufficientResourcesError,
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.PostgresIOError,
+    *DAMAGE_ERRORS,
 )
 # PostgreSQL is available, but another session holds what the statement needs; nothing was done.
 BUSY_ERRORS: tuple[type[BaseException], ...] = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError)
@@ -375,6 +378,9 @@ def _translate(error: BaseException) -> QueenError:
     """What an error of the driver means for the caller."""
     if isinstance(error, BUSY_ERRORS):
         return Overloaded(f"PostgreSQL could not do it in time, so nothing was done; try again soon ({error})")
+    if isinstance(error, DAMAGE_ERRORS):
+        log.error("PostgreSQL reports damaged data; restore it from a backup: %s", error)
+        return DatabaseUnavailable(f"PostgreSQL reports damaged data ({error})")
     return DatabaseUnavailable(_unavailable(unavailable_reason(error)))
 
 
