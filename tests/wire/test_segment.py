@@ -144,3 +144,20 @@ def test_a_changed_column_length_never_gives_wrong_messages(batch: list[Message]
     except MalformedSegment:
         return
     assert [message[1] for message in found if message] == [message[1] for message in batch]
+
+
+@settings(max_examples=300)
+@given(batches, st.data())
+def test_flipped_bytes_anywhere_are_refused_as_malformed_or_leave_a_segment_of_as_many_messages(
+    batch: list[Message], data: st.DataObject
+) -> None:
+    body = bytearray(pack(batch))
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        segment = read(bytes(body))
+        ids = segment.transaction_ids()
+    except MalformedSegment:
+        return
+    assert segment.count == len(ids) == len(batch)
+    assert segment.render(0, segment.count, TAIL, []) <= len(batch)

@@ -111,9 +111,15 @@ class Segment:
             self._producers = _optional_strings.decode(body[at : at + producers]) if producers else None
             at -= traces
             self._trace_ids = _optional_strings.decode(body[at : at + traces]) if traces else None
-            self._raw_transactions = _raws.decode(self.transactions_json)
-        except msgspec.DecodeError as error:
+            transactions_json = self.transactions_json
+            if not transactions_json.isascii():
+                transactions_json.decode()
+            self._raw_transactions = _raws.decode(transactions_json)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise MalformedSegment(f"segment at offset {self.base_offset} has a broken column") from error
+        columns = (self._raw_transactions, self._trace_ids, self._producers)
+        if any(column is not None and len(column) != count for column in columns):
+            raise MalformedSegment(f"segment at offset {self.base_offset} has a column of another length")
         self._lengths = lengths
         self._starts = starts
         return starts
@@ -138,7 +144,10 @@ class Segment:
         return _strings.decode(column)
 
     def transaction_ids(self) -> list[str]:
-        return _strings.decode(self.transactions_json)
+        try:
+            return _strings.decode(self.transactions_json)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise MalformedSegment(f"segment at offset {self.base_offset} has a broken column") from error
 
     def is_deleted(self, index: int) -> bool:
         if self._starts is None:
