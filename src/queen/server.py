@@ -53,6 +53,7 @@ from queen.broker.transactions.stream_queries import StreamQueries
 from queen.broker.transactions.transactions import Transactions
 from queen.bus.peers import Peers, ShardPeers
 from queen.dashboard import Dashboard
+from queen.http.api.limits import RequestLimits
 from queen.http.api.table import add_routes
 from queen.http.auth.audit import Audit, is_audited
 from queen.http.auth.browser import BrowserRules
@@ -132,9 +133,14 @@ class Worker:
             header_lines=browsers.header_lines,
             lines_for=browsers.cors_lines,
             admits_host=browsers.is_host_admitted,
+            check_head=self.guard.check_head,
             limits=_limits(settings),
-            max_body_bytes=settings.max_body_bytes,
+            max_body_bytes=min(settings.max_body_bytes, settings.spare_memory_bytes // 2),
         )
+        for broker in self.brokers:
+            broker.popper.is_flooded = self._is_flooded
+            broker.topics.dequeuer.is_flooded = self._is_flooded
+            broker.topics.multi_dequeuer.is_flooded = self._is_flooded
         self.recorder = Recorder(
             self.broker,
             SnapshotStore(runtime_dir, worker_id, settings.num_workers),
@@ -168,22 +174,33 @@ class Worker:
         self.tls = server_tls(settings)
         self.port = settings.port if port is None else port
 
-    def _gate(self, settings: Settings) -> Gate:
-        if not settings.ip_limit_per_minute:
-            return self.guard
-        # Handlers have the limit around them; a connection that is upgraded has no handler.
-        limit = IpLimit(self.broker.topics.counters, settings.ip_limit_per_minute)
+    def _is_flooded(self) -> bool:
+        return self.shell.budget.is_flooded
 
-        async def limited(request: Request) -> Response | None:
-            refusal = await limit.refusal(request)
-            admitted = self.guard(request) if refusal is None else refusal
-            return await admitted if inspect.isawaitable(admitted) else admitted
+    def _gate(self, settings: Settings) -> Gate:
+        guard, limits = self.guard, RequestLimits(settings)
+        looks_from = limits.looks_from
 
         def gate(request: Request) -> Response | Awaitable[Response | None] | None:
-            upgrading = request.route is not None and request.route.upgrade is not None
-            return limited(request) if upgrading else self.guard(request)
+            if len(request.body) >= looks_from and (refusal := limits.refusal(request)) is not None:
+                return refusal
+            return guard(request)
 
-        return gate
+        if not settings.ip_limit_per_minute:
+            return gate
+        # Handlers have the limit around them; a connection that is upgraded has no handler.
+        ip_limit = IpLimit(self.broker.topics.counters, settings.ip_limit_per_minute)
+
+        async def limited(request: Request) -> Response | None:
+            refusal = await ip_limit.refusal(request)
+            admitted = guard(request) if refusal is None else refusal
+            return await admitted if inspect.isawaitable(admitted) else admitted
+
+        def gate_with_limit(request: Request) -> Response | Awaitable[Response | None] | None:
+            upgrading = request.route is not None and request.route.upgrade is not None
+            return limited(request) if upgrading else gate(request)
+
+        return gate_with_limit
 
     async def start(self) -> None:
         if self._sharded is not None:
@@ -503,6 +520,7 @@ class _Pop:
             base.ids,
             base.notifications,
             base.meter,
+            most_bytes=settings.answer_bytes,
         )
         self.popper = Popper(
             base.database,
@@ -629,13 +647,16 @@ def _login(settings: Settings, dsn: str) -> ServerLogin:
 
 
 def _limits(settings: Settings) -> Limits:
-    """A worker's share of the memory: a quarter for requests that arrive, a quarter for answers that nobody reads."""
-    share = (settings.queen_memory_mb << 20) // settings.num_workers
+    """A worker's share of the memory: a quarter for requests that arrive, a quarter for answers that nobody reads.
+
+    The rest is for what is made of them.
+    """
+    spare = settings.spare_memory_bytes
     return Limits(
         connections=raise_file_limit(settings.max_connections),
         connections_per_address=settings.max_connections_per_ip,
-        incoming_bytes=share // 4,
-        outgoing_bytes=share // 4,
+        incoming_bytes=spare // 4,
+        outgoing_bytes=spare // 4,
     )
 
 

@@ -56,6 +56,11 @@ class Declared:
     default_text: str | None = None
 
 
+# What a worker takes at rest, without its caches.
+_WORKER_BYTES = 72 << 20
+_LEAST_SPARE_BYTES = 16 << 20
+
+
 def usable_cores() -> int:
     """The cores available to this process, by CPU affinity and cgroup quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -70,6 +75,10 @@ def usable_cores() -> int:
 
 def _default_num_workers() -> int:
     return min(usable_cores(), 8)
+
+
+def _default_memory_mb() -> int:
+    return 512 * _default_num_workers()
 
 
 def _default_data_dir() -> Path:
@@ -285,11 +294,30 @@ class Settings:
         int,
         Declared(
             whole(64, 2**20),
-            "What all workers together may hold of requests that arrive, wait or are being answered; beyond it they "
-            "are answered 503.",
+            "Memory that all workers together may take, caches and what they need at rest included. From it follows "
+            "how many bytes of requests and answers they hold at the same time; beyond that clients get 429 or 503.",
             "MB",
+            default_text="512 for each worker",
         ),
-    ] = 1024
+    ] = dataclasses.field(default_factory=_default_memory_mb)
+    max_answer_bytes: Annotated[
+        int,
+        Declared(
+            whole(65536, 2**31 - 1),
+            "Size at which the answer of a pop or dequeue ends, whatever `batch` it asks for: fewer messages are "
+            "leased, at least one. With little `QUEEN_MEMORY_MB` it is smaller.",
+            "bytes",
+        ),
+    ] = 16777216
+    max_push_items: Annotated[
+        int, Declared(whole(1, 10**7), "Messages in one push, and items in one enqueue; more are answered 413.")
+    ] = 100_000
+    max_ack_items: Annotated[
+        int, Declared(whole(1, 10**7), "Acknowledgments in one request; more are answered 413.")
+    ] = 100_000
+    max_transaction_operations: Annotated[
+        int, Declared(whole(1, 10**7), "Operations in one transaction; more are answered 413.")
+    ] = 10_000
     max_connections: Annotated[
         int, Declared(whole(1, 10**6), "Connections that each worker may have; more are answered 503.")
     ] = 10_000
@@ -614,6 +642,19 @@ class Settings:
     def is_guarded(self) -> bool:
         """Whether a request has to say who sends it."""
         return self.jwt_enabled or self.queen_login or self.tls_client_auth == "required"
+
+    @property
+    def spare_memory_bytes(self) -> int:
+        """What a worker may hold beside what it takes at rest: for requests, answers, and what is made of them."""
+        share = (self.queen_memory_mb << 20) // self.num_workers
+        rest = _WORKER_BYTES + ((self.dedup_memory_mb + self.segment_cache_mb) << 20)
+        # However little there is: with less it could do nothing.
+        return max(share - rest, share // 4, _LEAST_SPARE_BYTES)
+
+    @property
+    def answer_bytes(self) -> int:
+        """Where the answer of a pop ends. There are several copies of it while it is made."""
+        return min(self.max_answer_bytes, self.spare_memory_bytes // 12)
 
     @property
     def embedded(self) -> bool:

@@ -104,14 +104,18 @@ class Batcher(Generic[RequestT]):
     def submit(self, item: RequestT) -> None:
         """Have the item run with the next batch. Raises `Overloaded` when too much waits already."""
         weight = self._weigh(item)
-        if self._weight and self._weight + weight > self._most:
-            raise Overloaded(
-                "the server has more work waiting than it can do at once; nothing was done, try again soon"
-            )
+        self.check_room(weight)
         self._weight += weight
         slot = self._backlog.add(item, weight)
         if self._tasks[slot] is None:
             self._tasks[slot] = asyncio.get_running_loop().create_task(self._drain(slot))
+
+    def check_room(self, weight: int) -> None:
+        """Raises `Overloaded` when too much waits already for an item of this weight."""
+        if self._weight and self._weight + weight > self._most:
+            raise Overloaded(
+                "the server has more work waiting than it can do at once; nothing was done, try again soon"
+            )
 
     def __len__(self) -> int:
         return len(self._backlog)
@@ -203,8 +207,16 @@ class Batcher(Generic[RequestT]):
 
 def fail_request(request: BatchedRequest, error: Exception) -> None:
     """Answer a request with an error, unless it has been answered."""
+    _forget_frames(error)
     if not request.answer.done():
         request.answer.set_exception(error)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Where an error was raised refers to the requests that it is the answer of, with all that they hold."""
+    while error is not None and error.__traceback__ is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 class ArrivalOrder(Generic[T]):

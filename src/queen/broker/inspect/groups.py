@@ -15,7 +15,7 @@ from queen.broker.change_log import log_group_change
 from queen.broker.events import Event
 from queen.concurrency import chunked_map
 from queen.errors import NotFound
-from queen.log.catalog import Catalog
+from queen.log.catalog import QUEUE_MODE, Catalog
 from queen.log.segments import Moment, offsets_after
 from queen.storage.database import Database, Record, Transaction
 from queen.wire.api.groups import GroupOnPartition, GroupOnQueue, GroupSummary, LaggingPartition
@@ -119,7 +119,8 @@ class Groups:
     async def delete(self, group: str, queue: str | None, *, with_subscriptions: bool) -> int:
         """Forget where a group is, on one queue or on all; returns on how many partitions.
 
-        With its subscriptions gone it begins anew at its next pop, else again where they say. Dead letters stay.
+        With its subscriptions gone it begins anew at its next pop, else again where they say. Dead letters stay; a
+        group that has none, and no place on any other queue, is then gone itself.
         """
         group_id = await self._group(group)
         if group_id is None:
@@ -127,10 +128,17 @@ class Groups:
         async with self._database.transaction() as transaction:
             forgotten = await transaction.fetch("forget_subscriptions", group_id, queue) if with_subscriptions else []
             (row,) = await transaction.fetch("forget_cursors", group_id, queue)
-            changed = forgotten or row["partitions"]
+            gone = await self._forget(transaction, group, group_id) if with_subscriptions else False
+            changed = forgotten or row["partitions"] or gone
             changes = [await log_group_change(transaction, group)] if changed else []
         self._publish(changes)
         return int(row["partitions"])
+
+    async def _forget(self, transaction: Transaction, group: str, group_id: int) -> bool:
+        """Remove the group itself, if it has nothing left anywhere; whether it is gone."""
+        if group == QUEUE_MODE:
+            return False
+        return bool(await transaction.fetch("forget_group", group_id))
 
     async def move_subscriptions(self, group: str, since: datetime) -> int:
         """Have a group start after `since` on partitions it has not met; returns how many subscriptions it has."""

@@ -30,3 +30,5 @@ class TopicContext:
     on_leased: Callable[[float], None]
     """Called with the seconds of each lease that begins or is extended."""
     throttle: TenantThrottle | None
+    most_bytes: int
+    """What one statement leases, unless its first item has more."""

@@ -104,7 +104,10 @@ class Topics:
         self.dead_letters = TopicDeadLetters(database, self.catalog, self._fed)
         self.heads = Heads(database)
         self._compose(
-            settings, TopicContext(database, self.catalog, ids, meter, self._fed, self._leased, self.throttle)
+            settings,
+            TopicContext(
+                database, self.catalog, ids, meter, self._fed, self._leased, self.throttle, settings.answer_bytes
+            ),
         )
         self.wal = wal
         self.modes = WriteModes(database, dict(settings.namespace_modes))
