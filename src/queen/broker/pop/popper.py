@@ -18,7 +18,7 @@ from queen.broker.notifications import Handlers, Notifications
 from queen.broker.pop.claims import Claim, Claimer
 from queen.broker.pop.lanes import UNKNOWN, Holds, Lane, LaneRegister
 from queen.broker.pop.matcher import Matcher
-from queen.broker.pop.requests import MissingQueuePops, Pop, PopOptions
+from queen.broker.pop.requests import MissingQueuePops, Pop, PopRequest
 from queen.broker.pop.scanner import HoldTimer, LaneScanner, Share
 from queen.errors import DatabaseUnavailable, Overloaded, QueenError
 from queen.log.catalog import QUEUE_MODE, Catalog, Queue
@@ -36,25 +36,26 @@ class Subscriptions:
 
     def are_wanted(self, pop: Pop) -> bool:
         """Whether a group that meets a queue does not begin with its oldest message."""
-        mode = pop.options.subscription_mode or self._default_mode
-        return pop.options.subscription_from is not None or mode in ("new", "new-only", "now")
+        mode = pop.request.subscription_mode or self._default_mode
+        return pop.request.subscription_from is not None or mode in ("new", "new-only", "now")
 
     async def place(self, queue_name: str, group_id: int, pop: Pop) -> tuple[datetime | None, bool]:
         """Record where the group starts, at its first pop of the queue (or partition).
 
         Returns the time from which it wants the queue's messages, if any, and whether it has no subscription at all.
         """
-        if pop.group == QUEUE_MODE:
+        request = pop.request
+        if request.group == QUEUE_MODE:
             return None, True
-        partition = pop.partition_name or ""
+        partition = request.partition or ""
         rows = await self._database.fetch("subscription", group_id, queue_name)
-        since = pop.options.subscription_from
+        since = request.subscription_from
         if self.are_wanted(pop) and not any(row["partition_name"] in ("", partition) for row in rows):
             kind = "new" if since is None else "timestamp"
             made = await self._database.fetch("subscribe", group_id, queue_name, partition, kind, since)
             rows = await self._database.fetch("subscription", group_id, queue_name)
             if made:
-                self._on_subscribed(pop.group, made[0]["xid"])
+                self._on_subscribed(request.group, made[0]["xid"])
         whole = [row["since"] for row in rows if row["partition_name"] == ""]
         return whole[0] if whole else None, not rows
 
@@ -141,50 +142,34 @@ class Popper:
         """How many pops wait for each queue, as long as their clients do."""
         found = self._missing.waiting()
         for lane in self._lanes:
-            waiting = sum(1 for pop in lane.all_parked() if pop.options.wait and not pop.done)
+            waiting = sum(1 for pop in lane.all_parked() if pop.request.wait and not pop.done)
             if waiting:
                 found[lane.queue_name] = found.get(lane.queue_name, 0) + waiting
         return found
 
-    def pop(
-        self,
-        queue_names: tuple[str, ...],
-        partition_name: str | None,
-        group: str,
-        options: PopOptions,
-        render: Callable[[bytes | None], T],
-    ) -> asyncio.Future[T]:
-        """Ask for messages of one queue, or of several in the order given.
-
-        The future gives what `render` makes of the JSON that answers it, or of None when there is nothing.
-        """
-        answer: asyncio.Future[T] = self.begin(queue_names, partition_name, group, options, render).answer
+    def pop(self, request: PopRequest, render: Callable[[bytes | None], T]) -> asyncio.Future[T]:
+        """Ask for messages: the future gives what `render` makes of their JSON, or of None when there are none."""
+        answer: asyncio.Future[T] = self.begin(request, render).answer
         return answer
 
-    def begin(
-        self,
-        queue_names: tuple[str, ...],
-        partition_name: str | None,
-        group: str,
-        options: PopOptions,
-        render: Callable[[bytes | None], Any],
-    ) -> Pop:
+    def begin(self, request: PopRequest, render: Callable[[bytes | None], Any]) -> Pop:
         """The same, as a pop that the caller can expire."""
         loop = asyncio.get_running_loop()
-        pop = Pop(queue_names, partition_name, group, options, render, loop.create_future(), self._meter)
+        pop = Pop(request, render, loop.create_future(), self._meter)
+        queues = request.queues
         if self.paused:
-            self._count(pop, self._lanes.known(queue_names))
+            self._count(pop, self._lanes.known(queues))
             pop.resolve(None)
             return pop
         if self._database.availability.down:
-            self._count(pop, self._lanes.known(queue_names))
+            self._count(pop, self._lanes.known(queues))
             pop.fail(self._database.availability.error())
             return pop
-        if options.wait:
+        if request.wait:
             pop.park(loop)
-        lane = self._lanes.find(queue_names[0], group) if len(queue_names) == 1 else None
-        if lane is not None and partition_name is None and lane.scanned_at is not None and "" in lane.subscribed:
-            self._count(pop, queue_names)
+        lane = self._lanes.find(queues[0], request.group) if len(queues) == 1 else None
+        if lane is not None and request.partition is None and lane.scanned_at is not None and "" in lane.subscribed:
+            self._count(pop, queues)
             lane.used_at = loop.time()
             lane.admit(pop)
             lane.waiting.append(pop)
@@ -214,7 +199,7 @@ class Popper:
         }
 
     def poll(self) -> None:
-        """Look for messages that no notification told of: now, rather than when the safety poll is due."""
+        """Run the safety poll now."""
         if self.parked:
             self._poll_now.set()
 
@@ -315,7 +300,7 @@ class Popper:
         """Bring a pop to its lanes, making them as needed."""
         try:
             lanes = []
-            for name in pop.queue_names:
+            for name in pop.request.queues:
                 lane = await self._lane(name, pop)
                 if lane is not None:
                     lanes.append(lane)
@@ -332,8 +317,8 @@ class Popper:
             for lane in lanes:
                 lane.admit(pop)
             for lane in lanes:
-                if pop.partition_name is not None:
-                    await self._target(lane, pop, pop.partition_name)
+                if pop.request.partition is not None:
+                    await self._target(lane, pop, pop.request.partition)
                 else:
                     lane.waiting.append(pop)
                 self._kick(lane)
@@ -341,12 +326,12 @@ class Popper:
             pop.fail(error)
 
     async def _wait_for_queue(self, pop: Pop) -> None:
-        if not pop.options.wait:
+        if not pop.request.wait:
             pop.resolve(None)
             return
-        for name in pop.queue_names:
+        for name in pop.request.queues:
             self._missing.add(name, pop)
-        for name in pop.queue_names:
+        for name in pop.request.queues:
             # It may have been created, and notified of, just before the pop began to wait for it.
             if await self._catalog.queue(name) is not None:
                 self._queue_exists(name)
@@ -357,19 +342,19 @@ class Popper:
             self._spawn(self._enter(pop))
 
     async def _lane(self, queue_name: str, pop: Pop) -> Lane | None:
-        lane = self._lanes.find(queue_name, pop.group)
-        partition = pop.partition_name or ""
+        lane = self._lanes.find(queue_name, pop.request.group)
+        partition = pop.request.partition or ""
         if lane is None or partition not in lane.subscribed:
             if not self._subscriptions.are_wanted(pop) and await self._catalog.queue(queue_name) is None:
                 # A group that only ever asked for what does not exist leaves nothing behind.
                 return None
-            group_id = await self._catalog.group(pop.group)
+            group_id = await self._catalog.group(pop.request.group)
             assert group_id is not None
             since, plain = await self._subscriptions.place(queue_name, group_id, pop)
             queue = await self._catalog.queue(queue_name)
             if queue is None:
                 return None
-            lane = self._lanes.open(queue, group_id, pop.group)
+            lane = self._lanes.open(queue, group_id, pop.request.group)
             lane.since, lane.plain = since, plain
             lane.subscribed.add(partition)
         lane.used_at = asyncio.get_running_loop().time()
@@ -384,7 +369,7 @@ class Popper:
         if lane.dropped:
             self._spawn(self._enter(pop))
             return
-        if partition is None and pop.options.wait:
+        if partition is None and pop.request.wait:
             lane.unresolved.setdefault(partition_name, []).append(pop)
             # It may have been created, and notified of, just before the pop began to wait for it.
             partition = await self._catalog.partition(queue, partition_name) if queue else None
@@ -525,10 +510,10 @@ class Popper:
         pop.busy = False
         if pop.expired:
             pop.resolve(None)
-        elif lane.dropped or (claim.gone and pop.partition_name is not None):
+        elif lane.dropped or (claim.gone and pop.request.partition is not None):
             pop.lanes.discard(lane)
             self._spawn(self._enter(pop))
-        elif pop.partition_name is not None:
+        elif pop.request.partition is not None:
             lane.targeted.setdefault(claim.partition_id, deque()).appendleft(pop)
         else:
             lane.waiting.appendleft(pop)
@@ -538,7 +523,7 @@ class Popper:
             self._kick(lane)
 
     async def _safety_polls(self) -> None:
-        """The safety poll: finds what no notification told of, and removes lanes that are no longer used."""
+        """The safety poll: finds messages whose notification was lost, and removes idle lanes."""
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -563,7 +548,7 @@ class Popper:
             await asyncio.sleep(_POLL_REST * (loop.time() - now))
 
     async def _look(self, lane: Lane) -> None:
-        """Find out what a lane has that no notification told of."""
+        """Find messages of a lane whose notification was lost."""
         await self._scanner.scan(lane)
         if lane.unresolved:
             await self._resolve_partitions(lane)

@@ -25,7 +25,7 @@ from queen.log.slices import Push, PushSlice, SlicePreparer, split_by_target
 from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Fetcher, Link, TransactionConflict
 from queen.wire.ids import IdSource
-from queen.wire.push import Hold, PushItem
+from queen.wire.push import PushItem, PushRequest
 
 _LARGEST_BATCH_BYTES = 4 << 20
 _MOST_WAITING_BYTES = 64 << 20
@@ -133,36 +133,19 @@ class Pusher:
         self.buffering = _batcher(self._buffer, meter)
         self._meter = meter
 
-    def push(
-        self,
-        items: list[PushItem],
-        nbytes: int,
-        render: Callable[[bytes], T],
-        subject: str | None = None,
-        hold: Hold | None = None,
-    ) -> asyncio.Future[T]:
-        """Store the items (at least one); the future gives what `render` makes of the JSON array that answers them.
+    def push(self, request: PushRequest, render: Callable[[bytes], T]) -> asyncio.Future[T]:
+        """Store the items; the future gives what `render` makes of the JSON array that answers them."""
+        if len(request.items) > _MOST_PARTITIONS_AT_ONCE:
+            return asyncio.ensure_future(self._push_in_parts(request, render))
+        return self._submit(request, render)
 
-        With a `hold` they go to the spool, and from there to PostgreSQL when that says.
-        """
-        if len(items) > _MOST_PARTITIONS_AT_ONCE:
-            return asyncio.ensure_future(self._push_in_parts(items, nbytes, render, subject, hold))
-        return self._submit(items, nbytes, render, subject, hold)
-
-    def _submit(
-        self,
-        items: list[PushItem],
-        nbytes: int,
-        render: Callable[[bytes], T],
-        subject: str | None,
-        hold: Hold | None,
-        first: int = 0,
-    ) -> asyncio.Future[T]:
+    def _submit(self, request: PushRequest, render: Callable[[bytes], T], first: int = 0) -> asyncio.Future[T]:
+        items, hold = request.items, request.hold
         batcher = self.batcher if hold is None else self.buffering
         # Before anything is made of it: what is refused should cost nothing.
-        batcher.check_room(nbytes)
+        batcher.check_room(request.nbytes)
         self._assign_ids(items)
-        push = Push(len(items), nbytes, subject, render, EagerFuture(), clock(), hold=hold, first=first)
+        push = Push(len(items), request.nbytes, request.subject, render, EagerFuture(), clock(), hold=hold, first=first)
         push.slices = split_by_target(push, items)
         self._meter.push_requested([slice_.target[0] for slice_ in push.slices])
         try:
@@ -175,23 +158,22 @@ class Pusher:
             raise
         return push.answer
 
-    async def _push_in_parts(
-        self, items: list[PushItem], nbytes: int, render: Callable[[bytes], T], subject: str | None, hold: Hold | None
-    ) -> T:
+    async def _push_in_parts(self, request: PushRequest, render: Callable[[bytes], T]) -> T:
         """Store one part after the other. When one fails, those before it stay: a client that tries again with the
         same transaction ids has them answered as duplicates."""
         answers: list[bytes] = []
         first = 0
-        for part in _parts(items):
+        for items in _parts(request.items):
             if first:
                 await self._wait_for_room()
             if not self._spool_router.engaged:
-                # Not while other pushes wait for the append lock. What goes wrong here goes wrong when it is stored, too.
+                # Not while others wait for the append lock. What goes wrong here goes wrong when it is stored, too.
                 with contextlib.suppress(QueenError, asyncpg.PostgresError):
-                    await self._catalog.ensure_partitions({(item.queue, item.partition) for item in part})
-            share = nbytes * len(part) // len(items)
-            answers.append(await self._submit(part, share, bytes, subject, hold, first))
-            first += len(part)
+                    await self._catalog.ensure_partitions({(item.queue, item.partition) for item in items})
+            nbytes = request.nbytes * len(items) // len(request.items)
+            part = PushRequest(items, nbytes, request.subject, request.hold)
+            answers.append(await self._submit(part, bytes, first))
+            first += len(items)
         if len(answers) == 1:
             return render(answers[0])
         return render(b"[" + b",".join([answer[1:-1] for answer in answers]) + b"]")

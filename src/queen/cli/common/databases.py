@@ -92,20 +92,11 @@ def _version(tool: Path) -> int:
     return int(found[1]) if found else 0
 
 
-async def server_version(dsn: str) -> int:
-    """The major version of a PostgreSQL server. Raises `UserError` when it cannot be reached."""
-    connection = await connected(dsn)
-    try:
-        return int(connection.get_server_version().major)
-    finally:
-        await connection.close()
-
-
 async def connected(dsn: str, **options: Any) -> Any:
     """A connection, or a `UserError` that names the database."""
     import asyncpg
 
-    from queen.cli.database import describe_dsn
+    from queen.cli.serve.database import describe_dsn
 
     try:
         return await asyncpg.connect(dsn, timeout=10, **options)

@@ -162,7 +162,7 @@ def plan(session: Session, documents: Sequence[dict[str, Any]], *, prune: bool, 
     state = _State(session)
     planners: dict[str, Callable[[dict[str, Any]], Change]] = {
         "Queue": lambda document: _plan_queue(session, document),
-        "ConsumerGroup": lambda document: _plan_group(session, state, document, made, seek),
+        "ConsumerGroup": lambda document: _plan_group(session, document, made, seek),
         "Topic": lambda document: _plan_topic(session, state, document),
         "Quota": lambda document: _plan_quota(session, state, document),
         "WriteMode": lambda document: _plan_mode(session, state, document),
@@ -236,7 +236,7 @@ def _plan_queue(session: Session, document: Mapping[str, Any]) -> Change:
     )
 
 
-def _plan_group(session: Session, state: _State, document: Mapping[str, Any], made: set[str], seek: bool) -> Change:
+def _plan_group(session: Session, document: Mapping[str, Any], made: set[str], seek: bool) -> Change:
     name, queue, to = document["name"], document["queue"], str(document.get("seek-to", "beginning"))
     label = f"{name} on {queue}"
     group_positions = (session.admin.get_consumer_group(name) or {}).get(queue)

@@ -31,7 +31,7 @@ ON CONFLICT (name) DO UPDATE SET
 RETURNING *;
 
 -- name: hold_queue
--- Lock a queue, so that nobody makes partitions in it.
+-- Lock a queue against new partitions.
 SELECT id FROM queen.queues WHERE name = $1 FOR UPDATE;
 
 -- name: drop_queue_partitions
