@@ -202,7 +202,8 @@ class Worker:
 
         return gate_with_limit
 
-    async def start(self) -> None:
+    async def start(self, listening: socket.socket | None = None) -> None:
+        """Serve; on a socket that is bound already, if one is given."""
         if self._sharded is not None:
             await self._sharded.join()
         else:
@@ -216,7 +217,11 @@ class Worker:
         if self._login is not None:
             await self._login.start()
         server = await self.shell.serve(
-            self.settings.listen_host, self.port, reuse_port=True, tls=self.tls.context if self.tls else None
+            self.settings.listen_host,
+            self.port,
+            reuse_port=True,
+            tls=self.tls.context if self.tls else None,
+            listening=listening,
         )
         if self.tls is not None:
             self.tls.start()
@@ -647,7 +652,7 @@ def _login(settings: Settings, dsn: str) -> ServerLogin:
 
 
 def _limits(settings: Settings) -> Limits:
-    """A worker's share of the memory: a quarter for requests that arrive, a quarter for answers that nobody reads.
+    """A worker's share of the memory: three eighths for requests that arrive, a quarter for answers that nobody reads.
 
     The rest is for what is made of them.
     """
@@ -655,7 +660,7 @@ def _limits(settings: Settings) -> Limits:
     return Limits(
         connections=raise_file_limit(settings.max_connections),
         connections_per_address=settings.max_connections_per_ip,
-        incoming_bytes=spare // 4,
+        incoming_bytes=3 * spare // 8,
         outgoing_bytes=spare // 4,
     )
 
@@ -680,24 +685,34 @@ def _around(settings: Settings, tracing: Tracing | None, counters: Counters, aud
 
 
 def run_worker(
-    settings: Settings, worker_id: int, runtime_dir: Path, on_ready: Callable[[], None] = lambda: None
+    settings: Settings,
+    worker_id: int,
+    runtime_dir: Path,
+    on_ready: Callable[[], None] = lambda: None,
+    listening: socket.socket | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then finish what was begun and return."""
+    """Serve until SIGTERM or SIGINT, then finish what was begun and return. `listening`: a socket that is bound."""
     # A payload may be nested deeper than Python's own code ever is.
     sys.setrecursionlimit(_RECURSION_LIMIT)
     # Requests come and go without cycles; looking for some after every 700 of them is wasted.
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
-    uvloop.run(_serve(settings, worker_id, runtime_dir, on_ready))
+    uvloop.run(_serve(settings, worker_id, runtime_dir, on_ready, listening))
 
 
-async def _serve(settings: Settings, worker_id: int, runtime_dir: Path, on_ready: Callable[[], None]) -> None:
+async def _serve(
+    settings: Settings,
+    worker_id: int,
+    runtime_dir: Path,
+    on_ready: Callable[[], None],
+    listening: socket.socket | None,
+) -> None:
     stopping = asyncio.Event()
     for signum in (signals.SIGTERM, signals.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
     spans = start_tracing(os.environ, worker_id)
     worker = Worker(settings, worker_id, runtime_dir, tracing=_tracing(spans) if spans is not None else None)
-    await worker.start()
+    await worker.start(listening)
     if worker.tls is not None:
         asyncio.get_running_loop().add_signal_handler(signals.SIGHUP, worker.tls.reload)
     on_ready()

@@ -95,6 +95,8 @@ def _declared(kind: Kind, meaning: str, unit: str, secret: bool, default_text: s
     return {"kind": kind, "meaning": meaning, "unit": unit, "secret": secret, "default_text": default_text}
 
 
+SYSTEM_DATA_DIR = Path("/var/lib/queen")
+"""The data directory of a server that root starts, and which does not run as root."""
 _DEFAULT_SHARE_BYTES = 512 << 20
 # What a worker takes at rest, without its caches.
 _WORKER_BYTES = 72 << 20
@@ -118,7 +120,10 @@ def _default_num_workers() -> int:
 
 
 def _default_data_dir() -> Path:
-    return platformdirs.user_data_path("queen", appauthor=False)
+    own = platformdirs.user_data_path("queen", appauthor=False)
+    if os.geteuid() == 0 and not own.exists():
+        return SYSTEM_DATA_DIR
+    return own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -167,7 +172,7 @@ class Settings:
         _default_data_dir,
         PATH,
         "Data directory: spool, embedded PostgreSQL, and other local files.",
-        default_text="the user's data directory (on Linux `~/.local/share/queen`)",
+        default_text="the user's data directory (on Linux `~/.local/share/queen`); for root `/var/lib/queen`",
     )
     db_pool_size: int = setting(10, whole(1, 1000), "Maximum number of PostgreSQL connections per worker.")
     db_connection_timeout: int = setting(2000, INTERVAL_MS, "Timeout for connecting to PostgreSQL.", "ms")

@@ -15,6 +15,7 @@ from queen.pipelines.checks import check
 from queen.pipelines.declaration import Declaration
 from queen.pipelines.errors import DeclarationError, PipelineError, Problem, Where
 from queen.pipelines.specs import SpecReader
+from queen.wire.yaml_loader import BoundedLoader
 
 
 def load_module(path: Path) -> ModuleType:
@@ -119,7 +120,7 @@ class _File:
 
     def _parse(self) -> _Located:
         try:
-            node = yaml.compose(self._path.read_text("utf-8"), Loader=yaml.SafeLoader)
+            node = yaml.compose(self._path.read_text("utf-8"), Loader=BoundedLoader)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark
             text = f"this is no YAML: {error.problem}"

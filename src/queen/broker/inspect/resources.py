@@ -7,7 +7,7 @@ number counts. Numbers of a queue are sums over its partitions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -74,10 +74,11 @@ class Resources:
         (row,) = await self._database.fetch("count_queues", namespace, task)
         return int(row["found"])
 
-    async def queue(self, name: str) -> QueueView:
-        """One queue with its partitions, by name. Here `pending` includes what is being processed."""
-        queue, rows = await self._queue_and_partitions(name)
+    async def queue(self, name: str, limit: int = 1000, after: str = "") -> QueueView:
+        """One queue with a page of its partitions, by name. Here `pending` includes what is being processed."""
+        queue, rows, more = await self._queue_and_partitions(name, limit, 0, after)
         partitions = await chunked_map(self._partition, rows)
+        shown = [partition.stats for partition in partitions]
         return QueueView(
             str(queue["public_id"]),
             queue["name"],
@@ -85,14 +86,15 @@ class Resources:
             queue["task"],
             iso_millis(queue["created_at"]),
             partitions,
-            _total(partition.stats for partition in partitions),
+            await self._totals(queue["id"], shown, whole=not more and not after),
+            more,
         )
 
     async def partitions(self, queue_name: str, limit: int, offset: int) -> tuple[list[PartitionInList], int]:
         """A page of the partitions of one queue, or of all when no name is given, by name; and how many there are."""
         if queue_name:
             queue_id = (await self._queue(queue_name))["id"]
-            page = await self._database.fetch("queue_partition_page", queue_id, limit, offset)
+            page = await self._database.fetch("queue_partition_page", queue_id, limit, offset, "")
             (count,) = await self._database.fetch("count_queue_partitions", queue_id)
         else:
             page = await self._database.fetch("partition_page", limit, offset)
@@ -122,11 +124,12 @@ class Resources:
         """Raises `NotFound` when there is no queue of that name."""
         await self._queue(name)
 
-    async def queue_status(self, name: str) -> QueueStatus:
-        """One queue in detail: its configuration, and the counters of its partitions."""
-        queue, rows = await self._queue_and_partitions(name)
+    async def queue_status(self, name: str, limit: int = 1000, offset: int = 0, after: str = "") -> QueueStatus:
+        """One queue in detail: its configuration, and the counters of a page of its partitions."""
+        queue, rows, more = await self._queue_and_partitions(name, limit, offset, after)
         partitions = await chunked_map(self._partition_status, rows)
-        totals = _total(partition.stats for partition in partitions)
+        whole = not more and not after and not offset
+        totals = await self._totals(queue["id"], [partition.stats for partition in partitions], whole=whole)
         return QueueStatus(
             WatchedQueue(
                 str(queue["public_id"]),
@@ -147,12 +150,24 @@ class Resources:
             ),
             partitions,
             WatchedTotals(**msgspec.structs.asdict(totals), messages=totals),
+            more,
         )
 
-    async def _queue_and_partitions(self, name: str) -> tuple[Record, list[Record]]:
+    async def _queue_and_partitions(
+        self, name: str, limit: int, offset: int, after: str
+    ) -> tuple[Record, list[Record], str | None]:
+        """A queue, a page of its partitions, and the name after which the next page begins, if there is one."""
         queue = await self._queue(name)
-        page = await self._database.fetch("queue_partition_page", queue["id"], None, 0)
-        return queue, await self._database.fetch("partition_list", [row["id"] for row in page])
+        page = await self._database.fetch("queue_partition_page", queue["id"], limit + 1, offset, after)
+        more = page[limit - 1]["name"] if len(page) > limit else None
+        return queue, await self._database.fetch("partition_list", [row["id"] for row in page[:limit]]), more
+
+    async def _totals(self, queue_id: int, shown: Sequence[Counters], *, whole: bool) -> Counters:
+        """What a queue holds: the sum of what is shown, if that is the `whole` of it."""
+        if whole:
+            return _total(shown)
+        (row,) = await self._database.fetch("queue_totals", queue_id)
+        return Counters(row["total"], row["pending"], row["processing"], row["completed"], 0, row["dead_letter"])
 
     def _partition_status(self, row: Record) -> WatchedPartition:
         partition = self._partition(row)

@@ -141,9 +141,11 @@ def read_documents(path: Path) -> list[dict[str, Any]]:
     """The documents of a manifest, checked. Raises `UserError` that names the first bad one."""
     import yaml
 
+    from queen.wire.yaml_loader import BoundedLoader
+
     with opened(path) as source:
         try:
-            found = [document for document in yaml.safe_load_all(source) if document is not None]
+            found = [document for document in yaml.load_all(source, Loader=BoundedLoader) if document is not None]
         except yaml.YAMLError as error:
             raise UserError(f"{path} is not YAML: {error}") from error
     names: set[tuple[str, str]] = set()

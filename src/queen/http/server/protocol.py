@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
 from queen.concurrency import EagerFuture
-from queen.errors import QueenError
+from queen.errors import Overloaded, QueenError
 from queen.http.server.errors import RETRY_SOON, status_of
 from queen.http.server.limits import Address, Budget, Limits, Metered, Unsent
 from queen.http.server.message import (
@@ -104,20 +105,24 @@ class Shell:
         self._empty.set()
 
     async def serve(
-        self, host: str, port: int, reuse_port: bool = True, tls: ssl.SSLContext | None = None
+        self,
+        host: str,
+        port: int,
+        reuse_port: bool = True,
+        tls: ssl.SSLContext | None = None,
+        listening: socket.socket | None = None,
     ) -> asyncio.Server:
-        """Listen for connections; port 0 takes a free one."""
+        """Listen for connections; port 0 takes a free one. `listening` is a socket that is bound already."""
         loop = asyncio.get_running_loop()
         if self._timer is None:
             self._sweep(loop)
+        where: dict[str, Any] = {"host": host, "port": port, "reuse_port": reuse_port}
         server = await loop.create_server(
             lambda: HttpProtocol(self),
-            host,
-            port,
-            reuse_port=reuse_port,
             backlog=2048,
             ssl=tls,
             ssl_handshake_timeout=HANDSHAKE_SECONDS if tls is not None else None,
+            **(where if listening is None else {"sock": listening}),
         )
         self._servers.append(server)
         return server
@@ -601,7 +606,8 @@ def _failure(request: Request | None, error: BaseException) -> Response:
     where = f"{request.method} {request.path}" if request is not None else "an upgraded connection"
     if isinstance(error, QueenError):
         status, headers = status_of(error)
-        if status >= 500:
+        if status >= 500 and not isinstance(error, Overloaded):
+            # What is refused because there is too much of it is counted, and not logged once for each.
             log.error("%s failed: %s", where, error)
         return error_response(status, str(error), headers)
     log.error("%s failed", where, exc_info=error)

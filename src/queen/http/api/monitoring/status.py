@@ -174,7 +174,8 @@ async def status_queues(shard: Shard, call: Call[StatusQueuesQuery, None]) -> Li
     cached=True,
 )
 async def status_queue(shard: Shard, call: Call[QueueStatusQuery, None]) -> QueueStatus:
-    return await shard.resources.queue_status(call.name("queue"))
+    query = call.query
+    return await shard.resources.queue_status(call.name("queue"), query.limit, query.offset, query.after)
 
 
 @routes.on_shard(

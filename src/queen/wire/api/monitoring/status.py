@@ -11,6 +11,7 @@ from queen.wire.api.fields import (
     Count,
     Limit,
     NamespaceFilter,
+    OptionalName,
     Page,
     Pagination,
     QueueFilter,
@@ -217,11 +218,12 @@ class WatchedPartition(Answer):
 
 
 class QueueStatus(Answer):
-    """One queue as it is watched."""
+    """One queue as it is watched. `next` is the name `after` which the rest of its partitions is to be asked for."""
 
     queue: WatchedQueue
     partitions: list[WatchedPartition]
     totals: WatchedTotals
+    next: str | None
 
 
 class QueueMessage(Answer):
@@ -273,6 +275,7 @@ class QueueStatusQuery(Page):
     """`includePartitions` is accepted and changes nothing: partitions are always included."""
 
     include_partitions: Annotated[bool, Meta(description="Ignored: partitions are always included.")] = True
+    after: Annotated[OptionalName, Meta(description="Partitions after this name: `next` of the page before.")] = ""
 
 
 class QueueMessagesQuery(Page):
