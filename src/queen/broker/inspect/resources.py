@@ -125,10 +125,10 @@ class Resources:
         await self._queue(name)
 
     async def queue_status(self, name: str, limit: int = 1000, offset: int = 0, after: str = "") -> QueueStatus:
-        """One queue in detail: its configuration, and the counters of a page of its partitions."""
+        """One queue in detail: its configuration, and the counters of a page of its partitions (0: none of them)."""
         queue, rows, more = await self._queue_and_partitions(name, limit, offset, after)
         partitions = await chunked_map(self._partition_status, rows)
-        whole = not more and not after and not offset
+        whole = bool(limit) and not more and not after and not offset
         totals = await self._totals(queue["id"], [partition.stats for partition in partitions], whole=whole)
         return QueueStatus(
             WatchedQueue(
@@ -158,6 +158,8 @@ class Resources:
     ) -> tuple[Record, list[Record], str | None]:
         """A queue, a page of its partitions, and the name after which the next page begins, if there is one."""
         queue = await self._queue(name)
+        if not limit:
+            return queue, [], None
         page = await self._database.fetch("queue_partition_page", queue["id"], limit + 1, offset, after)
         more = page[limit - 1]["name"] if len(page) > limit else None
         return queue, await self._database.fetch("partition_list", [row["id"] for row in page[:limit]]), more

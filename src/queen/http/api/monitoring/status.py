@@ -175,7 +175,8 @@ async def status_queues(shard: Shard, call: Call[StatusQueuesQuery, None]) -> Li
 )
 async def status_queue(shard: Shard, call: Call[QueueStatusQuery, None]) -> QueueStatus:
     query = call.query
-    return await shard.resources.queue_status(call.name("queue"), query.limit, query.offset, query.after)
+    limit = query.limit if query.include_partitions else 0
+    return await shard.resources.queue_status(call.name("queue"), limit, query.offset, query.after)
 
 
 @routes.on_shard(

@@ -272,9 +272,9 @@ class StatusQueuesQuery(Page):
 
 
 class QueueStatusQuery(Page):
-    """`includePartitions` is accepted and changes nothing: partitions are always included."""
+    """Which partitions of the queue are shown."""
 
-    include_partitions: Annotated[bool, Meta(description="Ignored: partitions are always included.")] = True
+    include_partitions: Annotated[bool, Meta(description="Whether any is, beside the totals of the queue.")] = True
     after: Annotated[OptionalName, Meta(description="Partitions after this name: `next` of the page before.")] = ""
 
 
