@@ -121,7 +121,7 @@ def _default_num_workers() -> int:
 
 def _default_data_dir() -> Path:
     own = platformdirs.user_data_path("queen", appauthor=False)
-    if os.geteuid() == 0 and not own.exists():
+    if os.geteuid() == 0 and not any((own / part).exists() for part in ("postgres", "spool")):
         return SYSTEM_DATA_DIR
     return own
 

@@ -269,6 +269,8 @@ async def test_the_statements_that_change_rows_found_them(hot: Connection) -> No
         ("ready_partitions", "int, int, bigint, bigint, timestamptz", (1, 1, 100, SIZE, None)),
         ("partition_page_end", "int, bigint, bigint", (1, 100, SIZE)),
         ("partitions_after", "int, bigint, bigint, float8", (1, 100, SIZE, 60.0)),
+        ("queue_partition_page", "int, bigint, bigint, text", (1, SIZE, 0, "")),
+        ("queue_partition_page", "int, bigint, bigint, text", (1, SIZE, 0, "p5")),
     ],
 )
 @pytest.mark.parametrize("pooled", [True, False], ids=["pooled", "hot"])
@@ -289,6 +291,18 @@ async def test_a_page_of_partitions_is_read_without_the_others(
         if not pooled:
             await session.close()
     await database.close()
+
+
+async def test_a_page_of_all_partitions_is_read_without_the_others(full: str) -> None:
+    database = Database(full)
+    async with database.connection() as connection:
+        text = await connection.fetchval(
+            f"EXPLAIN (ANALYZE, FORMAT JSON) {database.statements['partition_page']}", 100, 50
+        )
+    await database.close()
+    for node in _nodes(msgspec.json.decode(text)[0]["Plan"]):
+        if node.get("Relation Name") == "partitions":
+            assert node["Actual Rows"] * node["Actual Loops"] <= 300, node
 
 
 @asynccontextmanager

@@ -68,8 +68,8 @@ class Account:
             if self._may_enter(directory.stat()) or _open_temporary(directory):
                 continue
             raise EmbeddedPostgresError(
-                f"{path} lies in {directory}, which the user {self.name} may not enter, and PostgreSQL cannot run as "
-                f"root: choose another directory with --data-dir or QUEEN_DATA_DIR, such as {SYSTEM_DATA_DIR}, "
+                f"{path} lies in {directory}, which the user {self.name} may not enter, and nothing that root starts "
+                f"runs as root: choose another directory with --data-dir or QUEEN_DATA_DIR, such as {SYSTEM_DATA_DIR}, "
                 "or start Queen as an unprivileged user"
             )
 

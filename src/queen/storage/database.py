@@ -40,6 +40,8 @@ UNAVAILABLE_ERRORS: tuple[type[BaseException], ...] = (
 BUSY_ERRORS: tuple[type[BaseException], ...] = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError)
 
 
+_POOL_SECONDS = 5.0
+"""How long a connection of the pool is waited for, beside the time to open one."""
 HEARTBEAT_SESSION = "queen watch"
 """The application_name of the connection on which a worker asks whether PostgreSQL is available; it has always one."""
 
@@ -291,7 +293,7 @@ class Database:
 
     async def _acquire(self, pool: asyncpg.Pool[Record]) -> PooledConnection:
         try:
-            return await pool.acquire(timeout=self._connect_timeout + 5)
+            return await pool.acquire(timeout=self._connect_timeout + _POOL_SECONDS)
         except TimeoutError as error:
             if pool.get_size() - pool.get_idle_size() < self._pool_size:
                 raise

@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,11 @@ class WorkerUser:
             self.account.own(directory)
 
 
-def prepare_user(settings: Settings) -> WorkerUser:
-    """Who the workers run as, with all that they need readable for them. Raises `QueenError` with advice."""
+def prepare_user(settings: Settings, command: Sequence[str]) -> WorkerUser:
+    """Who workers that run a `command` run as, with all that they need readable. Raises `QueenError` with advice."""
     os.umask(_UMASK)
     settings.queen_data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    account = _account(settings)
+    account = _account(settings, command)
     if account is None:
         return WorkerUser()
     for setting in ("tls_cert", "tls_key", "tls_client_ca", "peer_ca"):
@@ -88,7 +89,7 @@ def listening_sockets(settings: Settings) -> list[socket.socket]:
     return sockets
 
 
-def _account(settings: Settings) -> Account | None:
+def _account(settings: Settings, command: Sequence[str]) -> Account | None:
     if os.geteuid() != 0:
         return None
     try:
@@ -98,7 +99,8 @@ def _account(settings: Settings) -> Account | None:
             raise
         _log.warning("workers run as root: %s", error)
         return None
-    needed = (Path(sys.executable), Path(os.__file__), Path(sys.prefix), Path(queen.__file__))
+    programs = [path for path in map(Path, command) if path.is_file()]
+    needed = (*programs, Path(os.__file__), Path(sys.prefix), Path(queen.__file__))
     unreadable = next((path for path in needed if not account.can_read(path)), None)
     if unreadable is not None:
         _log.warning(

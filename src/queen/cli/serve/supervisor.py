@@ -135,7 +135,7 @@ class Supervisor:
 
     async def run(self) -> None:
         check_port(self._settings.listen_host, self._settings.port)
-        self._user = prepare_user(self._settings)
+        self._user = prepare_user(self._settings, self._worker_command)
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._stop.request)

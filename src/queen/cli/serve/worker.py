@@ -63,7 +63,10 @@ def work(run: RunWorker) -> None:
     # Where only root may listen, the supervisor does.
     listening = socket.socket(fileno=int(sys.argv[3])) if len(sys.argv) > 3 else None
     try:
-        run(settings, worker_id, runtime_dir, on_ready=lambda: channel.sendall(READY), listening=listening)
+        if listening is None:
+            run(settings, worker_id, runtime_dir, on_ready=lambda: channel.sendall(READY))
+        else:
+            run(settings, worker_id, runtime_dir, on_ready=lambda: channel.sendall(READY), listening=listening)
     except QueenError as error:
         _log.error("%s", error)
         sys.exit(1)
