@@ -54,6 +54,7 @@ class _Families(Collector):
             yield from _workers(cluster.workers)
             yield from _queues(cluster, reports)
             yield from _dead_letters(cluster)
+            yield from _paused(cluster)
         yield from self._more
 
 
@@ -62,14 +63,8 @@ def _process(reports: Sequence[Report], alive: Sequence[Report]) -> Iterator[Met
     uptime = max((now - report.started_at for report in alive), default=0.0)
     yield _gauge("queen_uptime_seconds", "Uptime of the oldest worker of this host.", uptime)
     yield _gauge("queen_workers", "Workers of this host that are running.", len(alive))
-    yield _gauge(
-        "queen_process_resident_memory_bytes", "Resident memory of the workers of this host.", _sum(alive, "rss_bytes")
-    )
-    yield _gauge(
-        "queen_process_virtual_memory_bytes",
-        "Virtual memory of the workers of this host.",
-        _sum(alive, "virtual_bytes"),
-    )
+    yield _gauge("queen_process_resident_memory_bytes", "Resident memory of all workers.", _sum(alive, "rss_bytes"))
+    yield _gauge("queen_process_virtual_memory_bytes", "Virtual memory of all workers.", _sum(alive, "virtual_bytes"))
     for index, kind in enumerate(("user", "system")):
         yield _counter(
             f"queen_cpu_{kind}_microseconds_total",
@@ -92,9 +87,7 @@ def _process(reports: Sequence[Report], alive: Sequence[Report]) -> Iterator[Met
 
 
 def _database(alive: Sequence[Report], up: bool) -> Iterator[Metric]:
-    yield _gauge(
-        "queen_database_up", "1 if PostgreSQL responded to this scrape; otherwise cluster metrics are missing.", up
-    )
+    yield _gauge("queen_database_up", "1 if PostgreSQL responded; 0: cluster metrics are missing.", up)
     yield _gauge("queen_db_pool_size", "Open connections in the pools.", _sum(alive, "pool_size"))
     yield _gauge("queen_db_pool_idle", "Idle connections in the pools.", _sum(alive, "pool_idle"))
     yield _gauge("queen_db_pool_active", "Connections of the pools that are in use.", _sum(alive, "pool_active"))
@@ -171,14 +164,8 @@ def _work(reports: Sequence[Report]) -> Iterator[Metric]:
     )
     yield _counter("queen_pop_empty_total", "Pops that returned no message.", total.pop_empty)
     yield _counter("queen_auto_acked_total", "Messages acknowledged on delivery (autoAck).", total.auto_acked)
-    yield _counter(
-        "queen_dead_letters_total", "Messages moved to the dead-letter queue by acknowledgments.", total.dead_letters
-    )
-    yield _counter(
-        "queen_db_errors_total",
-        "Statements that failed because PostgreSQL was unavailable or overloaded.",
-        total.db_errors,
-    )
+    yield _counter("queen_dead_letters_total", "Messages dead-lettered by acknowledgments.", total.dead_letters)
+    yield _counter("queen_db_errors_total", "Statements failed: PostgreSQL unavailable or overloaded.", total.db_errors)
     yield _counter("queen_partitions_created_total", "Partitions created.", total.partitions_created)
     yield _counter("queen_partitions_deleted_total", "Partitions deleted.", total.partitions_deleted)
     failed: Counter[str] = Counter()
@@ -216,20 +203,12 @@ def _histograms(reports: Sequence[Report]) -> Iterator[Metric]:
         yield HistogramMetricFamily(
             f"queen_{op}_latency_seconds", meanings[op], buckets=histogram.cumulative(), sum_value=histogram.total
         )
-    sizes = HistogramMetricFamily(
-        "queen_fusion_batch_size",
-        "Requests (pop: partitions) per batch, which is one database round trip.",
-        labels=["op"],
-    )
+    sizes = HistogramMetricFamily("queen_fusion_batch_size", "Requests (pop: partitions) per batch.", labels=["op"])
     for op, histogram in batches.items():
         sizes.add_metric([op], buckets=histogram.cumulative(), sum_value=histogram.total)
     yield sizes
     for name, meaning, values in (
-        (
-            "op_count",
-            "Batches: database round trips that serve several requests.",
-            {op: sum(batches[op].counts) for op in _OPS},
-        ),
+        ("op_count", "Batches (database round trips).", {op: sum(batches[op].counts) for op in _OPS}),
         (
             "op_latency_microseconds",
             "Mean latency of requests; the histograms have the distribution.",
@@ -245,9 +224,7 @@ def _histograms(reports: Sequence[Report]) -> Iterator[Metric]:
 def _without_meaning() -> Iterator[Metric]:
     """Families that other servers of this protocol expose."""
     for name in ("groups", "queues", "avg_interval_milliseconds"):
-        yield _gauge(
-            f"queen_queue_backoff_{name}", "Always 0: long polls are woken by notifications and do not back off.", 0
-        )
+        yield _gauge(f"queen_queue_backoff_{name}", "Always 0: long polls are woken and do not back off.", 0)
 
 
 def _cluster(total: WorkerTally) -> Iterator[Metric]:
@@ -264,9 +241,7 @@ def _cluster(total: WorkerTally) -> Iterator[Metric]:
     for op, value in _messages(total):
         yield counter(f"{op}_messages_total", f"Messages ({op}) {late}.", value)
     yield counter(
-        "db_errors_total",
-        f"Statements that failed because PostgreSQL was unavailable or overloaded {late}.",
-        total.db_errors,
+        "db_errors_total", f"Statements failed: PostgreSQL unavailable or overloaded {late}.", total.db_errors
     )
     yield counter("dlq_total", f"Messages moved to the dead-letter queue {late}.", total.dead_letters)
     yield _labelled(
@@ -297,10 +272,7 @@ def _workers(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
         return {stat: (row.get(name) or (0.0,) * 4)[places[stat]] for stat in stats}
 
     yield gauge(
-        "event_loop_lag_milliseconds",
-        "Event loop lag.",
-        lambda row: sampled(row, "loop_lag_ms", "avg", "max"),
-        "stat",
+        "event_loop_lag_milliseconds", "Event loop lag.", lambda row: sampled(row, "loop_lag_ms", "avg", "max"), "stat"
     )
     yield gauge(
         "lag_milliseconds",
@@ -321,17 +293,11 @@ def _workers(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
         "stat",
     )
     yield gauge("db_connections", "Connections to PostgreSQL.", lambda row: sampled(row, "db_connections", "last"))
-    yield gauge(
-        "backoff_size", "Always 0: long polls are woken by notifications and do not back off.", lambda row: {"": 0.0}
-    )
-    yield gauge(
-        "jobs_done_per_minute",
-        "Batches: database round trips that serve several requests.",
-        lambda row: minute(row, "batches"),
-    )
+    yield gauge("backoff_size", "Always 0: long polls are woken and do not back off.", lambda row: {"": 0.0})
+    yield gauge("jobs_done_per_minute", "Batches (database round trips).", lambda row: minute(row, "batches"))
     yield gauge(
         "db_errors_per_minute",
-        "Statements that failed because PostgreSQL was unavailable or overloaded.",
+        "Statements failed: PostgreSQL unavailable or overloaded.",
         lambda row: minute(row, "db_errors"),
     )
     yield gauge("dlq_per_minute", "Messages moved to the dead-letter queue.", lambda row: minute(row, "dead_letters"))
@@ -422,9 +388,7 @@ def _queues(cluster: Cluster, reports: Sequence[Report]) -> Iterator[Metric]:
         ("transactions", "Transactions"),
     ):
         yield gauge(
-            f"{name}_per_minute",
-            f"{meaning} per minute on all hosts, as of their last flush.",
-            partial(rate, key=name),
+            f"{name}_per_minute", f"{meaning} per minute on all hosts, as of their last flush.", partial(rate, key=name)
         )
     yield gauge("parked_consumers", "Long polls that waited, on average.", lambda queue: rate(queue, "parked"))
     yield gauge(
@@ -470,6 +434,22 @@ def _dead_letters(cluster: Cluster) -> Iterator[Metric]:
         ("queue",),
         [((queue,), cluster.dead_letters.get(queue, 0)) for queue in cluster.queues],
     )
+
+
+def _paused(cluster: Cluster) -> Iterator[Metric]:
+    """What is paused has a series of 1, and what is not has none."""
+    for what, labels, paused in (
+        ("queue", ("queue",), [(queue,) for queue in cluster.paused]),
+        ("group", ("queue", "group"), cluster.paused_groups),
+        ("topic", ("namespace", "topic"), cluster.paused_topics),
+    ):
+        yield _labelled(
+            GaugeMetricFamily,
+            f"queen_{what}_paused",
+            f"1 for each {what} that is paused.",
+            labels,
+            [(own, 1) for own in sorted(paused)],
+        )
 
 
 def _gauge(name: str, meaning: str, value: float) -> Metric:

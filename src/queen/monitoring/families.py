@@ -27,26 +27,10 @@ class HostFamilies:
         broker, stats = self._broker, self._broker.spool.stats()
         for name, meaning, value in (
             ("queen_file_buffer_pending", "Messages in the spool, not yet in PostgreSQL.", stats.messages),
-            (
-                "queen_file_buffer_failed",
-                "Spool records that PostgreSQL rejected; they are quarantined.",
-                stats.failed_records,
-            ),
-            (
-                "queen_file_buffer_db_healthy",
-                "1 if PostgreSQL is available to this worker.",
-                not broker.database.availability.down,
-            ),
-            (
-                "queen_maintenance_mode_enabled",
-                "1 if maintenance mode is on: pushes go to the spool.",
-                broker.modes.push_maintenance,
-            ),
-            (
-                "queen_pop_maintenance_mode_enabled",
-                "1 if pop maintenance mode is on: pops return nothing.",
-                broker.modes.pop_maintenance,
-            ),
+            ("queen_file_buffer_failed", "Spool records rejected and quarantined.", stats.failed_records),
+            ("queen_file_buffer_db_healthy", "1 if PostgreSQL is available.", not broker.database.availability.down),
+            ("queen_maintenance_mode_enabled", "1 if pushes go to the spool.", broker.modes.push_maintenance),
+            ("queen_pop_maintenance_mode_enabled", "1 if pops return nothing.", broker.modes.pop_maintenance),
             ("queen_spool_records", "Spool records to be replayed.", stats.records),
             ("queen_spool_bytes", "Disk space of the spool records to be replayed.", stats.bytes),
             ("queen_spool_oldest_seconds", "Age of the oldest spool record to be replayed.", stats.oldest_seconds),
@@ -58,7 +42,7 @@ class HostFamilies:
         for name, meaning, count in (
             ("queen_spool_messages", "Messages written to the spool.", stats.spooled_messages),
             ("queen_spool_replayed_messages", "Messages replayed from the spool.", stats.replayed_messages),
-            ("queen_spool_damaged", "Corrupt sections found in spool files; they are quarantined.", stats.damaged),
+            ("queen_spool_damaged", "Corrupt sections of spool files, quarantined.", stats.damaged),
         ):
             yield CounterMetricFamily(name, meaning, value=count)
 
@@ -109,11 +93,7 @@ class HostFamilies:
                 ("queen_topic_prefetches", "Batches of items leased for prefetch buffers.", stats.fills),
                 ("queen_topic_prefetched_items", "Items leased for prefetch buffers.", stats.filled),
                 ("queen_topic_ready_items", "Items delivered from prefetch buffers.", stats.handed_out),
-                (
-                    "queen_topic_ready_recalls",
-                    "Prefetch buffers that were closed and their items released.",
-                    stats.recalls,
-                ),
+                ("queen_topic_ready_recalls", "Prefetch buffers closed, their items released.", stats.recalls),
             ):
                 yield CounterMetricFamily(name, meaning, value=count)
         if redis is not None:
@@ -127,22 +107,14 @@ class HostFamilies:
         wals = [broker.topics.wal for broker in self._broker.siblings or (self._broker,)]
         stats = [wal.stats() for wal in wals]
         for name, meaning, value in (
-            (
-                "items",
-                "Items of buffered namespaces that are not yet in PostgreSQL.",
-                sum(one.messages for one in stats),
-            ),
+            ("items", "Buffered items, not yet in PostgreSQL.", sum(one.messages for one in stats)),
             ("oldest_seconds", "Age of the oldest of these items.", max(one.oldest_seconds for one in stats)),
         ):
             yield GaugeMetricFamily(f"queen_topic_buffer_{name}", meaning, value=float(value))
         for name, meaning, value in (
             ("wal_bytes", "Disk space of these items.", sum(one.bytes for one in stats)),
             ("wal_healthy", "1 if this worker can write to the log.", all(one.healthy for one in stats)),
-            (
-                "wal_failed",
-                "Items that PostgreSQL rejected; they are quarantined.",
-                sum(one.failed_records for one in stats),
-            ),
+            ("wal_failed", "Buffered items rejected and quarantined.", sum(one.failed_records for one in stats)),
             ("flush_items_per_second", "Rate of the last flush.", sum(one.replay_per_second for one in stats)),
         ):
             yield GaugeMetricFamily(f"queen_topic_{name}", meaning, value=float(value))
@@ -157,16 +129,8 @@ class HostFamilies:
         for name, meaning, count in (
             ("buffered_items", "Items written to the log.", sum(one.spooled_messages for one in stats)),
             ("flushed_items", "Items flushed from the log to PostgreSQL.", sum(one.replayed_messages for one in stats)),
-            (
-                "backpressure_refusals",
-                "Enqueues rejected because the buffer is full.",
-                sum(one.refused for one in stats),
-            ),
-            (
-                "wal_damaged",
-                "Corrupt sections found in the log; they are quarantined.",
-                sum(one.damaged for one in stats),
-            ),
+            ("backpressure_refusals", "Enqueues rejected: the buffer is full.", sum(one.refused for one in stats)),
+            ("wal_damaged", "Corrupt sections of the log, quarantined.", sum(one.damaged for one in stats)),
         ):
             yield CounterMetricFamily(f"queen_topic_{name}", meaning, value=count)
 
@@ -175,23 +139,17 @@ class HostFamilies:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         stats, catalog = self._broker.peers.stats(), self._broker.catalog
-        yield GaugeMetricFamily(
-            "queen_shared_state_enabled", "1 if notifications are exchanged with other hosts.", value=stats.enabled
-        )
+        yield GaugeMetricFamily("queen_shared_state_enabled", "1 if hosts exchange notifications.", value=stats.enabled)
         if not stats.transports:
             return
         yield GaugeMetricFamily("queen_qc_cache_size", "Queues in the cache of this worker.", value=catalog.size)
         yield CounterMetricFamily("queen_qc_cache_hits", "Hits of that cache.", value=catalog.hits)
         yield CounterMetricFamily("queen_qc_cache_misses", "Misses of that cache.", value=catalog.misses)
-        servers = GaugeMetricFamily(
-            "queen_servers", "Other hosts by state, known from their heartbeats.", labels=("state",)
-        )
+        servers = GaugeMetricFamily("queen_servers", "Other hosts by state.", labels=("state",))
         servers.add_metric(("alive",), stats.servers_alive)
         servers.add_metric(("dead",), stats.servers_dead)
         yield servers
-        messages = CounterMetricFamily(
-            "queen_transport_messages", "Packets exchanged with other hosts.", labels=("dir",)
-        )
+        messages = CounterMetricFamily("queen_transport_messages", "Packets between hosts.", labels=("dir",))
         messages.add_metric(("sent",), stats.packets_sent + stats.requests_sent)
         messages.add_metric(("received",), stats.packets_received + stats.packets_relayed)
         yield messages
@@ -219,11 +177,9 @@ class PipelineFamilies:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         now = time.time()
-        states = GaugeMetricFamily(
-            "queen_pipeline_state", "1 for the current state of the pipeline.", labels=("pipeline", "state")
-        )
+        states = GaugeMetricFamily("queen_pipeline_state", "1 for the current state.", labels=("pipeline", "state"))
         age = GaugeMetricFamily(
-            "queen_pipeline_report_age_seconds", "Time since the last status update.", labels=("pipeline",)
+            "queen_pipeline_report_age_seconds", "Time since its last update.", labels=("pipeline",)
         )
         dead = CounterMetricFamily(
             "queen_pipeline_dead_letters", "Dead letters since the run began.", labels=("pipeline",)
@@ -232,16 +188,8 @@ class PipelineFamilies:
         counters = (
             (CounterMetricFamily("queen_pipeline_rows", "Rows read since the run began.", labels=labels), "rows"),
             (CounterMetricFamily("queen_pipeline_written_rows", "Rows written to the sink.", labels=labels), "written"),
-            (
-                CounterMetricFamily("queen_pipeline_batches", "Batches completed since the run began.", labels=labels),
-                "batches",
-            ),
-            (
-                CounterMetricFamily(
-                    "queen_pipeline_late_rows", "Rows that arrived after the watermark.", labels=labels
-                ),
-                "late",
-            ),
+            (CounterMetricFamily("queen_pipeline_batches", "Batches since the run began.", labels=labels), "batches"),
+            (CounterMetricFamily("queen_pipeline_late_rows", "Rows after the watermark.", labels=labels), "late"),
         )
         gauges = (
             (

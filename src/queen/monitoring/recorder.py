@@ -195,6 +195,11 @@ class Recorder:
         own = self.report().copy()
         return sorted([own, *await self._snapshots.others()], key=lambda report: report.worker_id)
 
+    async def live_reports(self) -> list[Report]:
+        """The same without a copy: the counters of this worker go on changing."""
+        others = await self._snapshots.others()
+        return sorted([self.report(), *others], key=lambda report: report.worker_id)
+
     async def published_reports(self) -> list[Report]:
         """The same, published first: if this worker dies, counters that were shown do not decrease."""
         own = await self._publish()

@@ -66,6 +66,7 @@ class Resources:
                     max(0, row["pending"] - (0 if with_processing else row["processing"])),
                     row["processing"],
                 ),
+                row["paused"],
             )
             for row in rows
         ]
@@ -88,6 +89,8 @@ class Resources:
             partitions,
             await self._totals(queue["id"], shown, whole=not more and not after),
             more,
+            queue["paused"],
+            sorted(queue["paused_groups"]),
         )
 
     async def partitions(self, queue_name: str, limit: int, offset: int) -> tuple[list[PartitionInList], int]:
@@ -147,6 +150,8 @@ class Resources:
                     queue["dead_letter_queue"],
                 ),
                 QueueOptions(*(queue[field] for field in QueueOptions.__struct_fields__)),
+                queue["paused"],
+                sorted(queue["paused_groups"]),
             ),
             partitions,
             WatchedTotals(**msgspec.structs.asdict(totals), messages=totals),

@@ -85,10 +85,10 @@ def find_tool(name: str, least_version: int) -> Path:
 
 def _version(tool: Path) -> int:
     try:
-        told = subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
+        output = subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return 0
-    found = _VERSION.search(told)
+    found = _VERSION.search(output)
     return int(found[1]) if found else 0
 
 

@@ -399,9 +399,9 @@ async def _run(tool: Path, arguments: Sequence[str], dsn: str, bar: Progress, gr
     while not waiting.done():
         await asyncio.wait([waiting], timeout=_POLL_SECONDS)
         bar.update(completed=_size(grows) or int(time.monotonic() - began))
-    _, told = await waiting
+    _, output = await waiting
     if process.returncode:
-        lines = " ".join(told.decode(errors="replace").split())
+        lines = " ".join(output.decode(errors="replace").split())
         raise UserError(f"{tool.name} ended with {process.returncode}: {lines[-500:]}")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from queen.http.api import openapi
 from queen.http.api.messages import browse, consume, dead_letters, messaging, reading, stages, traces
-from queen.http.api.monitoring import analytics, metrics, status
+from queen.http.api.monitoring import analytics, events, metrics, status
 from queen.http.api.operations import audit, cluster, health, maintenance, system
 from queen.http.api.resources import groups, queues, streams, topics
 from queen.http.routing.call import Call
@@ -33,6 +33,7 @@ _MODULES: Final = (
     maintenance,
     audit,
     status,
+    events,
     analytics,
     metrics,
     streams,
@@ -70,6 +71,7 @@ def add_routes(
             upgrade=_bind_upgrade(operation, api),
             parse_query=parse_query(operation),
             declaration=operation,
+            streams=operation.streams,
         )
     api.routes = router.routes
 

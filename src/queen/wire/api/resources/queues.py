@@ -119,6 +119,15 @@ class Cleared(Answer):
     messages: Count
 
 
+class Paused(Answer):
+    """Whether a queue delivers nothing for now, and whether that is a change."""
+
+    success: bool
+    queue: str
+    paused: bool
+    changed: bool
+
+
 class ShortCounters(Answer):
     """Messages of a queue; `pending` leaves out what is being processed."""
 
@@ -128,7 +137,7 @@ class ShortCounters(Answer):
 
 
 class QueueInList(Answer):
-    """A queue and what it holds."""
+    """A queue and what it holds; while it is `paused`, nothing is delivered from it."""
 
     id: Uuid
     name: str
@@ -137,6 +146,7 @@ class QueueInList(Answer):
     created_at: Time
     partitions: Count
     messages: ShortCounters
+    paused: bool
 
 
 class QueueList(Answer):
@@ -189,6 +199,8 @@ class QueueView(Answer):
     partitions: list[PartitionView]
     totals: Counters
     next: str | None
+    paused: bool
+    paused_groups: list[str]
 
 
 class QueueDepth(Answer):
