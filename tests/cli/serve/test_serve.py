@@ -172,7 +172,7 @@ def run(settings, worker_id, runtime_dir, on_ready):
         await served.line_with("is ready at http://127.0.0.1:")
         first = next(line for line in served.lines if "goes on" in line or "is ready" in line)
         assert first == "worker 1 goes on"
-        assert "workers   2" in await served.line_with("workers")
+        assert "workers   2" in await served.line_with("workers   ")
         served.process.send_signal(signal.SIGTERM)
         assert await served.ended() == 0
 

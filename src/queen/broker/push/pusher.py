@@ -33,7 +33,7 @@ _RETRY_SECONDS = 2.0
 _FEW_ANSWERS = 128
 # What is stored in one transaction. A larger push is stored in parts, and others have their turn in between.
 _MOST_ITEMS_AT_ONCE = 10_000
-_MOST_PARTITIONS_AT_ONCE = 2_000
+_MOST_PARTITIONS_AT_ONCE = 1_000
 _ROOM_POLL_SECONDS = 0.02
 
 T = TypeVar("T")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -58,6 +59,22 @@ class _Limit:
     most: int
     setting: str
     count: Callable[[bytes], int]
+    braces: int
+    """How many there are before that of the first item."""
+    end: bytes
+    """What closes a body after an item."""
+
+    def counted(self, body: bytes) -> int:
+        """How many items a body has, or how many there are in its beginning, if those are too many already."""
+        pieces = body.split(b"{", self.braces + self.most + 1)
+        if len(pieces) == self.braces + self.most + 2:
+            # Items without objects inside are the rule where there are very many: the first of them are enough.
+            start = body[: -len(pieces[-1]) - 1].rstrip(b" \t\r\n,")
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                count = self.count(start + self.end)
+                if count > self.most:
+                    return count
+        return self.count(body)
 
 
 class RequestLimits:
@@ -66,16 +83,20 @@ class RequestLimits:
     def __init__(self, settings: Settings) -> None:
         self._limits = {
             "/api/v1/push": _Limit(
-                settings.max_push_items, " (MAX_PUSH_ITEMS)", lambda body: len(_push.decode(body).items)
+                settings.max_push_items, " (MAX_PUSH_ITEMS)", lambda body: len(_push.decode(body).items), 1, b"]}"
             ),
             "/api/v1/ack/batch": _Limit(
-                settings.max_ack_items, " (MAX_ACK_ITEMS)", lambda body: len(_acks.decode(body).acknowledgments)
+                settings.max_ack_items,
+                " (MAX_ACK_ITEMS)",
+                lambda body: len(_acks.decode(body).acknowledgments),
+                1,
+                b"]}",
             ),
             "/api/v1/transaction": _Limit(
-                settings.max_transaction_operations, " (MAX_TRANSACTION_OPERATIONS)", _count_operations
+                settings.max_transaction_operations, " (MAX_TRANSACTION_OPERATIONS)", _count_operations, 1, b"]}"
             ),
         }
-        items = _Limit(MOST_ITEMS, "", _count_array)
+        items = _Limit(MOST_ITEMS, "", _count_array, 0, b"]")
         self._limits |= {prefix + path: items for path in _TOPIC_LISTS for prefix in ("", _TOPICS)}
         shortest = min(limit.most for limit in self._limits.values())
         self.looks_from = min(_SHORT, shortest)
@@ -95,14 +116,22 @@ class RequestLimits:
         if body.count(b"{") <= limit.most:
             return None
         try:
-            count = limit.count(body)
+            count = limit.counted(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return error_response(400, str(malformed(error)))
         if count <= limit.most:
             return None
         return error_response(
-            413, f"The request has {count} items, and {limit.most} are allowed{limit.setting}: send several requests"
+            413, f"The request has more than the {limit.most} items allowed{limit.setting}: send several requests"
         )
+
+
+def _count_items(body: bytes) -> int:
+    return len(_push.decode(body).items)
+
+
+def _count_acks(body: bytes) -> int:
+    return len(_acks.decode(body).acknowledgments)
 
 
 def _count_operations(body: bytes) -> int:
