@@ -83,7 +83,7 @@ from queen.metrics.report import SnapshotStore
 from queen.monitoring.families import HostFamilies, PipelineFamilies
 from queen.monitoring.history import History, Standings
 from queen.monitoring.live import LiveFeed
-from queen.monitoring.recorder import Recorder, ShellView
+from queen.monitoring.recorder import HttpStats, Recorder
 from queen.monitoring.scrape import Scraper, ShardsScraper
 from queen.monitoring.status import Status
 from queen.redis.interfaces import Counters
@@ -93,7 +93,7 @@ from queen.spool.spool import Spool
 from queen.storage.database import Database, Record
 from queen.storage.shard_setup import check_alone
 from queen.telemetry import start_tracing, stop_tracing
-from queen.wire.api.groups import GroupSummary
+from queen.wire.api.resources.groups import GroupSummary
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource
 
@@ -143,7 +143,7 @@ class Worker:
             self.broker,
             SnapshotStore(runtime_dir, worker_id, settings.num_workers),
             socket.gethostname(),
-            ShellView(self.shell.statuses, self.shell.in_flight),
+            HttpStats(self.shell.statuses, self.shell.in_flight),
         )
         self.live = LiveFeed(
             self.brokers, self.recorder, self._sharded.directory.changed if self._sharded is not None else None

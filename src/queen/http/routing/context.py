@@ -19,7 +19,7 @@ from queen.monitoring.recorder import Recorder
 from queen.monitoring.scrape import Scraper
 from queen.monitoring.status import Status
 from queen.settings import Settings
-from queen.wire.api.groups import GroupSummary
+from queen.wire.api.resources.groups import GroupSummary
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
