@@ -15,8 +15,8 @@ import pytest
 
 from queen.embedded import EmbeddedPostgres
 from queen.storage.database import Database
-from tests.conftest import TEMPLATE
 from tests.support.database import Connection
+from tests.support.databases import TEMPLATE
 
 ROWS = 16
 # A statement about 16 rows, in tables of hundreds of thousands.
@@ -234,7 +234,12 @@ async def test_a_hot_statement_touches_few_pages(hot: Connection, name: str) -> 
         ("group_lags", ([], [], [])),
         ("group_list", ([1, 2, 3], [], [], [])),
         ("dead_letter_counts", ()),
-        ("queue_list", ("", "", 100, 0)),
+        ("queue_list", ("", "", "", "created", True, None, 100, 0)),
+        ("queue_list", ("", "", "EUE-1", "name", False, None, 100, 0)),
+        ("queue_list", ("", "", "", "pending", True, [1], None, 0)),
+        ("live_depth", ()),
+        ("partition_page", ("", False, 100, 0)),
+        ("queue_partition_page", (1, "", "stored", True, 100, 0)),
     ],
 )
 async def test_what_dashboards_ask_for_is_read_without_a_look_at_segments(
@@ -269,8 +274,10 @@ async def test_the_statements_that_change_rows_found_them(hot: Connection) -> No
         ("ready_partitions", "int, int, bigint, bigint, timestamptz", (1, 1, 100, SIZE, None)),
         ("partition_page_end", "int, bigint, bigint", (1, 100, SIZE)),
         ("partitions_after", "int, bigint, bigint, float8", (1, 100, SIZE, 60.0)),
-        ("queue_partition_page", "int, bigint, bigint, text", (1, SIZE, 0, "")),
-        ("queue_partition_page", "int, bigint, bigint, text", (1, SIZE, 0, "p5")),
+        ("queue_partitions_after", "int, bigint, bigint, text", (1, SIZE, 0, "")),
+        ("queue_partitions_after", "int, bigint, bigint, text", (1, SIZE, 0, "p5")),
+        ("queue_partition_page", "int, text, text, bool, bigint, bigint", (1, "", "name", False, SIZE, 0)),
+        ("queue_partition_page", "int, text, text, bool, bigint, bigint", (1, "", "name", True, SIZE, 0)),
     ],
 )
 @pytest.mark.parametrize("pooled", [True, False], ids=["pooled", "hot"])
@@ -297,7 +304,7 @@ async def test_a_page_of_all_partitions_is_read_without_the_others(full: str) ->
     database = Database(full)
     async with database.connection() as connection:
         text = await connection.fetchval(
-            f"EXPLAIN (ANALYZE, FORMAT JSON) {database.statements['partition_page']}", 100, 50
+            f"EXPLAIN (ANALYZE, FORMAT JSON) {database.statements['partition_page']}", "", False, 100, 50
         )
     await database.close()
     for node in _nodes(msgspec.json.decode(text)[0]["Plan"]):

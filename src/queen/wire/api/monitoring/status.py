@@ -12,15 +12,17 @@ from queen.wire.api.fields import (
     Limit,
     NamespaceFilter,
     OptionalName,
+    Order,
     Page,
     Pagination,
     QueueFilter,
+    Search,
     TaskFilter,
     Time,
     TimeSpan,
     Uuid,
 )
-from queen.wire.api.resources.queues import Counters, QueueInList, QueueOptions
+from queen.wire.api.resources.queues import Counters, QueueInList, QueueOptions, QueueSort
 
 Interval: TypeAlias = Literal["minute", "hour", "day"]
 
@@ -271,6 +273,9 @@ class StatusQueuesQuery(Page):
     limit: Limit = 100
     namespace: NamespaceFilter = ""
     task: TaskFilter = ""
+    search: Search = ""
+    sort: QueueSort = "created"
+    order: Order = None
 
 
 class QueueStatusQuery(Page):
