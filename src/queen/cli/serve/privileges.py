@@ -50,8 +50,13 @@ def prepare_user(settings: Settings, command: Sequence[str]) -> WorkerUser:
     """Who workers that run a `command` run as, with all that they need readable. Raises `QueenError` with advice."""
     os.umask(_UMASK)
     settings.queen_data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    account = _account(settings, command)
+    account = _account(settings)
     if account is None:
+        return WorkerUser()
+    # PostgreSQL's data are in it, whoever the workers are.
+    account.check_reach(settings.queen_data_dir)
+    account.own(settings.queen_data_dir)
+    if not _can_run(account, command):
         return WorkerUser()
     for setting in ("tls_cert", "tls_key", "tls_client_ca", "peer_ca"):
         path = getattr(settings, setting)
@@ -60,17 +65,12 @@ def prepare_user(settings: Settings, command: Sequence[str]) -> WorkerUser:
                 f"{setting.upper()}={path}: the workers run as the user {account.name}, who may not read it: "
                 f"chown {account.name} {path}, or start Queen as an unprivileged user"
             )
-    user = WorkerUser(account, settings.queen_data_dir)
-    for directory in (settings.queen_data_dir, settings.spool_dir, settings.wal_path):
-        if directory.exists():
-            account.check_reach(directory)
-            user.own(directory)
     for directory in (settings.spool_dir, settings.wal_path):
-        if not directory.exists():
-            directory.mkdir(parents=True, mode=0o700)
-            user.own(directory)
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        account.check_reach(directory)
+        account.own(directory)
     _log.info("workers run as the user %s", account.name)
-    return user
+    return WorkerUser(account, settings.queen_data_dir)
 
 
 def listening_sockets(settings: Settings) -> list[socket.socket]:
@@ -89,25 +89,29 @@ def listening_sockets(settings: Settings) -> list[socket.socket]:
     return sockets
 
 
-def _account(settings: Settings, command: Sequence[str]) -> Account | None:
+def _account(settings: Settings) -> Account | None:
+    """The user that the server runs as when root starts it; None where it runs as whoever starts it."""
     if os.geteuid() != 0:
         return None
     try:
-        account = account_for(settings.queen_data_dir / "postgres" / "cluster")
+        return account_for(settings.queen_data_dir / "postgres" / "cluster")
     except EmbeddedPostgresError as error:
         if settings.embedded:
             raise
         _log.warning("workers run as root: %s", error)
         return None
+
+
+def _can_run(account: Account, command: Sequence[str]) -> bool:
     programs = [path for path in map(Path, command) if path.is_file()]
     needed = (*programs, Path(os.__file__), Path(sys.prefix), Path(queen.__file__))
     unreadable = next((path for path in needed if not account.can_read(path)), None)
-    if unreadable is not None:
-        _log.warning(
-            "workers run as root, because the user %s may not read %s: install Queen where all may read it, such as "
-            "/opt, or start it as an unprivileged user",
-            account.name,
-            unreadable,
-        )
-        return None
-    return account
+    if unreadable is None:
+        return True
+    _log.warning(
+        "workers run as root, because the user %s may not read %s: install Queen where all may read it, such as /opt, "
+        "or start it as an unprivileged user",
+        account.name,
+        unreadable,
+    )
+    return False
