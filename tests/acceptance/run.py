@@ -16,10 +16,11 @@ import json
 import os
 import sys
 import traceback
+from functools import partial
 from typing import Any, TextIO
 
 from tests.acceptance.client_environment import PUBLISHED
-from tests.acceptance.scenario import Client, Implementation, Scenario, Scene, Stopwatch
+from tests.acceptance.scenario import TOKEN_VARIABLE, Client, Implementation, Scenario, Scene, Stopwatch
 from tests.acceptance.scenarios import all_scenarios
 
 _AT_ONCE = 6
@@ -96,6 +97,8 @@ class Runner:
 
     async def _play(self, one: Scenario, printed: io.StringIO) -> None:
         new_client = importlib.import_module("queen").Queen
+        if token := os.environ.get(TOKEN_VARIABLE):
+            new_client = partial(new_client, bearer_token=token)
         url = self._urls[one.server.value]
         queen: Client = new_client(url)
         try:

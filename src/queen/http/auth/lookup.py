@@ -51,13 +51,20 @@ class BrokerLookup:
         return None if "" in queues else queues
 
     async def queues_of_stream(self, query_id: str) -> Iterable[str]:
-        """The queues that a stream query reads and writes."""
+        """The queues that a streaming query reads and writes."""
         try:
             public_id = uuid.UUID(query_id)
         except ValueError:
             return ()
+        return await self._stream_queues("queues_of_stream", public_id)
+
+    async def queues_of_stream_named(self, name: str) -> Iterable[str]:
+        """The same of a query by its name."""
+        return await self._stream_queues("queues_of_stream_named", name)
+
+    async def _stream_queues(self, statement: str, key: uuid.UUID | str) -> set[str]:
         queues: set[str] = set()
         for broker in self._brokers:
-            for row in await broker.database.fetch("queues_of_stream", public_id):
+            for row in await broker.database.fetch(statement, key):
                 queues.update(name for name in (row["source_queue"], row["sink_queue"]) if name)
         return queues
