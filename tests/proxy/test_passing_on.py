@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -125,7 +125,7 @@ async def test_a_slow_reader_holds_up_nobody_and_fills_no_memory(start_proxy: St
     site = await start_proxy(queen_server_url=behind.url)
     token = await token_of(site)
     _, writer = await connect(site)
-    writer.transport.pause_reading()
+    cast(asyncio.Transport, writer.transport).pause_reading()
     writer.write(head(token, "GET /large HTTP/1.1"))
     await behind.until(b"GET /large")
     assert behind.writer is not None

@@ -87,8 +87,10 @@ class Audit:
             # The handler will say what is wrong.
             return None
 
-    async def _queue(self, name: str) -> Any:
-        for broker in self._brokers if name else ():
+    async def _queue(self, name: str | None) -> Any:
+        if not name:
+            return None
+        for broker in self._brokers:
             queue = await broker.catalog.queue(name)
             if queue is not None:
                 options = dataclasses.asdict(queue)
@@ -98,8 +100,9 @@ class Audit:
     async def _place(self, partition_id: str) -> Any:
         """The queue and the partition of a message."""
         parsed = parse_partition_uuid(partition_id)
-        for broker in self._brokers if parsed is not None else ():
-            assert parsed is not None
+        if parsed is None:
+            return None
+        for broker in self._brokers:
             if broker.catalog.shard == parsed[0]:
                 for found in (await broker.catalog.partitions_by_id([parsed[1]])).values():
                     return {"queue": found.queue_name, "partition": found.name}
@@ -117,13 +120,15 @@ class Audit:
     async def _topic(self, request: Request) -> Any:
         """The counts and options of a topic, or the quota or write mode of a namespace."""
         sent = _named_in(request.body)
-        namespace = request.query.get("namespace") or sent.namespace
+        namespace = request.query.get("namespace") or sent.namespace or ""
         if request.path.endswith("/quotas"):
             return {"per_minute": self._brokers[0].topics.quotas.limit(namespace)}
         if request.path.endswith("/modes"):
             return {"mode": self._brokers[0].topics.modes.of(namespace)}
         topic = request.query.get("topic") or sent.topic
-        for broker in self._brokers if namespace and topic else ():
+        if not namespace or not topic:
+            return None
+        for broker in self._brokers:
             for counts in await broker.topics.admin.counts(namespace, topic):
                 return msgspec.to_builtins(counts)
         return None
@@ -157,9 +162,9 @@ class Audit:
 
 
 class _Named(msgspec.Struct):
-    queue: str = ""
-    namespace: str = ""
-    topic: str = ""
+    queue: str | None = None
+    namespace: str | None = None
+    topic: str | None = None
 
 
 def _named_in(body: bytes) -> _Named:
