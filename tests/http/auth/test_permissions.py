@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import StartServer
 from tests.http.auth.issuer import SECRET, issue
+from tests.support.ageing import until
 from tests.support.api import Api
 
 
@@ -159,10 +160,56 @@ async def test_who_pushed_is_stamped_by_the_server(guarded: Api) -> None:
         await each.close()
 
 
+async def test_who_pushed_is_shown_on_every_read(guarded: Api) -> None:
+    alice, bob = (guarded.bearing(issue("admin", aud="queen", sub=name)) for name in ("alice", "bob"))
+    # Through the spool: while pushes are held back, they lie on disk.
+    await alice.call("POST", "/api/v1/system/maintenance", {"enabled": True})
+    (held,) = await bob.push("q", "held", ids=["held"])
+    assert held["status"] == "buffered"
+    await alice.call("POST", "/api/v1/system/maintenance", {"enabled": False})
+
+    async def stored() -> bool:
+        return (await alice.call("GET", "/api/v1/messages", queue="q")).body["messages"] != []
+
+    await until(stored)
+    (listed,) = (await alice.call("GET", "/api/v1/messages", queue="q")).body["messages"]
+    path = f"/api/v1/messages/{listed['partitionId']}/held"
+    shown = (await alice.call("GET", path)).body
+    (of_queue,) = (await alice.call("GET", "/api/v1/status/queues/q/messages")).body["messages"]
+    segments = (await alice.call("GET", "/api/v1/read/q/partition/Default", start=0, end=10)).body
+    assert {one["producerSub"] for one in (listed, shown, of_queue)} == {"bob"}
+    assert b"bob" in segments
+    (message,) = await alice.pop("q")
+    await alice.ack([message], "dlq", error="no")
+    (letter,) = (await alice.call("GET", "/api/v1/dlq", queue="q")).body["messages"]
+    # Sent again by somebody else, one by one and all together.
+    assert (await alice.call("POST", f"{path}/retry")).status == 200
+    (again,) = await alice.pop("q")
+    await alice.ack([again], "dlq", error="no")
+    assert (await alice.call("POST", "/api/v1/dlq/retry", {"queue": "q"})).status == 200
+    (redriven,) = await alice.pop("q")
+    assert [one["producerSub"] for one in (message, letter, again, redriven)] == ["bob"] * 4
+    for caller in (alice, bob):
+        await caller.close()
+
+
+async def test_only_an_administrator_pushes_in_the_name_of_others(guarded: Api) -> None:
+    item = {"items": [{"queue": "q", "payload": 1}]}
+    admin, bob = (guarded.bearing(issue(role, aud="queen", sub="x")) for role in ("admin", "read-write"))
+    assert (await admin.call("POST", "/api/v1/push", item, producerSub="eva")).status == 201
+    assert (await admin.call("POST", "/api/v1/push", item, producerSub="a\nb")).status == 400
+    refused = await bob.call("POST", "/api/v1/push", item, producerSub="eva")
+    assert (refused.status, "role admin" in refused.body["error"]) == (403, True)
+    assert [message["producerSub"] for message in await admin.pop("q", batch=10)] == ["eva"]
+    for caller in (admin, bob):
+        await caller.close()
+
+
 async def test_without_authentication_nobody_is_stamped(api: Api) -> None:
     api.headers = {"Authorization": f"Bearer {issue(sub='alice')}"}
     await api.push("q", 1)
-    assert [message["producerSub"] for message in await api.pop("q")] == [None]
+    await api.call("POST", "/api/v1/push", {"items": [{"queue": "q", "payload": 2}]}, producerSub="mallory")
+    assert [message["producerSub"] for message in await api.pop("q", batch=10)] == [None, None]
 
 
 async def test_refusals_are_counted_and_logged_without_the_token(
