@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
 import pytest
 
+from queen.embedded import EmbeddedPostgres
 from queen.http.auth.resources import is_about_topics
 from queen.http.server.message import Access, Route
-from tests.conftest import StartServer
+from tests.conftest import StartServer, fresh_database
 from tests.http.auth.issuer import SECRET, forge, issue
 from tests.http.auth.world import Asked, Tenant
 from tests.support.api import Answer, Api
@@ -93,9 +94,17 @@ SERVED = (200, 201, 204, 404, 409, 426)
 _UNSTEADY = "metric|rollup|sample|schema|audit|hosts|workers|jobs|leaders"
 
 
+GUARDED: dict[str, Any] = {
+    "jwt_enabled": True,
+    "jwt_secret": SECRET,
+    "jwt_audience": "queen",
+    "jwt_issuer": "https://idp",
+}
+
+
 @pytest.fixture
 async def guarded(start_server: StartServer) -> Api:
-    return await start_server(jwt_enabled=True, jwt_secret=SECRET, jwt_audience="queen", jwt_issuer="https://idp")
+    return await start_server(**GUARDED)
 
 
 def routes_of(api: Api) -> list[Route]:
@@ -189,20 +198,41 @@ async def test_every_route_admits_the_roles_of_its_level_and_no_other(
 async def test_a_limited_token_reaches_its_own_and_nothing_else(
     guarded: Api, connection: asyncpg.Connection[asyncpg.Record], claim: str
 ) -> None:
+    await check_limits(guarded, [connection], claim)
+
+
+@pytest.mark.parametrize("claim", ["queues", "namespaces"])
+async def test_limits_hold_on_several_shards(
+    start_server: StartServer, dsn: str, postgres: EmbeddedPostgres, claim: str
+) -> None:
+    async with fresh_database(postgres) as second:
+        api = await start_server(database_urls=(dsn, second), **GUARDED)
+        connections = [await asyncpg.connect(each) for each in (dsn, second)]
+        await check_limits(api, connections, claim)
+        for connection in connections:
+            await connection.close()
+        # So that its database can be dropped.
+        assert api.worker is not None
+        await api.worker.stop()
+
+
+async def check_limits(api: Api, connections: Sequence[asyncpg.Connection[asyncpg.Record]], claim: str) -> None:
     """Whatever a route is about, and whatever the role."""
-    theirs, mine = await settled(guarded, "theirs", "mine")
+    theirs, mine = await settled(api, "theirs", "mine")
     limits = {"queues": ["mine*"], "namespaces": ["mine"]}
     chosen: dict[str, Any] = limits if claim == "both" else {claim: limits[claim]}
-    before = await contents(connection)
+    before = [await contents(connection) for connection in connections]
     closed = set()
-    async with bearing(guarded, good("admin", **chosen)) as caller:
-        for route in routes_of(guarded):
+    async with bearing(api, good("admin", **chosen)) as caller:
+        for route in routes_of(api):
             if route.access is Access.PUBLIC or route.upgrade is not None:
                 continue
             answer = await theirs.ask(route).send(caller)
-            assert (answer.status, answer.body["error"]) == (403, "Insufficient permissions"), (route, answer)
-        assert await contents(connection) == before, "a request that was refused has changed something"
-        for route in routes_of(guarded):
+            assert answer.status == 403, (_key(route), answer)
+            assert answer.body["error"] == "Insufficient permissions", (_key(route), answer)
+        after = [await contents(connection) for connection in connections]
+        assert after == before, "a request that was refused has changed something"
+        for route in routes_of(api):
             if route.access is Access.PUBLIC or route.upgrade is not None:
                 continue
             answer = await mine.ask(route).send(caller)

@@ -103,9 +103,8 @@ class Audit:
         if parsed is None:
             return None
         for broker in self._brokers:
-            if broker.catalog.shard == parsed[0]:
-                for found in (await broker.catalog.partitions_by_id([parsed[1]])).values():
-                    return {"queue": found.queue_name, "partition": found.name}
+            for found in (await broker.catalog.partitions_by_id([parsed[1]])).values():
+                return {"queue": found.queue_name, "partition": found.name}
         return None
 
     async def _positions(self, group: str, queue: str | None) -> Any:

@@ -86,7 +86,7 @@ class QueueLookup(Protocol):
         """The queue of a partition; none when there is no such partition."""
 
     async def queues_of_lease(self, lease_id: str) -> Iterable[str]:
-        """The queues that a lease may be of."""
+        """The queue of the partition that a lease is of; none when there is no such partition."""
 
     async def queues_of_batch(self, run: str, batch: int) -> Iterable[str] | None:
         """The queues that messages were staged for; None when it cannot be said, because items of topics were."""
@@ -189,7 +189,8 @@ async def check(principal: Principal, route: Route, named: Named, lookup: QueueL
         for queue in await lookup.queues_of_partition(partition):
             await _check_queue(principal, queue, lookup)
     for lease in named.leases:
-        await _check_any(principal, await lookup.queues_of_lease(lease), lookup)
+        for queue in await lookup.queues_of_lease(lease):
+            await _check_queue(principal, queue, lookup)
     for run, batch in named.batches:
         queues = await lookup.queues_of_batch(run, batch)
         if queues is None:
@@ -247,19 +248,6 @@ async def _check_queue(principal: Principal, queue: str, lookup: QueueLookup) ->
         namespace = await lookup.namespace_of(queue)
         # A queue that is yet to be made will be in the namespace that its name begins with.
         _check_namespace(principal, namespace_and_task(queue)[0] if namespace is None else namespace)
-
-
-async def _check_any(principal: Principal, queues: Iterable[str], lookup: QueueLookup) -> None:
-    refused: Refused | None = None
-    for queue in queues:
-        try:
-            await _check_queue(principal, queue, lookup)
-        except Refused as error:
-            refused = error
-        else:
-            return
-    if refused is not None:
-        raise refused
 
 
 def _check_topic(principal: Principal, namespace: str, topic: str | None) -> None:
