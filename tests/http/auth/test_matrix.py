@@ -12,10 +12,11 @@ import pytest
 from queen.embedded import EmbeddedPostgres
 from queen.http.auth.resources import is_about_topics
 from queen.http.server.message import Access, Route
-from tests.conftest import StartServer, fresh_database
+from tests.conftest import StartServer
 from tests.http.auth.issuer import SECRET, forge, issue
 from tests.http.auth.world import Asked, Tenant
 from tests.support.api import Answer, Api
+from tests.support.databases import fresh_database
 
 
 def good(role: str | None, **claims: Any) -> str:
@@ -58,6 +59,7 @@ CLOSED_TO_LIMITED = {
     "GET /api/v1/consumer-groups",
     "GET /api/v1/consumer-groups/lagging",
     "GET /api/v1/consumer-groups/{group}",
+    "GET /api/v1/events",
     "GET /api/v1/live",
     "GET /api/v1/pipelines",
     "GET /api/v1/resources/namespaces",
@@ -289,6 +291,7 @@ CHANGES_WITHOUT_GROUPS = {
     "POST /api/v1/stages/abandon",
     "POST /api/v1/stages/publish",
     "POST /api/v1/transaction",
+    "POST /api/v1/messages/delete",
     "POST /streams/v1/queries",
 }
 

@@ -95,6 +95,44 @@ async def test_namespaces_limit_queues_by_what_they_are_configured_as(guarded: A
         await caller.close()
 
 
+async def test_messages_of_others_are_not_found_by_way_of_ones_own_queue(guarded: Api) -> None:
+    everything = guarded.bearing(issue("admin", aud="queen"))
+    await everything.push("mine", *range(3))
+    await everything.push("theirs", *range(3), ids=["a", "b", "c"])
+    (message,) = await everything.pop("theirs", consumerGroup="theirs")
+    foreign = {key: message[key] for key in ("partitionId", "transactionId")}
+    page = (await everything.call("GET", "/api/v1/messages/search", queue="theirs", limit=1)).body
+    mine = guarded.bearing(issue("admin", aud="queen", queues=["mine"]))
+    for action in ("delete", "retry", "dlq"):
+        answer = await mine.call("POST", f"/api/v1/messages/{action}", {"queue": "mine", "messages": [foreign]})
+        assert (answer.status, answer.body["done"]) == (200, 0), action
+        body = {"queue": "mine", "filter": {}, "cursor": page["cursor"], "limit": 10}
+        await mine.call("POST", f"/api/v1/messages/{action}", body)
+    shown = await mine.call("GET", "/api/v1/messages/search", queue="mine", cursor=page["cursor"])
+    assert "theirs" not in str(shown.body)
+    left = (await everything.call("GET", "/api/v1/messages", queue="theirs")).body["messages"]
+    assert sorted(one["transactionId"] for one in left) == ["a", "b", "c"]
+    assert (await everything.call("GET", "/api/v1/dlq", queue="theirs")).body["messages"] == []
+    for caller in (everything, mine):
+        await caller.close()
+
+
+async def test_a_name_of_a_stream_that_others_use_cannot_be_taken_over(guarded: Api) -> None:
+    everything = guarded.bearing(issue("admin", aud="queen"))
+    query = {"name": "totals", "source_queue": "theirs", "config_hash": "one"}
+    registered = await everything.call("POST", "/streams/v1/queries", query)
+    mine = guarded.bearing(issue("read-write", aud="queen", queues=["mine"]))
+    for change in ({"config_hash": "two", "reset": True}, {"config_hash": "one"}):
+        answer = await mine.call("POST", "/streams/v1/queries", query | {"source_queue": "mine"} | change)
+        assert answer.status == 403, change
+    (kept,) = (await everything.call("GET", "/streams/v1/queries")).body
+    assert (kept["query_id"], kept["source_queue"]) == (registered.body["query_id"], "theirs")
+    own = await mine.call("POST", "/streams/v1/queries", query | {"source_queue": "mine", "name": "other"})
+    assert own.status == 200
+    for caller in (everything, mine):
+        await caller.close()
+
+
 async def test_scopes_open_topics_and_nothing_else(guarded: Api) -> None:
     both = guarded.bearing(issue(None, aud="queen", scopes=["pay:write", "pay:read"]))
     reader = guarded.bearing(issue(None, aud="queen", scopes=["pay:read"]))

@@ -93,6 +93,9 @@ class Tenant:
             "GET /api/v1/resources/partitions": queue,
             "GET /api/v1/status/queues": {"namespace": self.name},
             "GET /api/v1/messages": queue,
+            "GET /api/v1/messages/search": queue,
+            "GET /api/v1/events": {"limit": 1},
+            "GET /api/v1/consumer-groups/{group}/queues/{queue}/seek/preview": {"toEnd": True},
             "GET /api/v1/dlq": queue | {"consumerGroup": self.group},
             "DELETE /api/v1/dlq": queue | {"consumerGroup": self.group},
             "GET /api/v1/analytics/queue-lag": queue,
@@ -125,6 +128,13 @@ class Tenant:
             "POST /api/v1/configure": {"queue": self.queue, "namespace": self.name, "options": {"leaseTime": 900}},
             "POST /api/v1/consumer-groups/{group}/subscription": {"subscriptionTimestamp": SINCE},
             "POST /api/v1/consumer-groups/{group}/queues/{queue}/seek": {"toEnd": True},
+            "POST /api/v1/messages/delete": {"queue": self.queue, "messages": [self._message()]},
+            "POST /api/v1/messages/retry": {"queue": self.queue, "messages": [self._message()]},
+            "POST /api/v1/messages/dlq": {
+                "queue": self.queue,
+                "messages": [self._message()],
+                "consumerGroup": self.group,
+            },
             "POST /api/v1/dlq/retry": {"queue": self.queue, "consumerGroup": self.group},
             "POST /api/v1/traces": self._trace().body,
             "POST /api/v1/system/maintenance": {"enabled": False},
@@ -157,11 +167,16 @@ class Tenant:
             "POST /dlq/delete": named(self._dead),
             "POST /dlq/retry": named(self._dead),
             "POST /configure": {"namespace": self.name, "topic": self.topic, "options": {"max_retries": 7}},
+            "POST /pause": {"namespace": self.name, "topic": self.topic},
+            "POST /resume": {"namespace": self.name, "topic": self.topic},
             "POST /purge": {"namespace": self.name, "topic": self.topic},
             "PUT /quotas": {"namespace": self.name, "per_minute": 100_000},
             "PUT /modes": {"namespace": self.name, "mode": "buffered"},
             "POST /internal/api/notify": {"queue": self.queue},
         }
+
+    def _message(self) -> dict[str, Any]:
+        return {key: self._letter.get(key) for key in ("partitionId", "transactionId")}
 
     def _ack(self) -> dict[str, Any]:
         kept = ("transactionId", "partitionId", "leaseId")

@@ -58,6 +58,8 @@ _WITHOUT_GROUPS: Final = frozenset(
         "GET /api/v1/resources/tasks",
         "GET /api/v1/resources/overview",
         "GET /api/v1/messages",
+        "GET /api/v1/messages/search",
+        "POST /api/v1/messages/delete",
         "DELETE /api/v1/messages/{partition}/{transaction}",
         "GET /api/v1/read/{queue}",
         "GET /api/v1/read/{queue}/partition/{partition}",
@@ -68,6 +70,8 @@ _WITHOUT_GROUPS: Final = frozenset(
         "POST /api/v1/stages",
         "POST /api/v1/stages/publish",
         "POST /api/v1/stages/abandon",
+        "POST /streams/v1/queries",
+        "POST /streams/v1/state/get",
     }
 )
 # Elsewhere a group in the query is not read, and says nothing about what is done.
@@ -341,9 +345,10 @@ def _give_up(request: Request, named: Named) -> None:
 
 
 def _trace(request: Request, named: Named) -> None:
-    partition = optional_str(decode_object(request.body), "partitionId")
-    if partition:
+    body = decode_object(request.body)
+    if partition := optional_str(body, "partitionId"):
         named.partitions.add(partition)
+    named.groups.add(optional_str(body, "consumerGroup") or QUEUE_MODE)
 
 
 def _stage(request: Request, named: Named) -> None:
