@@ -4320,6 +4320,7 @@ export interface components {
             status: string;
             /** Format: date-time */
             createdAt: string;
+            producerSub: string | null;
         };
         /**
          * QueueOperations
@@ -5734,7 +5735,10 @@ export type $defs = Record<string, never>;
 export interface operations {
     push: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description Who pushed them, in place of the subject of the token. Needs the role admin. */
+                producerSub?: string;
+            };
             header?: never;
             path?: never;
             cookie?: never;

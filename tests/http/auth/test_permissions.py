@@ -207,7 +207,7 @@ async def test_who_pushed_is_shown_on_every_read(guarded: Api) -> None:
     await alice.call("POST", "/api/v1/system/maintenance", {"enabled": False})
 
     async def stored() -> bool:
-        return (await alice.call("GET", "/api/v1/messages", queue="q")).body["messages"] != []
+        return bool((await alice.call("GET", "/api/v1/messages", queue="q")).body["messages"])
 
     await until(stored)
     (listed,) = (await alice.call("GET", "/api/v1/messages", queue="q")).body["messages"]
