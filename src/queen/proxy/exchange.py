@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 from urllib.parse import unquote
-
-if TYPE_CHECKING:
-    from queen.proxy.front import Front
-    from queen.proxy.upstream import Upstream
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -24,6 +20,54 @@ SECURITY: Final = (
     (b"referrer-policy", b"Referrer-Policy: no-referrer\r\n"),
     (b"content-security-policy", b"Content-Security-Policy: default-src 'none'; frame-ancestors 'none'\r\n"),
 )
+
+
+class Behind(Protocol):
+    """A connection to the server behind."""
+
+    transport: asyncio.Transport
+
+    def begin(self, exchange: Exchange) -> None:
+        """The next answer is that to this request."""
+
+    def abandon(self) -> None:
+        """Nobody waits for the answer any more."""
+
+
+class Client(Protocol):
+    """The connection of whoever asks."""
+
+    transport: asyncio.Transport
+    speaks_chunks: bool
+
+    @property
+    def address(self) -> str: ...
+
+    def hold(self, exchange: Exchange) -> None:
+        """Read no more of a body that has no place to go yet."""
+
+    def want(self, exchange: Exchange) -> None:
+        """Its body has a place to go now."""
+
+    def answered(self, exchange: Exchange) -> None:
+        """The answer is out."""
+
+    def failed(self, exchange: Exchange) -> None:
+        """The server behind has gone away in the middle of it."""
+
+    def open_tunnel(self, exchange: Exchange, behind: Behind) -> None:
+        """From now on bytes go both ways as they are."""
+
+    def answer(
+        self,
+        exchange: Exchange | None,
+        status: int,
+        value: object = None,
+        body: bytes = b"",
+        content_type: str = "application/json",
+        headers: list[tuple[str, str]] | None = None,
+    ) -> None:
+        """Answer from here."""
 
 
 class Exchange:
@@ -48,7 +92,7 @@ class Exchange:
         "whole",
     )
 
-    def __init__(self, front: Front, method: bytes, target: bytes, headers: Headers) -> None:
+    def __init__(self, front: Client, method: bytes, target: bytes, headers: Headers) -> None:
         self.front = front
         self.method = method
         self.target = target
@@ -62,7 +106,7 @@ class Exchange:
         """Whether the whole request has arrived."""
         self.started = False
         """Whether something of the answer has gone out."""
-        self.upstream: Upstream | None = None
+        self.upstream: Behind | None = None
         self.token = ""
         self.held = 0
         self.whole: asyncio.Event | None = None
@@ -96,7 +140,7 @@ class Exchange:
         body, self._pieces, self.held = b"".join(self._pieces), [], 0
         return body
 
-    def pass_on(self, upstream: Upstream, head: bytes) -> None:
+    def pass_on(self, upstream: Behind, head: bytes) -> None:
         """Send it to the server behind; the answer comes by itself."""
         self.upstream = upstream
         body = self.take_body()
@@ -111,10 +155,10 @@ class Exchange:
             self._finish_sending(upstream)
         self.front.want(self)
 
-    def _send(self, upstream: Upstream, piece: bytes) -> None:
+    def _send(self, upstream: Behind, piece: bytes) -> None:
         upstream.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self.chunked else piece)
 
-    def _finish_sending(self, upstream: Upstream) -> None:
+    def _finish_sending(self, upstream: Behind) -> None:
         if self.chunked:
             upstream.transport.write(b"0\r\n\r\n")
 

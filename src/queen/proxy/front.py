@@ -7,15 +7,12 @@ import http
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from queen.proxy.exchange import SECURITY, Exchange, Headers
-
-if TYPE_CHECKING:
-    from queen.proxy.upstream import Upstream
+from queen.proxy.exchange import SECURITY, Behind, Exchange, Headers
 
 _MOST_HEAD_BYTES: Final = 64 * 1024
 _ARRIVAL_SECONDS: Final = 60.0
@@ -54,7 +51,7 @@ class Front(asyncio.Protocol):
         self._head_bytes = 0
         self._refusal: tuple[int, str] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._tunnel: Upstream | None = None
+        self._tunnel: Behind | None = None
         self._early = b""
         self._draining = False
         self.speaks_chunks = True
@@ -125,7 +122,7 @@ class Front(asyncio.Protocol):
             upstream.transport.resume_reading()
 
     @property
-    def _upstream(self) -> Upstream | None:
+    def _upstream(self) -> Behind | None:
         return self._tunnel or (self._exchanges[0].upstream if self._exchanges else None)
 
     def _feed(self, data: bytes) -> None:
@@ -287,13 +284,13 @@ class Front(asyncio.Protocol):
         else:
             self.answered(exchange)
 
-    def open_tunnel(self, exchange: Exchange, upstream: Upstream) -> None:
+    def open_tunnel(self, exchange: Exchange, behind: Behind) -> None:
         """From now on bytes go both ways as they are."""
-        self._tunnel = upstream
+        self._tunnel = behind
         self._exchanges.clear()
         early, self._early = self._early, b""
         if early:
-            upstream.transport.write(early)
+            behind.transport.write(early)
         self._go_on()
         self._task = asyncio.get_running_loop().create_task(self._application.watch(exchange, self.transport.abort))
 
