@@ -91,7 +91,7 @@ async def test_a_shard_is_added_filled_and_drained(start_server: StartServer, ds
 
 
 async def test_a_mover_that_is_killed_leaves_a_queue_that_has_moved_or_has_not(api: Api, dsns: tuple[str, str]) -> None:
-    """At searches drawn at random; each time the queue is whole, and the next attempt finishes the work."""
+    """At moments drawn at random; each time the queue is whole, and the next attempt finishes the work."""
     queue = queue_on(0)
     await api.configure(queue)
     pushed: list[int] = []
