@@ -336,12 +336,12 @@ async def offsets_after(fetcher: Fetcher, searches: Sequence[TimeSearch]) -> lis
         return []
     rows = await fetcher.fetch(
         "offsets_after",
-        [moment.partition_id for moment in searches],
-        [moment.low for moment in searches],
-        [moment.high for moment in searches],
-        [moment.time for moment in searches],
+        [search.partition_id for search in searches],
+        [search.low for search in searches],
+        [search.high for search in searches],
+        [search.time for search in searches],
     )
-    offsets = [moment.high for moment in searches]
+    offsets = [search.high for search in searches]
     for row in rows:
         offsets[row["slot"] - 1] = row["first_offset"]
     return offsets

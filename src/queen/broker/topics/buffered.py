@@ -155,7 +155,7 @@ class ServerTime:
         return self._ahead is not None
 
     def learn(self, at: float, sent: float, received: float) -> None:
-        """PostgreSQL answered `at`, in seconds since 1970, between two searches in ticks."""
+        """PostgreSQL answered `at`, in seconds since 1970, between two times in ticks."""
         most = at - sent
         if self._ahead is None or self._ahead < at - received:
             # Its clock was set, or has drifted: earlier observations are void.
