@@ -227,7 +227,7 @@ class TopicBuffer:
         self._boot = boot_id()
         self.copy: Callable[[Sequence[Placed]], Awaitable[None]] | None = None
         """Copies records, except those with large items, before they are answered."""
-        self.lane: RequestBatcher[BufferRequest] = RequestBatcher(
+        self.batcher: RequestBatcher[BufferRequest] = RequestBatcher(
             self._run, weigh=lambda request: len(request.items), limit=5000
         )
 
@@ -240,7 +240,7 @@ class TopicBuffer:
         sizes = [len(item.data) + len(item.payload or b"") for item in items]
         large = max(sizes) > _LARGEST_COPIED
         request = BufferRequest(items, sum(sizes), large, asyncio.get_running_loop().create_future())
-        self.lane.submit(request)
+        self.batcher.submit(request)
         return await request.answer
 
     @property

@@ -192,9 +192,9 @@ class Topics:
         """Finish what was accepted, and answer waiting requests."""
         await self._background.stop()
         await self.expiry.stop()
-        await self.enqueuer.lane.join()
+        await self.enqueuer.batcher.join()
         await self._keys.stop()
-        await self.buffer.lane.join()
+        await self.buffer.batcher.join()
         if self._recovery is not None:
             await self._recovery.stop()
         await self.drainer.stop()
