@@ -67,6 +67,8 @@ _PARTITIONS = (
     Column("ID", "id", wide=True),
 )
 
+_SORTS: Final = ("created", "name", "partitions", "stored", "pending")
+
 OPTION_FLAGS: Final = {
     "leaseTime": "lease_time",
     "retryLimit": "retry_limit",
@@ -88,19 +90,41 @@ OPTION_FLAGS: Final = {
 """Options of a queue, and the flags of `queen queue configure` for them."""
 
 
-@command(app, "list", aliases=("ls",), example="queen queue list\nqueen queue list --namespace billing -o wide")
+@command(
+    app,
+    "list",
+    aliases=("ls",),
+    example="""
+queen queue list
+queen queue list --namespace billing -o wide
+queen queue list --search order --sort pending -n 10
+""",
+)
 def list_queues(
-    ctx: typer.Context, namespace: Namespace = None, task: Task = None, limit: Limit = None, offset: Offset = 0
+    ctx: typer.Context,
+    namespace: Namespace = None,
+    task: Task = None,
+    search: Annotated[str | None, typer.Option("--search", help="Only with this text in the name.")] = None,
+    sort: Annotated[str | None, typer.Option("--sort", help=f"{', '.join(_SORTS)}. [created]")] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
+    limit: Limit = None,
+    offset: Offset = 0,
 ) -> None:
-    """List queues."""
+    """List queues, the newest or largest first, or by name."""
+    if sort is not None and sort not in _SORTS:
+        raise UserError(f"--sort is {', '.join(_SORTS)}, not {sort!r}")
     session = Session.of(ctx)
-    answer = session.admin.list_queues()
-    chosen = [
-        queue for queue in answer["queues"] if namespace in (None, queue["namespace"]) and task in (None, queue["task"])
-    ]
-    page = chosen[offset : None if limit is None else offset + limit]
+    asked: dict[str, Any] = {"namespace": namespace, "task": task, "search": search, "sort": sort}
+    if reverse:
+        asked["order"] = "desc" if sort == "name" else "asc"
+    pages = session.pages(
+        lambda limit, offset: session.admin.list_queues(**asked, limit=limit, offset=offset),
+        "queues",
+        None if limit is None else offset + limit,
+    )
+    page = list(pages)[offset:]
     rows = [{**queue, "options": queue.get("options") or queue_options(session, queue["name"])} for queue in page]
-    session.out.rows(rows, _LIST, answer)
+    session.out.rows(rows, _LIST, {"queues": page})
 
 
 @command(app, "describe", aliases=("get", "show"), example="queen queue describe orders")
