@@ -2,8 +2,6 @@ import '@/styles/main.css'
 import '@/lib/theme'
 import { createApp } from 'vue'
 import App from '@/App.vue'
-import { startHeartbeat } from '@/lib/live'
 import { router } from '@/router'
 
 createApp(App).use(router).mount('#app')
-startHeartbeat()

@@ -1,6 +1,8 @@
 /** What changes something: each is described once, and shown, confirmed and run by one dialog. */
 import { shallowRef } from 'vue'
+import { ACCESS } from '@/api/access'
 import type { Call } from '@/api/client'
+import { can } from './roles'
 
 export interface Field {
   name: string
@@ -53,6 +55,14 @@ export interface Action {
 
 export const current = shallowRef<Action | null>(null)
 
-export function act(action: Action): void {
-  current.value = action
+/** An action as buttons know it: calling it opens the dialog. */
+export interface Doing<A extends unknown[]> {
+  (...about: A): void
+  /** Whether the signed-in role may do it. */
+  allowed: () => boolean
+}
+
+/** An action whose role is the one that the server wants for its call. */
+export function doing<A extends unknown[]>(needs: keyof typeof ACCESS, describe: (...about: A) => Action): Doing<A> {
+  return Object.assign((...about: A) => void (current.value = describe(...about)), { allowed: () => can(ACCESS[needs]) })
 }

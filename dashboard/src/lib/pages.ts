@@ -1,3 +1,5 @@
+import type { Role } from './roles'
+
 /** Every page: its place in the menu, its address and the keys that lead to it. */
 export interface Page {
   name: string
@@ -5,6 +7,7 @@ export interface Page {
   path: string
   icon: string
   keys?: string
+  needs?: Role
 }
 
 export const MENU: { title: string; pages: Page[] }[] = [
@@ -41,6 +44,7 @@ export const MENU: { title: string; pages: Page[] }[] = [
       { name: 'shards', title: 'Shards', path: '/shards', icon: 'shards' },
       { name: 'maintenance', title: 'Spool & maintenance', path: '/maintenance', icon: 'maintenance' },
       { name: 'settings', title: 'Settings', path: '/settings', icon: 'settings' },
+      { name: 'audit', title: 'Audit log', path: '/audit', icon: 'audit', needs: 'admin' },
     ],
   },
 ]
