@@ -67,6 +67,14 @@ class Queues:
         partition_id = partition_uuid(self._catalog.shard, partition["id"])
         return Configured(True, str(queue.public_id), partition_id, name, namespace, task, shown_options(queue))
 
+    async def pause(self, name: str, paused: bool) -> bool:
+        """Stop delivering messages of a queue, or go on; returns whether that is a change. Pushes are not affected."""
+        return await self._pause(name, "pause_queue", name, paused)
+
+    async def pause_group(self, name: str, group: str, paused: bool) -> bool:
+        """The same for one group alone, which need not have popped yet."""
+        return await self._pause(name, "pause_group", name, group, paused)
+
     async def delete(self, name: str) -> bool:
         """Delete a queue with all that is in it, however much that is; False when there is none of that name.
 
@@ -100,6 +108,16 @@ class Queues:
             await self._remove_cleared(some)
             self._publish([partition_changed(queue.id, id) for id in some])
         return sum(row["messages"] for row in rows)
+
+    async def _pause(self, name: str, statement: str, *args: object) -> bool:
+        rows = await self._database.fetch(statement, *args)
+        if not rows:
+            raise NotFound("Queue not found")
+        changed = bool(rows[0]["changed"])
+        if changed:
+            self._catalog.refresh_queue(name)
+            self._publish([named(EventKind.QUEUE_CHANGED, name)])
+        return changed
 
     async def _queue(self, name: str) -> Queue:
         """The queue as PostgreSQL has it, since the catalog may remember one that is gone."""

@@ -109,6 +109,24 @@ class AdminCalls(Generic[Answer]):
         """Remove a queue with everything in it."""
         return self._send("DELETE", _path("/api/v1/resources/queues", name), None)
 
+    def pause_queue(self, name: str) -> Answer:
+        """Stop delivering messages of a queue; pushes are stored as before."""
+        return self._send("POST", _path("/api/v1/resources/queues", name, "pause"), None)
+
+    def resume_queue(self, name: str) -> Answer:
+        """Deliver messages of a queue again."""
+        return self._send("POST", _path("/api/v1/resources/queues", name, "resume"), None)
+
+    def pause_consumer_group(self, consumer_group: str, queue_name: str) -> Answer:
+        """Stop delivering messages of a queue to one group."""
+        path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "pause")
+        return self._send("POST", path, None)
+
+    def resume_consumer_group(self, consumer_group: str, queue_name: str) -> Answer:
+        """Deliver messages of a queue to a group again."""
+        path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "resume")
+        return self._send("POST", path, None)
+
     def get_log_positions(self, name: str, at: str | None = None) -> Answer:
         """The offsets that each partition of a queue holds, and the first that was stored at a time or later."""
         return self._get(_path("/api/v1/read", name), {"at": at})
@@ -253,6 +271,14 @@ class AdminCalls(Generic[Answer]):
         """Set options of a topic; those that are absent stay, null is the default."""
         body = {"namespace": namespace, "topic": topic, "options": dict(options)}
         return self._send("POST", "/api/v1/topics/configure", body)
+
+    def pause_topic(self, namespace: str, topic: str) -> Answer:
+        """Stop delivering items of a topic; items are enqueued as before."""
+        return self._send("POST", "/api/v1/topics/pause", {"namespace": namespace, "topic": topic})
+
+    def resume_topic(self, namespace: str, topic: str) -> Answer:
+        """Deliver items of a topic again."""
+        return self._send("POST", "/api/v1/topics/resume", {"namespace": namespace, "topic": topic})
 
     def get_quotas(self) -> Answer:
         """The quotas of namespaces."""

@@ -44,11 +44,18 @@ class Queue:
     max_wait_time_seconds: int
     dedup_window_seconds: int | None
     created_at: datetime
+    paused: bool = False
+    paused_groups: frozenset[str] = frozenset()
 
     @classmethod
     def from_record(cls, record: Record) -> Queue:
         values: dict[str, Any] = {field.name: record[field.name] for field in fields(cls)}
+        values["paused_groups"] = frozenset(values["paused_groups"])
         return cls(**values)
+
+    def is_paused_for(self, group: str) -> bool:
+        """Whether nothing is delivered to a group for now."""
+        return self.paused or group in self.paused_groups
 
     @property
     def lease_seconds(self) -> int:

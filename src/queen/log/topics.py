@@ -32,6 +32,7 @@ class Topic:
     lease_seconds: int
     at_most_once: bool
     ttl_seconds: int | None
+    paused: bool
 
     @classmethod
     def from_record(cls, record: Record) -> Topic:

@@ -54,6 +54,7 @@ class _Families(Collector):
             yield from _workers(cluster.workers)
             yield from _queues(cluster, reports)
             yield from _dead_letters(cluster)
+            yield from _paused(cluster)
         yield from self._more
 
 
@@ -438,6 +439,22 @@ def _dead_letters(cluster: Cluster) -> Iterator[Metric]:
         ("queue",),
         [((queue,), cluster.dead_letters.get(queue, 0)) for queue in cluster.queues],
     )
+
+
+def _paused(cluster: Cluster) -> Iterator[Metric]:
+    """What is paused has a series of 1, and what is not has none."""
+    for what, labels, paused in (
+        ("queue", ("queue",), [(queue,) for queue in cluster.paused]),
+        ("group", ("queue", "group"), cluster.paused_groups),
+        ("topic", ("namespace", "topic"), cluster.paused_topics),
+    ):
+        yield _labelled(
+            GaugeMetricFamily,
+            f"queen_{what}_paused",
+            f"1 for each {what} that is paused.",
+            labels,
+            [(own, 1) for own in sorted(paused)],
+        )
 
 
 def _gauge(name: str, meaning: str, value: float) -> Metric:

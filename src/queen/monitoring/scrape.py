@@ -49,6 +49,11 @@ class Cluster:
     lags: Sequence[Lag]
     lags_left_out: int
     dead_letters: Mapping[str, int]
+    paused: Sequence[str]
+    paused_groups: Sequence[tuple[str, str]]
+    """(queue, group)"""
+    paused_topics: Sequence[tuple[str, str]]
+    """(namespace, topic)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,8 @@ class Scraper:
         lags.sort(key=lambda lag: (-lag.messages, lag.queue, lag.group))
         most = _GROUPS_PER_QUEUE * self._most_queues
         letters = await self._database.fetch("dead_letter_counts")
+        paused = await self._database.fetch("paused_queues")
+        topics = await self._database.fetch("topic_paused_names")
         workers = [dict(row) for row in await self._database.fetch("last_flushes", self._recorder.gone_after)]
         rates = await self._database.fetch("last_queue_flushes", self._recorder.gone_after)
         flushed = {str(row["life"]) for row in workers}
@@ -114,6 +121,9 @@ class Scraper:
             lags=lags[:most],
             lags_left_out=max(0, len(lags) - most),
             dead_letters={row["name"]: row["messages"] for row in letters},
+            paused=[row["name"] for row in paused if row["paused"]],
+            paused_groups=[(row["name"], group) for row in paused for group in sorted(row["paused_groups"])],
+            paused_topics=[(row["namespace"], row["name"]) for row in topics],
         )
 
 
@@ -168,5 +178,8 @@ class ShardsScraper(Scraper):
                 lags=[*whole.lags, *part.lags],
                 lags_left_out=whole.lags_left_out + part.lags_left_out,
                 dead_letters={**whole.dead_letters, **part.dead_letters},
+                paused=[*whole.paused, *part.paused],
+                paused_groups=[*whole.paused_groups, *part.paused_groups],
+                paused_topics=[*whole.paused_topics, *part.paused_topics],
             )
         return whole

@@ -260,6 +260,8 @@ _SURFACES: dict[str, Surface] = {
             )
         },
     ),
+    "POST /api/v1/topics/pause": Surface(reads_body=True, refused=_ITEM_FAULTS),
+    "POST /api/v1/topics/resume": Surface(reads_body=True, refused=_ITEM_FAULTS),
     "POST /api/v1/topics/purge": Surface(reads_body=True, refused=_ITEM_FAULTS),
     "DELETE /api/v1/topics": Surface(query=_NO_TOPIC, names=_TOPIC_NAMES, refused_query=_TOPIC_QUERY),
     "GET /api/v1/topics/quotas": Surface(),
@@ -423,6 +425,8 @@ _SURFACES: dict[str, Surface] = {
     ),
     "DELETE /api/v1/resources/queues/{queue}": Surface(unknown={"queue": 200}),
     "DELETE /api/v1/queues/{queue}/clear": Surface(unknown={"queue": 404}, names=("partition",)),
+    "POST /api/v1/resources/queues/{queue}/pause": Surface(unknown={"queue": 404}),
+    "POST /api/v1/resources/queues/{queue}/resume": Surface(unknown={"queue": 404}),
     "GET /api/v1/resources/queues": Surface(numbers=_PAGE, names=("namespace", "task")),
     "GET /api/v1/resources/queues/{queue}": Surface(unknown={"queue": 404}),
     "GET /api/v1/resources/queues/{queue}/depth": Surface(unknown={"queue": 404}),
@@ -484,6 +488,8 @@ _SURFACES: dict[str, Surface] = {
             r'{"subscriptionTimestamp": "a\u0000"}': "subscriptionTimestamp must be",
         },
     ),
+    "POST /api/v1/consumer-groups/{group}/queues/{queue}/pause": Surface(unknown={"group": 404, "queue": 404}),
+    "POST /api/v1/consumer-groups/{group}/queues/{queue}/resume": Surface(unknown={"group": 404, "queue": 404}),
     "POST /api/v1/consumer-groups/{group}/queues/{queue}/seek": Surface(
         reads_body=True,
         body='{"toEnd": true}',

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Final, TypeAlias
 
 from queen.broker.change_log import log_group_change
-from queen.broker.events import Event
+from queen.broker.events import Event, EventKind, named
 from queen.concurrency import chunked_map
 from queen.errors import NotFound
 from queen.log.catalog import Catalog
@@ -119,18 +119,25 @@ class Groups:
     async def delete(self, group: str, queue: str | None, *, with_subscriptions: bool) -> int:
         """Forget where a group is, on one queue or on all; returns on how many partitions.
 
-        With its subscriptions gone it begins anew at its next pop, else again where they say. Dead letters stay.
+        With its subscriptions gone it begins anew at its next pop, else again where they say. Dead letters stay, and
+        it is not paused any more.
         """
         group_id = await self._group(group)
-        if group_id is None:
-            return 0
+        forgotten: Sequence[Record] = ()
+        partitions = 0
         async with self._database.transaction() as transaction:
-            forgotten = await transaction.fetch("forget_subscriptions", group_id, queue) if with_subscriptions else []
-            (row,) = await transaction.fetch("forget_cursors", group_id, queue)
-            changed = forgotten or row["partitions"]
-            changes = [await log_group_change(transaction, group)] if changed else []
+            if group_id is not None:
+                if with_subscriptions:
+                    forgotten = await transaction.fetch("forget_subscriptions", group_id, queue)
+                (row,) = await transaction.fetch("forget_cursors", group_id, queue)
+                partitions = row["partitions"]
+            resumed = await transaction.fetch("forget_pauses", group, queue)
+            changes = [await log_group_change(transaction, group)] if forgotten or partitions else []
+        for one in resumed:
+            self._catalog.refresh_queue(one["name"])
+            changes.append(named(EventKind.QUEUE_CHANGED, one["name"]))
         self._publish(changes)
-        return int(row["partitions"])
+        return partitions
 
     async def move_subscriptions(self, group: str, since: datetime) -> int:
         """Have a group start after `since` on partitions it has not met; returns how many subscriptions it has."""
@@ -236,4 +243,6 @@ def _summary(row: Record, oldest: datetime | None) -> GroupSummary:
         row["mode"],
         iso_millis(row["since"]),
         iso_millis(row["subscribed_at"]),
+        row["paused"],
+        row["queue_paused"],
     )

@@ -18,7 +18,7 @@ from queen.broker.notifications import Handlers, Notifications
 from queen.broker.pop.claims import Claim, Claimer
 from queen.broker.pop.lanes import UNKNOWN, Holds, Lane, LaneRegister
 from queen.broker.pop.matcher import MOST_CLAIMS, Matcher
-from queen.broker.pop.requests import MissingQueuePops, Pop, PopOptions
+from queen.broker.pop.requests import ClosedQueuePops, Pop, PopOptions
 from queen.broker.pop.scanner import HoldTimer, LaneScanner, Share
 from queen.errors import DatabaseUnavailable, QueenError
 from queen.log.catalog import QUEUE_MODE, Catalog, Queue
@@ -93,7 +93,7 @@ class Popper:
         self._subscriptions = Subscriptions(database, self._subscribed, default_subscription)
         self._safety_poll = safety_poll
         self._lanes = LaneRegister()
-        self._missing = MissingQueuePops()
+        self._closed = ClosedQueuePops()
         self._holds = Holds()
         self._hold_timer = HoldTimer(self._holds, self._came_free)
         self._scanner = LaneScanner(
@@ -119,7 +119,7 @@ class Popper:
         for lane in self._lanes:
             for pop in list(lane.all_parked()):
                 pop.expire()
-        for pop in self._missing:
+        for pop in self._closed:
             pop.expire()
 
     async def stop(self) -> None:
@@ -131,11 +131,11 @@ class Popper:
 
     @property
     def parked(self) -> int:
-        return self._lanes.parked + len(self._missing)
+        return self._lanes.parked + len(self._closed)
 
     def parked_by_queue(self) -> dict[str, int]:
         """How many pops wait for each queue, as long as their clients do."""
-        found = self._missing.waiting()
+        found = self._closed.waiting()
         for lane in self._lanes:
             waiting = sum(1 for pop in lane.all_parked() if pop.options.wait and not pop.done)
             if waiting:
@@ -267,7 +267,7 @@ class Popper:
     def _on_queue_changed(self, event: Event) -> None:
         # How long its partitions are held depends on its options, and it may be another one than before.
         self._drop_lanes(lambda lane: lane.queue_name == event[5])
-        self._queue_exists(event[5])
+        self._admit_waiting(event[5])
 
     def _on_queue_gone(self, event: Event) -> None:
         self._drop_lanes(lambda lane: lane.queue_name == event[5])
@@ -282,14 +282,14 @@ class Popper:
 
     def known_queues(self) -> set[str]:
         """The names of the queues that pops have asked for."""
-        return self._lanes.queue_names() | self._missing.queue_names()
+        return self._lanes.queue_names() | self._closed.queue_names()
 
     def correct(self, stored: Mapping[str, Queue | None]) -> None:
         """Drop the lanes of queues that are stored otherwise; pops that waited for one of them enter it now."""
         self._drop_lanes(lambda lane: lane.queue_name in stored and lane.queue != stored[lane.queue_name])
         for name, queue in stored.items():
             if queue is not None:
-                self._queue_exists(name)
+                self._admit_waiting(name, queue)
 
     def forget_everything(self) -> None:
         self._drop_lanes(lambda lane: True)
@@ -303,12 +303,15 @@ class Popper:
         """Bring a pop to its lanes, making them as needed."""
         try:
             lanes = []
+            closed = []
             for name in pop.queue_names:
                 lane = await self._lane(name, pop)
                 if lane is not None:
                     lanes.append(lane)
+                else:
+                    closed.append(name)
             if not lanes:
-                await self._wait_for_queue(pop)
+                await self._wait_for_queues(pop, closed)
                 return
             if len(lanes) > 1:
                 # Priority decides among queues, so what each of them has is known before any is served.
@@ -316,6 +319,9 @@ class Popper:
                 if any(lane.dropped for lane in lanes):
                     self._spawn(self._enter(pop))
                     return
+            if pop.partition_name is None:
+                # It may come for a queue that was resumed, and wait in the others already.
+                lanes = [lane for lane in lanes if lane not in pop.lanes]
             for lane in lanes:
                 lane.admit(pop)
             for lane in lanes:
@@ -324,23 +330,27 @@ class Popper:
                 else:
                     lane.waiting.append(pop)
                 self._kick(lane)
+            if closed and pop.options.wait:
+                await self._wait_for_queues(pop, closed)
         except (QueenError, asyncpg.PostgresError) as error:
             pop.fail(error)
 
-    async def _wait_for_queue(self, pop: Pop) -> None:
+    async def _wait_for_queues(self, pop: Pop, names: Sequence[str]) -> None:
+        """Wait until one of these queues, which are missing or paused, is there to be popped from."""
         if not pop.options.wait:
             pop.resolve(None)
             return
-        for name in pop.queue_names:
-            self._missing.add(name, pop)
-        for name in pop.queue_names:
-            # It may have been created, and notified of, just before the pop began to wait for it.
-            if await self._catalog.queue(name) is not None:
-                self._queue_exists(name)
+        for name in names:
+            self._closed.add(name, pop)
+        for name in names:
+            # It may have been created or resumed, and notified of, just before the pop began to wait for it.
+            queue = await self._catalog.queue(name)
+            if queue is not None:
+                self._admit_waiting(name, queue)
 
-    def _queue_exists(self, name: str) -> None:
-        """A queue exists now: pops that wait for it enter again."""
-        for pop in self._missing.leave(name):
+    def _admit_waiting(self, name: str, queue: Queue | None = None) -> None:
+        """A queue exists, or was resumed: pops that wait for it enter again, unless it is known to be paused."""
+        for pop in self._closed.leave(name, queue):
             self._spawn(self._enter(pop))
 
     async def _lane(self, queue_name: str, pop: Pop) -> Lane | None:
@@ -351,7 +361,7 @@ class Popper:
             assert group_id is not None
             since, plain = await self._subscriptions.place(queue_name, group_id, pop)
             queue = await self._catalog.queue(queue_name)
-            if queue is None:
+            if queue is None or queue.is_paused_for(pop.group):
                 return None
             lane = self._lanes.open(queue, group_id, pop.group)
             lane.since, lane.plain = since, plain
@@ -528,10 +538,11 @@ class Popper:
                     await self._look(lane)
                 elif not lane.parked and not lane.claiming and now - lane.used_at > _IDLE_LANE_SECONDS:
                     self._lanes.remove(lane)
-            self._missing.sweep()
-            for name in self._missing.queue_names():
-                if await self._queue_appeared(name):
-                    self._queue_exists(name)
+            self._closed.sweep()
+            for name in self._closed.queue_names():
+                queue = await self._queue_appeared(name)
+                if queue is not None:
+                    self._admit_waiting(name, queue)
             # However many lanes there are, and however often something is written: a tenth of the time at most.
             await asyncio.sleep(_POLL_REST * (loop.time() - now))
 

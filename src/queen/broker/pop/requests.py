@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
 
+from queen.log.catalog import Queue
 from queen.metrics.meter import Meter, clock
 
 
@@ -130,8 +131,8 @@ class Pop:
         self.lanes.clear()
 
 
-class MissingQueuePops:
-    """Pops by the name of the queue that they wait for."""
+class ClosedQueuePops:
+    """Pops by the name of the queue that they wait for, which does not exist or is paused."""
 
     def __init__(self) -> None:
         self._pops: dict[str, list[Pop]] = {}
@@ -150,9 +151,15 @@ class MissingQueuePops:
         waiting[:] = [other for other in waiting if not other.done]
         waiting.append(pop)
 
-    def leave(self, name: str) -> list[Pop]:
-        """The queue exists now: the pops that waited for it, and still do."""
-        return [pop for pop in self._pops.pop(name, ()) if not pop.done]
+    def leave(self, name: str, queue: Queue | None = None) -> list[Pop]:
+        """The pops that waited for a queue and still do; where it is given, without those that it is paused for."""
+        waiting = [pop for pop in self._pops.pop(name, ()) if not pop.done]
+        if queue is None:
+            return waiting
+        staying = [pop for pop in waiting if queue.is_paused_for(pop.group)]
+        if staying:
+            self._pops[name] = staying
+        return [pop for pop in waiting if not queue.is_paused_for(pop.group)]
 
     def waiting(self) -> dict[str, int]:
         """How many pops wait for each queue."""

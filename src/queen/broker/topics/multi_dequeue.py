@@ -216,7 +216,7 @@ class MultiTopicDequeuer:
         starts = [0, *itertools.accumulate(request.limit for request in requests)][:-1]
         for _ in range(_MOST_TRIES):
             keys = topic_set.look(asyncio.get_running_loop().time())
-            topics = {topic.id: topic for topic in (await self._catalog.find(keys)).values()}
+            topics = {topic.id: topic for topic in (await self._catalog.find(keys)).values() if not topic.paused}
             if not topics:
                 topic_set.found_empty(keys)
                 return [], {}

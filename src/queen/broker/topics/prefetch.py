@@ -536,7 +536,11 @@ class PrefetchingDequeuer(Dequeuer):
     ) -> None:
         """Requests that were given nothing go to the buffer of their topic, if another worker has opened one."""
         served = {request.key for request in batch if given.get(id(request))}
-        unserved = [topics[key] for key in {request.key for request in batch} - served if key in topics]
+        unserved = [
+            topics[key]
+            for key in {request.key for request in batch} - served
+            if key in topics and not topics[key].paused
+        ]
         buffered = await self._buffers.adopt(unserved) if unserved else set()
         for request in batch:
             if request.key in buffered:
@@ -546,7 +550,7 @@ class PrefetchingDequeuer(Dequeuer):
     async def _serve_buffered(self, batch: list[Dequeue]) -> None:
         topic = await self._catalog.one(batch[0].key) if batch else None
         try:
-            if topic is None:
+            if topic is None or topic.paused:
                 raise NotBuffered
             leases = [lease_seconds_of(request, topic) for request in batch]
             items = await self._buffers.take(
@@ -622,6 +626,13 @@ class PrefetchingAdmin(TopicAdmin):
     ) -> None:
         super().__init__(database, catalog, on_changed)
         self._buffers = buffers
+
+    async def pause(self, key: TopicKey, paused: bool) -> bool:
+        changed = await super().pause(key, paused)
+        topic = await self._catalog.one(key)
+        if topic is not None and topic.paused:
+            await self._buffers.close([topic])
+        return changed
 
     async def remove_items(self, topic: Topic) -> int:
         await self._buffers.close([topic])

@@ -251,6 +251,8 @@ class Topics:
             self._awaken((namespace, name), event[4] / 1000)
         elif event[0] == EventKind.TOPIC_CHANGED:
             self.catalog.forget((namespace, name))
+            # It may have been resumed.
+            self._awaken((namespace, name), 0.0)
         elif event[0] == EventKind.QUOTAS_CHANGED:
             self.quotas.forget()
         elif event[0] == EventKind.TOPIC_MODES_CHANGED:
@@ -278,6 +280,7 @@ class Topics:
 
     def _changed(self, key: TopicKey) -> None:
         self.catalog.forget(key)
+        self._awaken(key, 0.0)
         self._send([named(EventKind.TOPIC_CHANGED, _BETWEEN.join(key))])
 
     async def _prepare(self) -> None:

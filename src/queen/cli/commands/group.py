@@ -15,7 +15,7 @@ from queen.cli.common.session import Session, check_answer
 from queen.cli.common.times import age, iso, parse_time
 from queen.cli.common.tree import command, group
 
-app = group("Consumer groups: list, lag, seek, delete.")
+app = group("Consumer groups: list, lag, seek, pause, resume, delete.")
 
 GroupName = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP")]
 
@@ -84,6 +84,23 @@ def seek(
 ) -> None:
     """Move a group on a queue; its leases end."""
     seek_group(Session.of(ctx), name, queue, to, dry_run, "seek")
+
+
+@command(app, "pause", example="queen group pause billing orders")
+def pause(ctx: typer.Context, name: GroupName, queue: QueueName) -> None:
+    """Stop delivering messages of a queue to a group; other groups go on."""
+    session = Session.of(ctx)
+    answer = check_answer(session.admin.pause_consumer_group(name, queue))
+    session.out.said(f"paused cg={name} queue={queue}" + ("" if answer["changed"] else ", as it was"), answer)
+
+
+@command(app, "resume", example="queen group resume billing orders")
+def resume(ctx: typer.Context, name: GroupName, queue: QueueName) -> None:
+    """Deliver messages of a queue to a group again; its waiting pops are served at once."""
+    session = Session.of(ctx)
+    answer = check_answer(session.admin.resume_consumer_group(name, queue))
+    note = "" if answer["changed"] else ", which was not paused"
+    session.out.said(f"resumed cg={name} queue={queue}{note}", answer)
 
 
 @command(app, "subscribe", example="queen group subscribe billing --from '1d ago'")

@@ -30,7 +30,7 @@ from queen.cli.common.session import Session, check_answer
 from queen.cli.common.times import END_WORDS, optional_time, parse_time
 from queen.cli.common.tree import command, group
 
-app = group("Queues: list, describe, configure, clear, delete, export, import.")
+app = group("Queues: list, describe, configure, pause, resume, clear, delete, export, import.")
 partition_app = group("Partitions of queues.")
 namespace_app = group("Namespaces of queues.")
 task_app = group("Tasks of queues.")
@@ -46,6 +46,7 @@ _LIST = (
     Column("PENDING", "messages.pending", right=True),
     Column("PRIORITY", "options.priority", right=True),
     Column("LEASE", lambda row: f"{row['options']['leaseTime']}s", right=True),
+    Column("PAUSED", "paused", wide=True),
     Column("RETRY", "options.retryLimit", wide=True, right=True),
     Column("MAXSIZE", "options.maxSize", wide=True, right=True),
     Column("ENCRYPTED", "options.encryptionEnabled", wide=True),
@@ -233,6 +234,22 @@ def clear(ctx: typer.Context, queue: QueueName, partition: Partition = None, yes
     session.confirm(yes, f"removing the messages of {queue}" + (f"/{partition}" if partition else ""))
     answer = check_answer(session.admin.clear_queue(queue, partition))
     session.out.said(f'cleared "{queue}": {answer["messages"]} messages', answer)
+
+
+@command(app, "pause", example="queen queue pause orders")
+def pause(ctx: typer.Context, queue: QueueName) -> None:
+    """Stop delivering messages of a queue; pushes are stored as before."""
+    session = Session.of(ctx)
+    answer = check_answer(session.admin.pause_queue(queue))
+    session.out.said(f'paused "{queue}"' + ("" if answer["changed"] else ", as it was"), answer)
+
+
+@command(app, "resume", example="queen queue resume orders")
+def resume(ctx: typer.Context, queue: QueueName) -> None:
+    """Deliver messages of a queue again; waiting pops are served at once."""
+    session = Session.of(ctx)
+    answer = check_answer(session.admin.resume_queue(queue))
+    session.out.said(f'resumed "{queue}"' + ("" if answer["changed"] else ", which was not paused"), answer)
 
 
 @command(app, "stats", example="queen queue stats --namespace billing")

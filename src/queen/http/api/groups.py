@@ -16,6 +16,7 @@ from queen.wire.api.groups import (
     DeleteGroupQuery,
     GroupDeleted,
     GroupOnQueue,
+    GroupPaused,
     GroupSummary,
     LaggingPartition,
     LaggingQuery,
@@ -137,6 +138,37 @@ async def move_subscription(shard: Shard, call: Call[None, Subscription]) -> Sub
     name, timestamp = call.name("group"), call.body.subscription_timestamp
     since = read_time(timestamp, "subscriptionTimestamp")
     return SubscriptionMoved(True, name, timestamp, await shard.groups.move_subscriptions(name, since))
+
+
+@routes.on_shard(
+    "POST",
+    f"{_QUEUE}/pause",
+    access=Access.READ_WRITE,
+    placement=by_queue(),
+    summary="Pause a group on a queue",
+    description="Its pops get nothing and wait, those of other groups are served. What it has leased can be "
+    "acknowledged and renewed. The group need not have popped yet.",
+    returns={200: GroupPaused},
+    errors=FOUND,
+)
+async def pause_group(shard: Shard, call: Call[None, None]) -> GroupPaused:
+    name, queue = call.name("group"), call.name("queue")
+    return GroupPaused(True, name, queue, True, await shard.queues.pause_group(queue, name, True))
+
+
+@routes.on_shard(
+    "POST",
+    f"{_QUEUE}/resume",
+    access=Access.READ_WRITE,
+    placement=by_queue(),
+    summary="Resume a group on a queue",
+    description="Its waiting pops are served at once, unless the queue is paused.",
+    returns={200: GroupPaused},
+    errors=FOUND,
+)
+async def resume_group(shard: Shard, call: Call[None, None]) -> GroupPaused:
+    name, queue = call.name("group"), call.name("queue")
+    return GroupPaused(True, name, queue, False, await shard.queues.pause_group(queue, name, False))
 
 
 @routes.on_shard(

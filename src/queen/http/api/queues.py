@@ -21,6 +21,7 @@ from queen.wire.api.queues import (
     PartitionList,
     PartitionsQuery,
     PartitionsUpdated,
+    Paused,
     QueueDepth,
     QueueList,
     QueuesQuery,
@@ -84,6 +85,39 @@ async def delete_queue(shard: Shard, call: Call[None, None]) -> Deleted:
 async def clear_queue(shard: Shard, call: Call[ClearQuery, None]) -> Cleared:
     name, partition = call.name("queue"), call.query.partition or None
     return Cleared(True, name, partition, await shard.queues.clear(name, partition))
+
+
+@routes.on_shard(
+    "POST",
+    "/api/v1/resources/queues/{queue}/pause",
+    access=Access.READ_WRITE,
+    placement=by_queue(),
+    summary="Pause a queue",
+    description="Pushes are stored as before; pops get nothing, and wait as they do for an empty queue. What was "
+    "leased before can be acknowledged and renewed.",
+    returns={200: Paused},
+    example={"success": True, "queue": "orders", "paused": True, "changed": True},
+    errors=FOUND,
+)
+async def pause_queue(shard: Shard, call: Call[None, None]) -> Paused:
+    name = call.name("queue")
+    return Paused(True, name, True, await shard.queues.pause(name, True))
+
+
+@routes.on_shard(
+    "POST",
+    "/api/v1/resources/queues/{queue}/resume",
+    access=Access.READ_WRITE,
+    placement=by_queue(),
+    summary="Resume a queue",
+    description="Waiting pops are served at once. Groups that are paused on it stay so.",
+    returns={200: Paused},
+    example={"success": True, "queue": "orders", "paused": False, "changed": True},
+    errors=FOUND,
+)
+async def resume_queue(shard: Shard, call: Call[None, None]) -> Paused:
+    name = call.name("queue")
+    return Paused(True, name, False, await shard.queues.pause(name, False))
 
 
 @routes.on_shard(

@@ -40,6 +40,7 @@ from queen.wire.api.topics import (
     Mode,
     NackSettled,
     NamespaceQuery,
+    PausedTopic,
     PeekQuery,
     PurgedTopic,
     Quota,
@@ -368,6 +369,42 @@ async def counts(shard: Shard, call: Call[CountsQuery, None]) -> list[TopicCount
 )
 async def configure(shard: Shard, call: Call[None, ConfigureBody]) -> ConfiguredTopic:
     return await shard.broker.topics.admin.configure((call.body.namespace, call.body.topic), call.body.options)
+
+
+@routes.on_shard(
+    "POST",
+    f"{_NATIVE}/pause",
+    access=Access.ADMIN,
+    placement=by_topic(),
+    id="pauseTopic",
+    summary="Pause a topic",
+    description="Items are enqueued as before; dequeues get none of its items, and wait. Leases stay.",
+    body=TopicName,
+    decode=decode_topic,
+    returns={200: PausedTopic},
+    errors=FOUND,
+)
+async def pause(shard: Shard, call: Call[None, TopicName]) -> PausedTopic:
+    key = (call.body.namespace, call.body.topic)
+    return PausedTopic(*key, True, await shard.broker.topics.admin.pause(key, True))
+
+
+@routes.on_shard(
+    "POST",
+    f"{_NATIVE}/resume",
+    access=Access.ADMIN,
+    placement=by_topic(),
+    id="resumeTopic",
+    summary="Resume a topic",
+    description="Waiting dequeues are served at once.",
+    body=TopicName,
+    decode=decode_topic,
+    returns={200: PausedTopic},
+    errors=FOUND,
+)
+async def resume(shard: Shard, call: Call[None, TopicName]) -> PausedTopic:
+    key = (call.body.namespace, call.body.topic)
+    return PausedTopic(*key, False, await shard.broker.topics.admin.pause(key, False))
 
 
 @routes.on_shard(

@@ -21,6 +21,10 @@ _MOST_BODY: Final = 8192
 _AUDITED: Final = frozenset(
     {
         "POST /api/v1/configure",
+        "POST /api/v1/resources/queues/{queue}/pause",
+        "POST /api/v1/resources/queues/{queue}/resume",
+        "POST /api/v1/consumer-groups/{group}/queues/{queue}/pause",
+        "POST /api/v1/consumer-groups/{group}/queues/{queue}/resume",
         "POST /api/v1/consumer-groups/{group}/subscription",
         "POST /api/v1/consumer-groups/{group}/queues/{queue}/seek",
         "POST /api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek",

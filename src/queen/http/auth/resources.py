@@ -454,6 +454,8 @@ READERS: Final[Mapping[str, BodyReader]] = {
     f"GET {_TOPICS}/peek": _dequeue,
     f"GET {_TOPICS}/counts": _dequeue,
     f"POST {_TOPICS}/configure": _configure_topic,
+    f"POST {_TOPICS}/pause": _topic,
+    f"POST {_TOPICS}/resume": _topic,
     f"POST {_TOPICS}/purge": _topic,
     f"DELETE {_TOPICS}": _dequeue,
     f"PUT {_TOPICS}/quotas": _quota,

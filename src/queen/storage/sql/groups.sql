@@ -50,7 +50,8 @@ WITH known AS (
     FROM known k GROUP BY k.group_id, k.queue_id
 )
 SELECT k.group_id, k.queue_id, g.name AS group_name, q.name AS queue_name, k.members, k.lagging, k.behind, k.consumed,
-    k.places, statement_timestamp() AS at, s.mode, s.since, s.created_at AS subscribed_at
+    k.places, statement_timestamp() AS at, s.mode, s.since, s.created_at AS subscribed_at,
+    g.name = ANY (q.paused_groups) AS paused, q.paused AS queue_paused
 FROM summed k
 JOIN queen.groups g ON g.id = k.group_id
 JOIN queen.queues q ON q.id = k.queue_id

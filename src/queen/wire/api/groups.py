@@ -12,7 +12,10 @@ from queen.wire.decode import decode_fields
 
 
 class GroupSummary(Answer):
-    """A group on one queue; `members` counts the partitions it knows, `maxTimeLag` is in seconds."""
+    """A group on one queue; `members` counts the partitions it knows, `maxTimeLag` is in seconds.
+
+    Nothing is delivered to it while it is `paused`, or while its queue is (`queuePaused`).
+    """
 
     name: str
     topics: list[str]
@@ -25,6 +28,8 @@ class GroupSummary(Answer):
     subscription_mode: str | None
     subscription_timestamp: Time | None
     subscription_created_at: Time | None
+    paused: bool
+    queue_paused: bool
 
 
 class LaggingPartition(SnakeAnswer):
@@ -58,6 +63,16 @@ class GroupOnQueue(Answer):
     """Where a group is on the partitions of a queue."""
 
     partitions: list[GroupOnPartition]
+
+
+class GroupPaused(Answer):
+    """Whether nothing is delivered to a group from a queue for now, and whether that is a change."""
+
+    success: bool
+    consumer_group: str
+    queue_name: str
+    paused: bool
+    changed: bool
 
 
 class GroupDeleted(Answer):

@@ -112,6 +112,15 @@ class Cleared(Answer):
     messages: Count
 
 
+class Paused(Answer):
+    """Whether a queue delivers nothing for now, and whether that is a change."""
+
+    success: bool
+    queue: str
+    paused: bool
+    changed: bool
+
+
 class ShortCounters(Answer):
     """Messages of a queue; `pending` leaves out what is being processed."""
 
@@ -121,7 +130,7 @@ class ShortCounters(Answer):
 
 
 class QueueInList(Answer):
-    """A queue and what it holds."""
+    """A queue and what it holds; while it is `paused`, nothing is delivered from it."""
 
     id: Uuid
     name: str
@@ -130,6 +139,7 @@ class QueueInList(Answer):
     created_at: Time
     partitions: Count
     messages: ShortCounters
+    paused: bool
 
 
 class QueueList(Answer):
@@ -178,6 +188,8 @@ class QueueView(Answer):
     created_at: Time
     partitions: list[PartitionView]
     totals: Counters
+    paused: bool
+    paused_groups: list[str]
 
 
 class QueueDepth(Answer):

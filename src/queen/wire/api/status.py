@@ -193,6 +193,8 @@ class WatchedQueue(Answer):
     created_at: Time
     config: WatchedConfig
     options: QueueOptions
+    paused: bool
+    paused_groups: list[str]
 
 
 class WatchedCursor(Answer):

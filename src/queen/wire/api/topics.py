@@ -115,6 +115,16 @@ class TopicCounts(SnakeAnswer):
     leased: Count
     dead: Count
     options: TopicOptions
+    paused: bool
+
+
+class PausedTopic(SnakeAnswer):
+    """Whether a topic delivers nothing for now, and whether that is a change."""
+
+    namespace: str
+    topic: str
+    paused: bool
+    changed: bool
 
 
 class PurgedTopic(SnakeAnswer):
