@@ -128,6 +128,29 @@ export const clearQueue = doing('delete /api/v1/queues/{queue}/clear', (queue: s
   done: ([answer]) => `${plural((answer as Schema['Cleared']).messages, 'message')} removed from ${partition ?? queue}`,
 }))
 
+/** Nothing of a queue is delivered until it is resumed. */
+export const pauseQueue = doing('post /api/v1/resources/queues/{queue}/pause', (queue: string, paused: boolean): Action => {
+  const put = (now: boolean) =>
+    call('post', now ? '/api/v1/resources/queues/{queue}/pause' : '/api/v1/resources/queues/{queue}/resume', { path: { queue } }, `queen.admin.${now ? 'pause' : 'resume'}_queue(${pythonValue(queue)})`)
+  return {
+    title: paused ? 'Pause the queue' : 'Resume the queue',
+    object: queue,
+    verb: paused ? 'Pause queue' : 'Resume queue',
+    effect: async () => {
+      const { pending } = (await get('/api/v1/status', { query: { queue } })).messages
+      return paused
+        ? [
+            { kind: 'warn', text: 'No group gets anything of it; pushes are stored as before.' },
+            { text: 'What is leased already can be acknowledged.' },
+          ]
+        : [{ text: `${plural(pending, 'pending message')} ${pending === 1 ? 'is' : 'are'} delivered again.` }]
+    },
+    calls: () => [put(paused)],
+    done: () => `${queue} is ${paused ? 'paused' : 'resumed'}`,
+    undo: () => [put(!paused)],
+  }
+})
+
 export const deleteQueue = doing('delete /api/v1/resources/queues/{queue}', (queue: string, after?: () => void): Action => ({
   title: 'Delete the queue',
   object: queue,

@@ -67,6 +67,28 @@ export const configureTopic = doing('post /api/v1/topics/configure', (counts: Co
   }
 })
 
+/** No item of a topic is leased until it is resumed. */
+export const pauseTopic = doing('post /api/v1/topics/pause', (counts: Counts, paused: boolean): Action => {
+  const { namespace, topic } = counts
+  const put = (now: boolean) =>
+    call('post', now ? '/api/v1/topics/pause' : '/api/v1/topics/resume', { body: { namespace, topic } }, `queen.admin.${now ? 'pause' : 'resume'}_topic(${pythonValue(namespace)}, ${pythonValue(topic)})`)
+  return {
+    title: paused ? 'Pause the topic' : 'Resume the topic',
+    object: key(counts),
+    verb: paused ? 'Pause topic' : 'Resume topic',
+    effect: () =>
+      paused
+        ? [
+            { kind: 'warn', text: 'Workers get none of its items; what is enqueued waits.' },
+            { text: `${plural(counts.leased, 'leased item')} can be acknowledged.` },
+          ]
+        : [{ text: `${plural(counts.ready, 'ready item')} can be leased again.` }],
+    calls: () => [put(paused)],
+    done: () => `${topic} is ${paused ? 'paused' : 'resumed'}`,
+    undo: () => [put(!paused)],
+  }
+})
+
 export const purgeTopic = doing('post /api/v1/topics/purge', (counts: Counts): Action => {
   const { namespace, topic } = counts
   return {

@@ -270,6 +270,50 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/resources/queues/{queue}/pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Pause a queue
+         * @description Pushes are stored as before; pops get nothing, and wait as they do for an empty queue. What was leased before can be acknowledged and renewed.
+         *
+         *     Access: read-write.
+         */
+        post: operations["pauseQueue"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/resources/queues/{queue}/resume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Resume a queue
+         * @description Waiting pops are served at once. Groups that are paused on it stay so.
+         *
+         *     Access: read-write.
+         */
+        post: operations["resumeQueue"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/resources/queues": {
         parameters: {
             query?: never;
@@ -504,6 +548,50 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/consumer-groups/{group}/queues/{queue}/pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Pause a group on a queue
+         * @description Its pops get nothing and wait, those of other groups are served. What it has leased can be acknowledged and renewed. The group need not have popped yet.
+         *
+         *     Access: read-write.
+         */
+        post: operations["pauseGroup"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/consumer-groups/{group}/queues/{queue}/resume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Resume a group on a queue
+         * @description Its waiting pops are served at once, unless the queue is paused.
+         *
+         *     Access: read-write.
+         */
+        post: operations["resumeGroup"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/consumer-groups/{group}/queues/{queue}/seek": {
         parameters: {
             query?: never;
@@ -515,11 +603,33 @@ export interface paths {
         put?: never;
         /**
          * Seek a group on a queue
-         * @description Leases of the group end. One of `toEnd: true` and `timestamp` is required.
+         * @description Leases of the group end. One of `toEnd`, `toBeginning`, `timestamp` and `offset` is required.
          *
          *     Access: read-write.
          */
         post: operations["seek"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/consumer-groups/{group}/queues/{queue}/seek/preview": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * What a seek would do
+         * @description How many messages would come again, and how many would be skipped. Nothing is changed. Messages that were deleted one by one count as well.
+         *
+         *     Access: read-only.
+         */
+        get: operations["previewSeek"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -536,10 +646,34 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Seek a group to the end of one partition
-         * @description Access: read-write.
+         * Seek a group on one partition
+         * @description As on a queue; without a body, to the end.
+         *
+         *     Access: read-write.
          */
         post: operations["seekPartition"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/release": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Release the lease of a group on a partition
+         * @description Its messages can be had again at once; no retry is counted. The consumer that holds them is not told, and what it acknowledges with this lease from now on is refused.
+         *
+         *     Access: read-write.
+         */
+        post: operations["releaseLease"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1020,6 +1154,28 @@ export interface paths {
          *     Access: read-only.
          */
         get: operations["statusAnalytics"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/events": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Live counters and changes
+         * @description Server-sent events: `counters` at once and every second, and changes within a second. The section on the event stream describes them. A client that reads too slowly is dropped.
+         *
+         *     Access: read-only.
+         */
+        get: operations["events"];
         put?: never;
         post?: never;
         delete?: never;
@@ -1848,6 +2004,50 @@ export interface paths {
          *     Access: admin.
          */
         post: operations["configureTopic"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/topics/pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Pause a topic
+         * @description Items are enqueued as before; dequeues get none of its items, and wait. Leases stay.
+         *
+         *     Access: admin.
+         */
+        post: operations["pauseTopic"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/topics/resume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Resume a topic
+         * @description Waiting dequeues are served at once.
+         *
+         *     Access: admin.
+         */
+        post: operations["resumeTopic"];
         delete?: never;
         options?: never;
         head?: never;
@@ -2960,8 +3160,21 @@ export interface components {
             partitions: components["schemas"]["GroupOnPartition"][];
         };
         /**
+         * GroupPaused
+         * @description Whether nothing is delivered to a group from a queue for now, and whether that is a change.
+         */
+        GroupPaused: {
+            success: boolean;
+            consumerGroup: string;
+            queueName: string;
+            paused: boolean;
+            changed: boolean;
+        };
+        /**
          * GroupSummary
          * @description A group on one queue; `members` counts the partitions it knows, `maxTimeLag` is in seconds.
+         *
+         *         Nothing is delivered to it while it is `paused`, or while its queue is (`queuePaused`).
          */
         GroupSummary: {
             name: string;
@@ -2975,6 +3188,8 @@ export interface components {
             subscriptionMode: string | null;
             subscriptionTimestamp: string | null;
             subscriptionCreatedAt: string | null;
+            paused: boolean;
+            queuePaused: boolean;
         };
         /**
          * Health
@@ -3068,6 +3283,19 @@ export interface components {
             lag_hours: number;
             oldest_unconsumed_at: string | null;
             last_consumed_at: string | null;
+        };
+        /**
+         * LeaseReleased
+         * @description The lease that has ended, and how many messages the partition has for the group now.
+         */
+        LeaseReleased: {
+            success: boolean;
+            consumerGroup: string;
+            queueName: string;
+            partitionName: string;
+            /** Format: uuid */
+            leaseId: string;
+            available: number;
         };
         /**
          * Leases
@@ -3482,8 +3710,22 @@ export interface components {
             pagination: components["schemas"]["Pagination"];
         };
         /**
+         * PartitionMove
+         * @description What a seek would do on a partition: from which offset to which, and how many messages that concerns.
+         */
+        PartitionMove: {
+            partition: string;
+            /** Format: uuid */
+            partitionId: string;
+            position: number;
+            target: number;
+            redelivered: number;
+            skipped: number;
+            leased: boolean;
+        };
+        /**
          * PartitionSought
-         * @description Whether the group was known there, and the time of the last message it skipped.
+         * @description Whether the group was known there, the time of the partition's newest message, and where the group is now.
          */
         PartitionSought: {
             success: boolean;
@@ -3492,6 +3734,7 @@ export interface components {
             partitionName: string;
             updated: boolean;
             cursorMovedTo: string | null;
+            offset: number | null;
         };
         /**
          * PartitionView
@@ -3513,6 +3756,26 @@ export interface components {
          */
         PartitionsUpdated: {
             partitionsUpdated: number;
+        };
+        /**
+         * Paused
+         * @description Whether a queue delivers nothing for now, and whether that is a change.
+         */
+        Paused: {
+            success: boolean;
+            queue: string;
+            paused: boolean;
+            changed: boolean;
+        };
+        /**
+         * PausedTopic
+         * @description Whether a topic delivers nothing for now, and whether that is a change.
+         */
+        PausedTopic: {
+            namespace: string;
+            topic: string;
+            paused: boolean;
+            changed: boolean;
         };
         /**
          * PeerList
@@ -3826,7 +4089,7 @@ export interface components {
         };
         /**
          * QueueInList
-         * @description A queue and what it holds.
+         * @description A queue and what it holds; while it is `paused`, nothing is delivered from it.
          */
         QueueInList: {
             /** Format: uuid */
@@ -3838,6 +4101,7 @@ export interface components {
             createdAt: string;
             partitions: number;
             messages: components["schemas"]["ShortCounters"];
+            paused: boolean;
         };
         /**
          * QueueList
@@ -3963,6 +4227,8 @@ export interface components {
             createdAt: string;
             partitions: components["schemas"]["PartitionView"][];
             totals: components["schemas"]["Counters"];
+            paused: boolean;
+            pausedGroups: string[];
         };
         /**
          * QueuesUpdated
@@ -4064,6 +4330,14 @@ export interface components {
          */
         Registries: {
             response: components["schemas"]["Sampled"];
+        };
+        /**
+         * Release
+         * @description Which lease is meant; without an id, the one there is.
+         */
+        Release: {
+            /** @default null */
+            leaseId?: string | null;
         };
         /**
          * Removed
@@ -4201,13 +4475,32 @@ export interface components {
         };
         /**
          * Seek
-         * @description Where to go: to the end, or after the last message stored at or before a time.
+         * @description Where to go: to the end, to the beginning, after the last message stored at or before a time, or to an offset.
          */
         Seek: {
             /** @default null */
             toEnd?: boolean | null;
             /** @default null */
+            toBeginning?: boolean | null;
+            /** @default null */
             timestamp?: string | null;
+            /** @default null */
+            offset?: number | null;
+        };
+        /**
+         * SeekPreview
+         * @description What a seek would do: messages that would come again, messages that would be skipped, leases that would end.
+         *
+         *         `partitions` are those with the largest effect; the sums are over all.
+         */
+        SeekPreview: {
+            consumerGroup: string;
+            queueName: string;
+            redelivered: number;
+            skipped: number;
+            leases: number;
+            partitionsChanged: number;
+            partitions: components["schemas"]["PartitionMove"][];
         };
         /**
          * SeenWorker
@@ -4795,6 +5088,7 @@ export interface components {
             leased: number;
             dead: number;
             options: components["schemas"]["TopicOptions"];
+            paused: boolean;
         };
         /**
          * TopicDeadLetter
@@ -5113,6 +5407,8 @@ export interface components {
             createdAt: string;
             config: components["schemas"]["WatchedConfig"];
             options: components["schemas"]["QueueOptions"];
+            paused: boolean;
+            pausedGroups: string[];
         };
         /**
          * WatchedTotals
@@ -6652,6 +6948,184 @@ export interface operations {
             };
         };
     };
+    pauseQueue: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The name of a queue. */
+                queue: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "success": true,
+                     *       "queue": "orders",
+                     *       "paused": true,
+                     *       "changed": true
+                     *     }
+                     */
+                    "application/json": components["schemas"]["Paused"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    resumeQueue: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The name of a queue. */
+                queue: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "success": true,
+                     *       "queue": "orders",
+                     *       "paused": false,
+                     *       "changed": true
+                     *     }
+                     */
+                    "application/json": components["schemas"]["Paused"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
     queues: {
         parameters: {
             query?: {
@@ -7582,6 +8056,172 @@ export interface operations {
             };
         };
     };
+    pauseGroup: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The name of a consumer group. */
+                group: string;
+                /** @description The name of a queue. */
+                queue: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GroupPaused"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    resumeGroup: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The name of a consumer group. */
+                group: string;
+                /** @description The name of a queue. */
+                queue: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GroupPaused"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
     seek: {
         parameters: {
             query?: never;
@@ -7683,6 +8323,102 @@ export interface operations {
             };
         };
     };
+    previewSeek: {
+        parameters: {
+            query?: {
+                /** @description To the end. */
+                toEnd?: boolean;
+                /** @description To the beginning. */
+                toBeginning?: boolean;
+                /** @description After the last message stored at or before this time. */
+                timestamp?: string;
+                /** @description The offset of the next message; on each partition the nearest that it holds. */
+                offset?: number;
+                /** @description Only this partition. */
+                partition?: string;
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                /** @description The name of a consumer group. */
+                group: string;
+                /** @description The name of a queue. */
+                queue: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SeekPreview"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
     seekPartition: {
         parameters: {
             query?: never;
@@ -7697,7 +8433,16 @@ export interface operations {
             };
             cookie?: never;
         };
-        requestBody?: never;
+        requestBody?: {
+            content: {
+                /**
+                 * @example {
+                 *       "offset": 1200
+                 *     }
+                 */
+                "application/json": components["schemas"]["Seek"];
+            };
+        };
         responses: {
             /** @description Success. */
             200: {
@@ -7737,6 +8482,140 @@ export interface operations {
             };
             /** @description What the request names does not exist. */
             404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    releaseLease: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The name of a consumer group. */
+                group: string;
+                /** @description The name of a queue. */
+                queue: string;
+                /** @description The name of a partition. */
+                partition: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["Release"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LeaseReleased"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The request contradicts what is stored, or an encrypted message lacks its key. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -9988,6 +10867,80 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["StoredByTime"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    events: {
+        parameters: {
+            query?: {
+                /** @description A bearer token, for clients that cannot set headers. */
+                token?: string;
+                /** @description The stream ends after so many `counters`. */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/event-stream": string;
                 };
             };
             /** @description The request is wrong; nothing was stored. */
@@ -13474,6 +14427,206 @@ export interface operations {
             };
             /** @description The token does not give this access (only when JWT_ENABLED is set). */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    pauseTopic: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TopicName"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PausedTopic"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    resumeTopic: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TopicName"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PausedTopic"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };
