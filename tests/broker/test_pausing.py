@@ -1,4 +1,4 @@
-"""Paused queues, groups and topics: what is stored waits, what was leased can be finished, and resuming wakes at once."""
+"""Paused queues, groups and topics: what is stored waits, what was leased can be finished, resuming wakes at once."""
 
 from __future__ import annotations
 
@@ -84,6 +84,7 @@ async def test_pops_that_wait_are_served_when_a_queue_is_resumed(
 
 async def test_a_group_is_paused_alone(api: Api) -> None:
     await api.push("q", 1)
+    assert await api.pop("elsewhere", consumerGroup="g") == []
     assert await switch(api, group_path("pause"))
     assert not await switch(api, group_path("pause"))
     waiting = asyncio.create_task(api.pop("q", consumerGroup="g", wait=True, timeout=60_000))
@@ -98,7 +99,9 @@ async def test_a_group_is_paused_alone(api: Api) -> None:
     assert payloads(await waiting) == [1]
 
 
-async def test_a_pause_survives_a_restart_and_a_change_of_options(start_server: StartServer, connection: Connection) -> None:
+async def test_a_pause_survives_a_restart_and_a_change_of_options(
+    start_server: StartServer, connection: Connection
+) -> None:
     first = await start_server()
     await first.push("q", 1)
     await switch(first, queue_path("pause"))
@@ -146,9 +149,10 @@ async def test_a_websocket_gets_nothing_from_a_paused_queue_until_it_is_resumed(
 
 async def test_a_group_that_is_deleted_is_not_paused_any_more(api: Api) -> None:
     await api.push("q", 1)
+    assert await api.pop("elsewhere", consumerGroup="g") == []
     await switch(api, group_path("pause"))
     assert (await api.call("DELETE", "/api/v1/consumer-groups/g")).status == 200
-    # The group has popped nothing, so there is nothing of it but the pause.
+    # The group has consumed nothing, so there is nothing of it but the pause.
     assert await switch(api, group_path("pause"))
     await api.pop("q", consumerGroup="h")
     await switch(api, group_path("pause", "h"))
@@ -192,9 +196,13 @@ async def test_what_is_paused_is_seen(api: Api, connection: Connection) -> None:
 
 
 async def test_what_does_not_exist_cannot_be_paused(api: Api) -> None:
+    await api.pop("elsewhere", consumerGroup="g")
     for path in (queue_path("pause"), queue_path("resume"), group_path("pause"), group_path("resume")):
         answer = await api.call("POST", path)
         assert (answer.status, answer.body["error"]) == (404, "Queue not found")
+    for what in ("pause", "resume"):
+        answer = await api.call("POST", group_path(what, "nobody"))
+        assert (answer.status, answer.body["error"]) == (404, "Consumer group not found")
     for what in ("pause", "resume"):
         answer = await api.call("POST", f"/api/v1/topics/{what}", {"namespace": NAMESPACE, "topic": TOPIC})
         assert (answer.status, answer.body["error"]) == (404, "Topic not found")
@@ -215,7 +223,9 @@ async def test_a_paused_topic_takes_items_and_gives_none(start_server: StartServ
     assert await topics.ack(*taken[0]) == [True]
     await topics.enqueue(item(50))
     one = asyncio.create_task(topics.dequeue(1, wait=True, timeout=60_000))
-    many = asyncio.create_task(topics.good("GET", "/dequeue/many", namespace=NAMESPACE, limit=1, wait=True, timeout=60_000))
+    many = asyncio.create_task(
+        topics.good("GET", "/dequeue/many", namespace=NAMESPACE, limit=1, wait=True, timeout=60_000)
+    )
     assert api.worker is not None
     inside = api.worker.broker.topics
     await until(lambda: len(inside.dequeuer.waiting) == 1 and len(inside.multi_dequeuer.waiting) == 1)

@@ -559,7 +559,7 @@ export interface paths {
         put?: never;
         /**
          * Pause a group on a queue
-         * @description Its pops get nothing and wait, those of other groups are served. What it has leased can be acknowledged and renewed. The group need not have popped yet.
+         * @description Its pops get nothing and wait, those of other groups are served. What it has leased can be acknowledged and renewed.
          *
          *     Access: read-write.
          */
@@ -696,6 +696,94 @@ export interface paths {
         get: operations["messages"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/messages/search": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Search the messages of a queue
+         * @description With their payloads; partitions by name, each from its newest message back. A call looks at a bounded number of messages and answers with a `cursor` for the next, until there are no more.
+         *
+         *     Access: read-only.
+         */
+        get: operations["searchMessages"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/messages/delete": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Delete messages, their dead letters and their traces
+         * @description Those that are named, or those that pass a filter: then up to `limit`, and the `cursor` says where to go on. Consumers keep what they have leased.
+         *
+         *     Access: read-write.
+         */
+        post: operations["deleteMessages"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/messages/retry": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Store copies at the ends of their partitions
+         * @description The copies are for every group, and the dead letters of the messages are removed. Messages are named as in a deletion.
+         *
+         *     Access: read-write.
+         */
+        post: operations["retryMessages"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/messages/dlq": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Dead-letter messages
+         * @description Nothing else changes: those that are pending are still delivered. They are named as in a deletion.
+         *
+         *     Access: read-write.
+         */
+        post: operations["giveUpMessages"];
         delete?: never;
         options?: never;
         head?: never;
@@ -2733,6 +2821,101 @@ export interface components {
             worker: number;
         };
         /**
+         * BulkDeadLetterRequest
+         * @description The same, with the group that the dead letters belong to, and their error text.
+         */
+        BulkDeadLetterRequest: {
+            queue: string;
+            /** @default null */
+            messages?: components["schemas"]["MessageRef"][] | null;
+            /** @default null */
+            filter?: components["schemas"]["BulkFilter"] | null;
+            /**
+             * @description How many at most, by a filter.
+             * @default 1000
+             */
+            limit?: number;
+            /** @default null */
+            cursor?: string | null;
+            /**
+             * @description Only count them.
+             * @default false
+             */
+            dryRun?: boolean;
+            /** @default null */
+            consumerGroup?: string | null;
+            /** @default null */
+            error?: string | null;
+        };
+        /**
+         * BulkDone
+         * @description How many messages were meant, and what became of them; up to ten `errors` are given.
+         *
+         *         By a filter, `scanned` messages were looked at; while there is a `cursor`, there may be more.
+         */
+        BulkDone: {
+            success: boolean;
+            queue: string;
+            matched: number;
+            done: number;
+            notFound: number;
+            failed: number;
+            errors: components["schemas"]["BulkFailure"][];
+            scanned: number;
+            cursor: string | null;
+        };
+        /**
+         * BulkFailure
+         * @description A message with which it failed, and why.
+         */
+        BulkFailure: {
+            /** Format: uuid */
+            partitionId: string;
+            transactionId: string;
+            error: string;
+        };
+        /**
+         * BulkFilter
+         * @description Which messages are meant, as in a search.
+         */
+        BulkFilter: {
+            /** @default null */
+            partition?: string | null;
+            /** @default null */
+            status?: components["schemas"]["MessageStatus"] | null;
+            /** @default null */
+            from?: string | null;
+            /** @default null */
+            to?: string | null;
+            /** @default null */
+            text?: string | null;
+            /** @default null */
+            where?: string[] | null;
+        };
+        /**
+         * BulkRequest
+         * @description Messages of a queue: those named in `messages`, or those that pass the `filter`, from the `cursor` on.
+         */
+        BulkRequest: {
+            queue: string;
+            /** @default null */
+            messages?: components["schemas"]["MessageRef"][] | null;
+            /** @default null */
+            filter?: components["schemas"]["BulkFilter"] | null;
+            /**
+             * @description How many at most, by a filter.
+             * @default 1000
+             */
+            limit?: number;
+            /** @default null */
+            cursor?: string | null;
+            /**
+             * @description Only count them.
+             * @default false
+             */
+            dryRun?: boolean;
+        };
+        /**
          * BusStatus
          * @description How many of the groups have consumed a message.
          */
@@ -3504,6 +3687,15 @@ export interface components {
             retryDelay: number;
             ttl: number | null;
             priority: number;
+        };
+        /**
+         * MessageRef
+         * @description Names a message.
+         */
+        MessageRef: {
+            /** Format: uuid */
+            partitionId: string;
+            transactionId: string;
         };
         /**
          * MessageRetried
@@ -4472,6 +4664,43 @@ export interface components {
             min: number | null;
             max: number | null;
             last: number | null;
+        };
+        /**
+         * SearchResult
+         * @description Messages that were found, and how many were looked at; while there is a `cursor`, the search goes on from it.
+         */
+        SearchResult: {
+            messages: components["schemas"]["SearchedMessage"][];
+            scanned: number;
+            cursor: string | null;
+        };
+        /**
+         * SearchedMessage
+         * @description A message that was found, with its place in its partition and its payload.
+         */
+        SearchedMessage: {
+            /** Format: uuid */
+            id: string;
+            transactionId: string | null;
+            /** Format: uuid */
+            partitionId: string;
+            queuePath: string;
+            queue: string;
+            partition: string;
+            namespace: string;
+            task: string;
+            traceId: string | null;
+            producerSub: string | null;
+            /** Format: date-time */
+            createdAt: string;
+            status: components["schemas"]["MessageStatus"];
+            leaseExpiresAt: string | null;
+            unreadable?: string;
+            queueStatus: components["schemas"]["MessageStatus"] | null;
+            busStatus: components["schemas"]["BusStatus"];
+            queuePriority: number;
+            offset: number;
+            data: unknown;
         };
         /**
          * Seek
@@ -8704,6 +8933,439 @@ export interface operations {
             };
             /** @description The token does not give this access (only when JWT_ENABLED is set). */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    searchMessages: {
+        parameters: {
+            query: {
+                /** @description The queue. */
+                queue: string;
+                /** @description Only this partition. */
+                partition?: string;
+                /** @description Only messages of this status. */
+                status?: "completed" | "dead_letter" | "pending" | "processing";
+                /** @description Only messages stored at this time or later. */
+                from?: string;
+                /** @description Only messages stored before this time. */
+                to?: string;
+                /** @description Only messages with this text in the JSON of their payload. */
+                text?: string;
+                /** @description Only messages of whose payload this holds: `path=value`, with `=`, `!=`, `>`, `<`, `>=` or `<=`, or a JSON array of up to 20 of these, all of which have to hold. */
+                where?: string;
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+                /** @description What the call before answered. */
+                cursor?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SearchResult"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    deleteMessages: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "queue": "orders",
+                 *       "filter": {
+                 *         "status": "dead_letter",
+                 *         "where": [
+                 *           "customer.id=42"
+                 *         ]
+                 *       },
+                 *       "limit": 100
+                 *     }
+                 */
+                "application/json": components["schemas"]["BulkRequest"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BulkDone"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    retryMessages: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "queue": "orders",
+                 *       "filter": {
+                 *         "status": "dead_letter",
+                 *         "where": [
+                 *           "customer.id=42"
+                 *         ]
+                 *       },
+                 *       "limit": 100
+                 *     }
+                 */
+                "application/json": components["schemas"]["BulkRequest"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BulkDone"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    giveUpMessages: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "queue": "orders",
+                 *       "filter": {
+                 *         "status": "dead_letter",
+                 *         "where": [
+                 *           "customer.id=42"
+                 *         ]
+                 *       },
+                 *       "limit": 100
+                 *     }
+                 */
+                "application/json": components["schemas"]["BulkDeadLetterRequest"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BulkDone"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };

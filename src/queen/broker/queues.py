@@ -63,7 +63,7 @@ class Queues:
         self._meter.partitions_made(name, len(made))
         # What is told to oneself does not make the catalog read again, because who makes a queue knows it already.
         self._catalog.refresh_queue(name)
-        self._publish([named(EventKind.QUEUE_CHANGED, name)])
+        self._publish([named(EventKind.QUEUE_CHANGED, name, int(bool(made)))])
         partition_id = partition_uuid(self._catalog.shard, partition["id"])
         return Configured(True, str(queue.public_id), partition_id, name, namespace, task, shown_options(queue))
 
@@ -72,7 +72,9 @@ class Queues:
         return await self._pause(name, "pause_queue", name, paused)
 
     async def pause_group(self, name: str, group: str, paused: bool) -> bool:
-        """The same for one group alone, which need not have popped yet."""
+        """The same for one group alone. Raises `NotFound` for a group that no pop has ever named."""
+        if await self._catalog.group(group, create=False) is None:
+            raise NotFound("Consumer group not found")
         return await self._pause(name, "pause_group", name, group, paused)
 
     async def delete(self, name: str) -> bool:

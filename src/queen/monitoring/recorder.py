@@ -193,6 +193,11 @@ class Recorder:
         own = self.report().copy()
         return sorted([own, *await self._board.others()], key=lambda report: report.worker_id)
 
+    async def live_reports(self) -> list[Report]:
+        """The same without a copy: what this worker says of itself goes on changing."""
+        others = await self._board.others()
+        return sorted([self.report(), *others], key=lambda report: report.worker_id)
+
     async def pinned_reports(self) -> list[Report]:
         """The same, pinned up first: should this worker die, what is told of it here is not taken back."""
         own = await self._pin()

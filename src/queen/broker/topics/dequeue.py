@@ -287,7 +287,8 @@ class Dequeuer:
     async def _serve(self, batch: list[Dequeue]) -> None:
         topics = await self._catalog.find({request.key for request in batch})
         requests = sorted(
-            (request for request in batch if request.key in topics and not topics[request.key].paused), key=lambda request: topics[request.key].id
+            (request for request in batch if request.key in topics and not topics[request.key].paused),
+            key=lambda request: topics[request.key].id,
         )
         items = await self.claim(requests, topics) if requests else []
         given = {id(request): some for request, some in zip(requests, items, strict=True)}

@@ -52,8 +52,8 @@ TOPIC_EVENTS: Final = frozenset(
         EventKind.TOPICS_BUFFERED,
     }
 )
-# Names hold no control characters, so this cannot be part of one.
-_BETWEEN: Final = "\n"
+BETWEEN_NAMES: Final = "\n"
+"""Between the namespace and the topic of an event: names hold no control characters."""
 _POLLS_PER_FULL_SEARCH: Final = 12
 # Of the drainer of buffered items.
 _POLL_SECONDS: Final = 0.1
@@ -83,6 +83,8 @@ class Topics:
         self._send = send
         self._poll_seconds = settings.pop_safety_poll_ms / 1000
         self._background = BackgroundTask()
+        self.on_change: Callable[[Event], None] = lambda event: None
+        """Called when this worker has changed a topic or the quota of a namespace."""
         self.redis = _redis_link(settings)
         self.throttle = _throttle(settings, runtime_dir, worker_id)
         self.counters: Counters = MemoryCounters()
@@ -213,7 +215,7 @@ class Topics:
     async def set_quota(self, namespace: str, per_minute: int | None) -> None:
         """Set the quota of a namespace here and at every other worker."""
         await self.quotas.set(namespace, per_minute)
-        self._send([named(EventKind.QUOTAS_CHANGED, namespace)])
+        self._publish(named(EventKind.QUOTAS_CHANGED, namespace))
 
     async def set_mode(self, namespace: str, mode: str | None) -> None:
         """Set the write mode of a namespace here and at every other worker."""
@@ -246,7 +248,7 @@ class Topics:
 
     def handle(self, event: Event) -> None:
         """Apply a notification of another worker."""
-        namespace, _, name = event[5].partition(_BETWEEN)
+        namespace, _, name = event[5].partition(BETWEEN_NAMES)
         if event[0] == EventKind.TOPIC_FED:
             self._awaken((namespace, name), event[4] / 1000)
         elif event[0] == EventKind.TOPIC_CHANGED:
@@ -272,7 +274,7 @@ class Topics:
     def _fed(self, topics: Sequence[tuple[TopicKey, float]]) -> None:
         for key, seconds in topics:
             self._awaken(key, seconds)
-        self._send([topic_fed(_BETWEEN.join(key), seconds) for key, seconds in topics])
+        self._send([topic_fed(BETWEEN_NAMES.join(key), seconds) for key, seconds in topics])
 
     def _awaken(self, key: TopicKey, seconds: float) -> None:
         self.dequeuer.fed(key, seconds)
@@ -281,7 +283,11 @@ class Topics:
     def _changed(self, key: TopicKey) -> None:
         self.catalog.forget(key)
         self._awaken(key, 0.0)
-        self._send([named(EventKind.TOPIC_CHANGED, _BETWEEN.join(key))])
+        self._publish(named(EventKind.TOPIC_CHANGED, BETWEEN_NAMES.join(key)))
+
+    def _publish(self, event: Event) -> None:
+        self.on_change(event)
+        self._send([event])
 
     async def _prepare(self) -> None:
         """Have at hand what a buffered enqueue needs, should PostgreSQL become unavailable before the first one."""

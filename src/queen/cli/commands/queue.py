@@ -9,7 +9,9 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
+from queen.cli.commands.messaging import preview_seek, seek_body
 from queen.cli.common.arguments import (
+    DryRun,
     Namespace,
     NeededGroup,
     Offset,
@@ -27,7 +29,7 @@ from queen.cli.common.exits import NothingFound, ServerFailed, UserError
 from queen.cli.common.log import positions, read_log
 from queen.cli.common.output import Column
 from queen.cli.common.session import Session, check_answer
-from queen.cli.common.times import END_WORDS, optional_time, parse_time
+from queen.cli.common.times import optional_time, parse_time
 from queen.cli.common.tree import command, group
 
 app = group("Queues: list, describe, configure, pause, resume, clear, delete, export, import.")
@@ -371,22 +373,31 @@ def describe_partition(ctx: typer.Context, queue: QueueName, partition: Partitio
     )
 
 
-@command(partition_app, "seek", example="queen partition seek orders p1 --cg billing --to end")
+@command(
+    partition_app,
+    "seek",
+    example="""
+queen partition seek orders p1 --cg billing --to end
+queen partition seek orders p1 --cg billing --offset 1200
+""",
+)
 def seek_partition(
     ctx: typer.Context,
     queue: QueueName,
     partition: PartitionName,
     cg: NeededGroup,
-    to: Annotated[
-        str, typer.Option("--to", help="Only `end`; queen group seek moves a whole queue to a time.")
-    ] = "end",
+    to: Annotated[str | None, typer.Option("--to", help="A time, beginning, or end.")] = None,
+    offset: Annotated[int | None, typer.Option("--offset", min=0, help="An offset.")] = None,
+    dry_run: DryRun = False,
 ) -> None:
-    """Have a group skip all there is on one partition."""
-    if to.lower() not in END_WORDS:
-        raise UserError(f"a single partition can be moved to its end alone, not to {to!r}; see queen group seek")
+    """Move a group on one partition; its lease there ends."""
     session = Session.of(ctx)
-    answer = check_answer(session.admin.seek_partition_to_end(cg, queue, partition))
-    session.out.said(f"seek cg={cg} partition={partition} to=end", answer)
+    body, place = seek_body("end" if to is None and offset is None else to, offset)
+    what = f"seek cg={cg} partition={partition} to={place}"
+    if dry_run:
+        preview_seek(session, cg, queue, body, what, partition=partition)
+        return
+    session.out.said(what, check_answer(session.admin.seek_partition(cg, queue, partition, body)))
 
 
 @partition_app.callback()

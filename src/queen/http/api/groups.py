@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
-from queen.errors import BadRequest
+from queen.broker.ack.leases import HeldLease
+from queen.broker.inspect.groups import BEGINNING, END, Place
+from queen.errors import BadRequest, Conflict, NotFound
 from queen.http.routing.call import Call
 from queen.http.routing.context import Shard
 from queen.http.routing.placement import Everywhere, Paged, by_queue, summed
@@ -20,8 +23,12 @@ from queen.wire.api.groups import (
     GroupSummary,
     LaggingPartition,
     LaggingQuery,
+    LeaseReleased,
     PartitionSought,
+    Release,
     Seek,
+    SeekPreview,
+    SeekPreviewQuery,
     Sought,
     Subscription,
     SubscriptionMoved,
@@ -33,6 +40,7 @@ routes = RouteTable("Consumer groups")
 
 _GROUP = "/api/v1/consumer-groups/{group}"
 _QUEUE = f"{_GROUP}/queues/{{queue}}"
+_PARTITION = f"{_QUEUE}/partitions/{{partition}}"
 
 
 def _by_name(answers: Sequence[list[GroupSummary]]) -> list[GroupSummary]:
@@ -147,7 +155,7 @@ async def move_subscription(shard: Shard, call: Call[None, Subscription]) -> Sub
     placement=by_queue(),
     summary="Pause a group on a queue",
     description="Its pops get nothing and wait, those of other groups are served. What it has leased can be "
-    "acknowledged and renewed. The group need not have popped yet.",
+    "acknowledged and renewed.",
     returns={200: GroupPaused},
     errors=FOUND,
 )
@@ -177,32 +185,98 @@ async def resume_group(shard: Shard, call: Call[None, None]) -> GroupPaused:
     access=Access.READ_WRITE,
     placement=by_queue(),
     summary="Seek a group on a queue",
-    description="Leases of the group end. One of `toEnd: true` and `timestamp` is required.",
+    description="Leases of the group end. One of `toEnd`, `toBeginning`, `timestamp` and `offset` is required.",
     body=Seek,
     body_example={"timestamp": "2026-04-26T10:59:28Z"},
     returns={200: Sought},
     errors=DATABASE,
 )
 async def seek(shard: Shard, call: Call[None, Seek]) -> Sought:
-    name, queue = call.name("group"), call.name("queue")
-    to_end, timestamp = call.body.to_end is True, call.body.timestamp
-    if not to_end and timestamp is None:
-        raise BadRequest("Must specify either 'toEnd': true or 'timestamp'")
-    moment = read_time(timestamp, "timestamp") if timestamp is not None and not to_end else None
-    count = await shard.groups.seek(name, queue, moment)
-    return Sought(True, name, queue, to_end, None if to_end else timestamp, count)
+    name, queue, asked = call.name("group"), call.name("queue"), call.body
+    place = _place_in(asked)
+    count = await shard.groups.seek(name, queue, place)
+    timestamp = asked.timestamp if isinstance(place, datetime) else None
+    return Sought(True, name, queue, place == END, timestamp, count)
+
+
+@routes.on_shard(
+    "GET",
+    f"{_QUEUE}/seek/preview",
+    access=Access.READ_ONLY,
+    placement=by_queue(),
+    id="previewSeek",
+    summary="What a seek would do",
+    description="How many messages would come again, and how many would be skipped. Nothing is changed. Messages that "
+    "were deleted one by one count as well.",
+    query=SeekPreviewQuery,
+    returns={200: SeekPreview},
+    errors=FOUND,
+)
+async def preview_seek(shard: Shard, call: Call[SeekPreviewQuery, None]) -> SeekPreview:
+    name, queue, asked = call.name("group"), call.name("queue"), call.query
+    place = _place(asked.to_end, asked.to_beginning, asked.timestamp, asked.offset)
+    return await shard.groups.preview_seek(name, queue, asked.partition or None, place, asked.limit)
 
 
 @routes.on_shard(
     "POST",
-    f"{_QUEUE}/partitions/{{partition}}/seek",
+    f"{_PARTITION}/seek",
     access=Access.READ_WRITE,
     placement=by_queue(),
-    summary="Seek a group to the end of one partition",
+    summary="Seek a group on one partition",
+    description="As on a queue; without a body, to the end.",
+    body=Seek,
+    body_required=False,
+    body_example={"offset": 1200},
     returns={200: PartitionSought},
     errors=FOUND,
 )
-async def seek_partition(shard: Shard, call: Call[None, None]) -> PartitionSought:
+async def seek_partition(shard: Shard, call: Call[None, Seek]) -> PartitionSought:
     name, queue, partition = (call.name(key) for key in ("group", "queue", "partition"))
-    result = await shard.groups.seek_partition(name, queue, partition)
-    return PartitionSought(True, name, queue, partition, result.updated, iso_millis(result.moved_to))
+    place = END if not call.body or call.body == Seek() else _place_in(call.body)
+    result = await shard.groups.seek_partition(name, queue, partition, place)
+    moved_to = iso_millis(result.moved_to)
+    return PartitionSought(True, name, queue, partition, result.updated, moved_to, result.offset)
+
+
+@routes.on_shard(
+    "POST",
+    f"{_PARTITION}/release",
+    access=Access.READ_WRITE,
+    placement=by_queue(),
+    summary="Release the lease of a group on a partition",
+    description="Its messages can be had again at once; no retry is counted. The consumer that holds them is not told, "
+    "and what it acknowledges with this lease from now on is refused.",
+    body=Release,
+    body_required=False,
+    returns={200: LeaseReleased},
+    errors=(404, 409, 503),
+)
+async def release_lease(shard: Shard, call: Call[None, Release]) -> LeaseReleased:
+    name, queue, partition = (call.name(key) for key in ("group", "queue", "partition"))
+    partition_id, lease_id = await shard.groups.current_lease(name, queue, partition)
+    wanted = call.body.lease_id if call.body else None
+    if wanted is not None and wanted.lower() != lease_id:
+        raise Conflict(f"Partition {partition!r} is leased to the group as {lease_id}, not as {wanted}")
+    if not await shard.broker.releaser.release([HeldLease(lease_id, (partition_id,))]):
+        raise NotFound(f"The group has no lease on partition {partition!r}")
+    preview = await shard.groups.preview_seek(name, queue, partition, END, 1)
+    return LeaseReleased(True, name, queue, partition, lease_id, preview.skipped)
+
+
+def _place_in(asked: Seek) -> Place:
+    # Beside `toEnd` a time means nothing, as it always has.
+    at = read_time(asked.timestamp, "timestamp") if asked.timestamp is not None and not asked.to_end else None
+    return _place(asked.to_end, asked.to_beginning, at, asked.offset)
+
+
+def _place(to_end: bool | None, to_beginning: bool | None, moment: datetime | None, offset: int | None) -> Place:
+    """Where a seek goes, of which exactly one thing is said."""
+    places: list[Place | None] = [END if to_end else None, BEGINNING if to_beginning else None, moment, offset]
+    said = [place for place in places if place is not None]
+    if not said:
+        # Worded as clients know it.
+        raise BadRequest("Must specify either 'toEnd': true or 'timestamp'")
+    if len(said) > 1:
+        raise BadRequest("Must specify only one of 'toEnd', 'toBeginning', 'timestamp' and 'offset'")
+    return said[0]

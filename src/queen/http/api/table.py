@@ -11,6 +11,7 @@ from queen.http.api import (
     cluster,
     consume,
     dead_letters,
+    events,
     groups,
     health,
     maintenance,
@@ -50,6 +51,7 @@ _MODULES: Final = (
     maintenance,
     audit,
     status,
+    events,
     analytics,
     metrics,
     streams,
@@ -87,6 +89,7 @@ def add_routes(
             upgrade=_bind_upgrade(operation, api),
             parse_query=parse_query(operation),
             declaration=operation,
+            streams=operation.streams,
         )
     api.routes = router.routes
 

@@ -85,6 +85,8 @@ class Operation:
     errors: tuple[int, ...] = ()
     cached: bool = False
     upgrade: Callable[[Api, Request, Connection], Response | None] | None = None
+    streams: bool = False
+    """A direct handler that answers with a `ResponseStream`."""
 
     @property
     def key(self) -> str:

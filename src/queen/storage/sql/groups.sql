@@ -128,6 +128,30 @@ WHERE $5::float8 IS NULL OR (k.next_offset > k.position AND k.seconds > $5)
 ORDER BY CASE WHEN $5 IS NOT NULL THEN k.seconds END DESC, g.name, q.name, k.name
 LIMIT $6 OFFSET $7;
 
+-- name: seek_positions
+-- Where a group is on the partitions of a queue (or on one, $3) that it knows, with $4-$6 saying where it is to start on
+-- those with news that it has not met; and what they hold.
+SELECT p.id, p.name, p.floor_offset, p.next_offset, k.position, k.leased
+FROM queen.partitions p
+CROSS JOIN LATERAL (
+    SELECT least(greatest(c.committed, p.floor_offset), p.next_offset) AS position,
+        c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp() AS leased
+    FROM queen.cursors c WHERE c.partition_id = p.id AND c.group_id = $1
+    UNION ALL
+    SELECT coalesce((SELECT greatest(n.start, p.floor_offset) FROM unnest($4::integer[], $5::bigint[], $6::bigint[])
+        AS n (group_id, partition_id, start) WHERE n.partition_id = p.id), p.next_offset), false
+    WHERE NOT EXISTS (SELECT FROM queen.cursors c WHERE c.partition_id = p.id AND c.group_id = $1)
+        AND EXISTS (SELECT FROM queen.subscriptions s JOIN queen.queues q ON q.name = s.queue_name
+            WHERE s.group_id = $1 AND q.id = p.queue_id AND s.partition_name IN ('', p.name))
+) k
+WHERE p.queue_id = $2 AND ($3::text IS NULL OR p.name = $3)
+ORDER BY p.id;
+
+-- name: live_lease
+-- The live lease that a group has on a partition.
+SELECT lease_id::text AS lease_id FROM queen.cursors
+WHERE partition_id = $1 AND group_id = $2 AND lease_id IS NOT NULL AND lease_until > clock_timestamp();
+
 -- name: unmet_partitions
 -- Partitions of a queue (one, or all of them) that a subscription of a group covers, but where it has no cursor yet.
 SELECT DISTINCT p.id

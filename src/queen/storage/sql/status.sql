@@ -34,6 +34,16 @@ WITH slowest AS (
 )
 SELECT *, statement_timestamp() AS at FROM named, messages, leased, dead, lag;
 
+-- name: live_depth
+-- What all queues hold, as the group furthest behind sees it.
+SELECT (SELECT count(*) FROM queen.queues) AS queues, count(*) AS partitions,
+    coalesce(sum(p.next_offset - p.floor_offset), 0)::bigint AS stored,
+    coalesce(sum(p.next_offset - greatest(s.committed, p.floor_offset)), 0)::bigint AS pending,
+    (SELECT count(*) FROM queen.dead_letters) AS dead_letters
+FROM queen.partitions p LEFT JOIN (
+    SELECT partition_id, min(committed) AS committed FROM queen.cursors GROUP BY partition_id
+) s ON s.partition_id = p.id;
+
 -- name: queue_ids
 -- The queues of a name, namespace and task; empty: any.
 SELECT id FROM queen.queues

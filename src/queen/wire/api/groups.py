@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, TypeAlias
 
 from msgspec import UNSET, Meta, UnsetType
 
 from queen.errors import BadRequest
-from queen.wire.api.fields import Answer, Body, Count, Page, Query, SnakeAnswer, Time, Uuid
+from queen.wire.api.fields import (
+    LARGEST_BIGINT,
+    Answer,
+    Body,
+    Count,
+    Limit,
+    OptionalName,
+    Page,
+    Query,
+    SnakeAnswer,
+    Time,
+    Uuid,
+)
 from queen.wire.decode import decode_fields
 
 
@@ -111,11 +124,36 @@ class SubscriptionMoved(Answer):
     rows_updated: Count
 
 
+SeekOffset: TypeAlias = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=LARGEST_BIGINT,
+        description="The offset of the next message; on each partition the nearest that it holds.",
+    ),
+]
+
+
 class Seek(Body):
-    """Where to go: to the end, or after the last message stored at or before a time."""
+    """Where to go: to the end, to the beginning, after the last message stored at or before a time, or to an offset."""
 
     to_end: bool | None = None
+    to_beginning: bool | None = None
     timestamp: Time | None = None
+    offset: SeekOffset | None = None
+
+
+class SeekPreviewQuery(Query):
+    """Where to go, as in the body of a seek."""
+
+    to_end: Annotated[bool, Meta(description="To the end.")] = False
+    to_beginning: Annotated[bool, Meta(description="To the beginning.")] = False
+    timestamp: Annotated[datetime | None, Meta(description="After the last message stored at or before this time.")] = (
+        None
+    )
+    offset: SeekOffset | None = None
+    partition: Annotated[OptionalName, Meta(description="Only this partition.")] = ""
+    limit: Limit = 100
 
 
 class Sought(Answer):
@@ -130,7 +168,7 @@ class Sought(Answer):
 
 
 class PartitionSought(Answer):
-    """Whether the group was known there, and the time of the last message it skipped."""
+    """Whether the group was known there, the time of the partition's newest message, and where the group is now."""
 
     success: bool
     consumer_group: str
@@ -138,6 +176,51 @@ class PartitionSought(Answer):
     partition_name: str
     updated: bool
     cursor_moved_to: Time | None
+    offset: Count | None
+
+
+class PartitionMove(Answer):
+    """What a seek would do on a partition: from which offset to which, and how many messages that concerns."""
+
+    partition: str
+    partition_id: Uuid
+    position: Count
+    target: Count
+    redelivered: Count
+    skipped: Count
+    leased: bool
+
+
+class SeekPreview(Answer):
+    """What a seek would do: messages that would come again, messages that would be skipped, leases that would end.
+
+    `partitions` are those with the largest effect; the sums are over all.
+    """
+
+    consumer_group: str
+    queue_name: str
+    redelivered: Count
+    skipped: Count
+    leases: Count
+    partitions_changed: Count
+    partitions: list[PartitionMove]
+
+
+class Release(Body):
+    """Which lease is meant; without an id, the one there is."""
+
+    lease_id: Uuid | None = None
+
+
+class LeaseReleased(Answer):
+    """The lease that has ended, and how many messages the partition has for the group now."""
+
+    success: bool
+    consumer_group: str
+    queue_name: str
+    partition_name: str
+    lease_id: Uuid
+    available: Count
 
 
 class LaggingQuery(Page):

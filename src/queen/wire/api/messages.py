@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from queen.wire.api.fields import Answer, Body, Count, Limit, Name, Offset, Query, Time, Uuid
+from queen.wire.api.fields import Answer, Body, Count, Limit, Name, Offset, OptionalName, Query, Time, Uuid
 
 
 class MessageStatus(StrEnum):
@@ -159,6 +159,106 @@ class MessagesQuery(Query):
     )
     limit: Limit = 200
     offset: Offset = 0
+
+
+class SearchQuery(Query):
+    """What is searched, and where the search goes on."""
+
+    queue: Annotated[Name, Meta(description="The queue.")]
+    partition: Annotated[OptionalName, Meta(description="Only this partition.")] = ""
+    status: Annotated[MessageStatus | None, Meta(description="Only messages of this status.")] = None
+    since: Annotated[datetime | None, Meta(description="Only messages stored at this time or later.")] = field(
+        default=None, name="from"
+    )
+    until: Annotated[datetime | None, Meta(description="Only messages stored before this time.")] = field(
+        default=None, name="to"
+    )
+    text: Annotated[str, Meta(description="Only messages with this text in the JSON of their payload.")] = ""
+    where: Annotated[
+        str,
+        Meta(
+            description="Only messages of whose payload this holds: `path=value`, with `=`, `!=`, `>`, `<`, `>=` or "
+            "`<=`, or a JSON array of up to 20 of these, all of which have to hold."
+        ),
+    ] = ""
+    limit: Limit = 50
+    cursor: Annotated[str, Meta(description="What the call before answered.")] = ""
+
+
+class SearchedMessage(MessageInList, kw_only=True):
+    """A message that was found, with its place in its partition and its payload."""
+
+    offset: Count
+    data: Any
+
+
+class SearchResult(Answer):
+    """Messages that were found, and how many were looked at; while there is a `cursor`, the search goes on from it."""
+
+    messages: list[SearchedMessage]
+    scanned: Count
+    cursor: str | None
+
+
+class MessageRef(Body):
+    """Names a message."""
+
+    partition_id: Uuid
+    transaction_id: str
+
+
+class BulkFilter(Body, kw_only=True):
+    """Which messages are meant, as in a search."""
+
+    partition: Name | None = None
+    status: MessageStatus | None = None
+    since: Time | None = field(default=None, name="from")
+    until: Time | None = field(default=None, name="to")
+    text: str | None = None
+    where: list[str] | None = None
+
+
+class BulkRequest(Body, kw_only=True):
+    """Messages of a queue: those named in `messages`, or those that pass the `filter`, from the `cursor` on."""
+
+    queue: Name
+    messages: Annotated[list[MessageRef], Meta(max_length=10_000)] | None = None
+    filter: BulkFilter | None = None
+    limit: Annotated[int, Meta(ge=1, le=10_000, description="How many at most, by a filter.")] = 1000
+    cursor: str | None = None
+    dry_run: Annotated[bool, Meta(description="Only count them.")] = False
+
+
+class BulkDeadLetterRequest(BulkRequest, kw_only=True):
+    """The same, with the group that the dead letters belong to, and their error text."""
+
+    consumer_group: Name | None = None
+    error: str | None = None
+
+
+class BulkFailure(Answer):
+    """A message with which it failed, and why."""
+
+    partition_id: Uuid
+    transaction_id: str
+    error: str
+
+
+class BulkDone(Answer):
+    """How many messages were meant, and what became of them; up to ten `errors` are given.
+
+    By a filter, `scanned` messages were looked at; while there is a `cursor`, there may be more.
+    """
+
+    success: bool
+    queue: str
+    matched: Count
+    done: Count
+    not_found: Count
+    failed: Count
+    errors: list[BulkFailure]
+    scanned: Count
+    cursor: str | None
 
 
 class DeadLetterQuery(Query):
