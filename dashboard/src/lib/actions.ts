@@ -48,6 +48,10 @@ export interface Action {
   calls: (form: Form) => Call<any>[]
   /** One after the other, and no further once one has failed. */
   inOrder?: boolean
+  /** What is called after an answer: for work that the server does a part at a time. */
+  next?: (answer: any, form: Form) => Call<any> | undefined
+  /** How far along it is: what an answer adds, and what all of them are expected to add. */
+  progress?: { of: (answer: any) => number; total: () => number | undefined }
   done: (answers: any[], form: Form) => string
   undo?: (answers: any[], form: Form) => Call<any>[] | undefined
   after?: (answers: any[], form: Form) => void
