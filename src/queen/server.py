@@ -83,7 +83,7 @@ from queen.metrics.report import SnapshotStore
 from queen.monitoring.families import HostFamilies, PipelineFamilies
 from queen.monitoring.history import History, Standings
 from queen.monitoring.live import LiveFeed
-from queen.monitoring.recorder import Recorder, ShellView
+from queen.monitoring.recorder import HttpStats, Recorder
 from queen.monitoring.scrape import Scraper, ShardsScraper
 from queen.monitoring.status import Status
 from queen.redis.interfaces import Counters
@@ -142,7 +142,7 @@ class Worker:
             self.broker,
             SnapshotStore(runtime_dir, worker_id, settings.num_workers),
             socket.gethostname(),
-            ShellView(self.shell.statuses, self.shell.in_flight),
+            HttpStats(self.shell.statuses, self.shell.in_flight),
         )
         self.live = LiveFeed(
             self.brokers, self.recorder, self._sharded.directory.changed if self._sharded is not None else None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from queen.http.api import groups, queues
+from queen.http.api.resources import groups, queues
 from queen.http.server.message import Access
 from tests.conftest import StartServer
 from tests.support.ageing import Connection, broker_of, clean, until

@@ -15,8 +15,8 @@ import pytest
 
 from queen.embedded import EmbeddedPostgres
 from queen.storage.database import Database
-from tests.conftest import TEMPLATE
 from tests.support.database import Connection
+from tests.support.databases import TEMPLATE
 
 ROWS = 16
 # A statement about 16 rows, in tables of hundreds of thousands.

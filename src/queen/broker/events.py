@@ -34,7 +34,7 @@ class EventKind(StrEnum):
     GROUP_CHANGED = "g"
     """(group name, number of the change): its cursors were moved or removed"""
     LOOK = "l"
-    """(queue id): something may be there that no other event told of"""
+    """(queue id): there may be messages without a PUSHED event"""
     MODES_CHANGED = "m"
     """a maintenance mode was switched on or off"""
     TOPIC_FED = "e"

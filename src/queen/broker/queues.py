@@ -13,7 +13,7 @@ from queen.errors import NotFound
 from queen.log.catalog import Catalog, Queue
 from queen.metrics.meter import Meter
 from queen.storage.database import Database
-from queen.wire.api.queues import Configured, QueueOptions
+from queen.wire.api.resources.queues import Configured, QueueOptions
 from queen.wire.ids import partition_uuid
 from queen.wire.options import OptionValue
 from queen.wire.push import DEFAULT_PARTITION
@@ -61,7 +61,7 @@ class Queues:
             made = await transaction.fetch("create_partitions", [queue.id], [DEFAULT_PARTITION])
             (partition,) = await transaction.fetch("partitions_by_names", [queue.id], [DEFAULT_PARTITION])
         self._meter.partitions_made(name, len(made))
-        # What is told to oneself does not make the catalog read again, because who makes a queue knows it already.
+        # A worker's own notification does not refresh its catalog: it has the queue already.
         self._catalog.refresh_queue(name)
         self._publish([named(EventKind.QUEUE_CHANGED, name, int(bool(made)))])
         partition_id = partition_uuid(self._catalog.shard, partition["id"])
@@ -88,7 +88,7 @@ class Queues:
             if held:
                 dropped = await transaction.fetch("drop_queue_partitions", held[0]["id"])
                 await transaction.fetch("drop_queue", held[0]["id"])
-        # Also when it is not there: somebody may still believe it is.
+        # Also if it does not exist: another worker may have it cached.
         self._publish([named(EventKind.QUEUE_GONE, name)])
         if held:
             self._meter.partitions_removed(name, len(dropped))

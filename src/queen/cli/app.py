@@ -100,7 +100,7 @@ ENTRIES: Final = (
     Entry("task", f"{_C}.queue:task_app", "Tasks of queues.", "Resources", ("tasks",)),
     Entry(
         "pipeline",
-        "queen.cli.pipeline:pipeline",
+        "queen.cli.pipelines.commands:pipeline",
         "Data pipelines on Apache Spark: windows, joins, archives and reports over queues.",
         "Resources",
         remote=False,

@@ -373,7 +373,7 @@ class AdminCalls(Generic[Answer]):
         return self._get("/api/v1/analytics/retention", params)
 
     def get_postgres_stats(self) -> Answer:
-        """What PostgreSQL tells about itself."""
+        """Statistics of PostgreSQL."""
         return self._get("/api/v1/analytics/postgres-stats")
 
     def _get(self, path: str, params: Mapping[str, Any] | None = None) -> Answer:

@@ -256,7 +256,7 @@ class Catalog:
         self._queues_by_id.pop(queue.id, None)
         for key, partition in self._partitions.items():
             if key[0] == queue.id:
-                # The window may have grown: what was learnt for the old one is not enough.
+                # The window may have grown: the ids of the old one are not enough.
                 partition.known_to = None
 
     def forget_partition(self, partition: Partition) -> None:

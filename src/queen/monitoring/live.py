@@ -26,7 +26,7 @@ from queen.errors import QueenError
 from queen.metrics.report import Report
 from queen.monitoring.recorder import Recorder
 from queen.storage.database import Record
-from queen.wire.api.events import (
+from queen.wire.api.monitoring.events import (
     DeadLetterEvent,
     GroupEvent,
     LiveDepth,

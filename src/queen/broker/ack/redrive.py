@@ -121,7 +121,7 @@ class Redriver:
         return await self._carry_out(queue, partition_ids, work)
 
     async def _carry_out(self, queue: Queue, partition_ids: list[int], work: _Work) -> tuple[list[Redriven], int]:
-        """Do the work in a transaction; again after a deadlock, and with new ids when the old turn out to be taken."""
+        """Do the work in a transaction; again after a deadlock, and with new ids if the old ones exist already."""
         for attempt in range(1, _ATTEMPTS + 1):
             known = await self._catalog.queue(queue.name)
             partitions = await self._catalog.partitions_by_id(partition_ids)

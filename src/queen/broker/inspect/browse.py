@@ -16,7 +16,7 @@ from queen.broker.inspect.find import MessageFinder
 from queen.log.catalog import QUEUE_MODE, Catalog, Partition, Queue
 from queen.log.segments import Place, StoredMessage, StoredMessages
 from queen.storage.database import Database, Fetcher, Record, can_be_stored
-from queen.wire.api.messages import (
+from queen.wire.api.messages.browse import (
     BusStatus,
     ConsumptionMode,
     MessageConsumer,

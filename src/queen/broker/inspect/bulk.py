@@ -16,7 +16,7 @@ from queen.errors import Conflict, NotFound, QueenError
 from queen.log.catalog import Catalog, Partition, Queue
 from queen.log.segments import Place, StoredMessage, StoredMessages, UnreadableSegment, locate, read_segment
 from queen.storage.database import Database, Transaction, can_be_stored, storable
-from queen.wire.api.messages import BulkDone, BulkFailure, MessageRef
+from queen.wire.api.messages.browse import BulkDone, BulkFailure, MessageRef
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import parse_partition_uuid
 from queen.wire.segment import MalformedSegment

@@ -18,7 +18,7 @@ from queen.errors import NotFound
 from queen.log.catalog import Catalog
 from queen.log.segments import Moment, offsets_after
 from queen.storage.database import Database, Fetcher, Record
-from queen.wire.api.groups import (
+from queen.wire.api.resources.groups import (
     GroupOnPartition,
     GroupOnQueue,
     GroupSummary,
@@ -37,7 +37,7 @@ Pair: TypeAlias = tuple[int, int]
 
 
 class Oldest:
-    """Finds them by a look at the segments of every partition, and remembers them for those who stay where they are.
+    """Reads them from the segments of every partition, and caches them for groups that have not moved.
 
     `places` of a pair is a hash of the partitions where the group is behind, and of where it is on each: as long as it
     is the same, so is the oldest message, for the time of a stored message never changes.
@@ -124,7 +124,7 @@ class Groups:
         ]
 
     async def detail(self, group: str) -> dict[str, GroupOnQueue]:
-        """Where a group is on every partition it knows, by queue; empty when nobody knows the group."""
+        """Positions of a group on its partitions, by queue; empty for an unknown group."""
         group_id = await self._group(group)
         rows = [] if group_id is None else await self._positions([group_id], None, None, 0)
         queues: dict[str, GroupOnQueue] = {}

@@ -14,7 +14,15 @@ import msgspec
 from queen.concurrency import chunked_map
 from queen.errors import NotFound
 from queen.storage.database import Database, Record
-from queen.wire.api.queues import (
+from queen.wire.api.monitoring.status import (
+    QueueStatus,
+    WatchedConfig,
+    WatchedCursor,
+    WatchedPartition,
+    WatchedQueue,
+    WatchedTotals,
+)
+from queen.wire.api.resources.queues import (
     Counters,
     LabelCounters,
     NamespaceView,
@@ -25,14 +33,6 @@ from queen.wire.api.queues import (
     QueueView,
     ShortCounters,
     TaskView,
-)
-from queen.wire.api.status import (
-    QueueStatus,
-    WatchedConfig,
-    WatchedCursor,
-    WatchedPartition,
-    WatchedQueue,
-    WatchedTotals,
 )
 from queen.wire.ids import partition_uuid
 from queen.wire.times import iso_millis

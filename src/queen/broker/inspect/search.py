@@ -19,7 +19,7 @@ from queen.errors import BadRequest, NotFound
 from queen.log.catalog import Catalog, Partition, Queue
 from queen.log.segments import Moment, Place, StoredMessage, offsets_after, read_segment, stored_message
 from queen.storage.database import Database, Record, can_be_stored
-from queen.wire.api.messages import MessageStatus, SearchedMessage
+from queen.wire.api.messages.browse import MessageStatus, SearchedMessage
 from queen.wire.conditions import PayloadFilter
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import IdBlock

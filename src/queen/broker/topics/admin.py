@@ -12,7 +12,7 @@ from queen.broker.topics.settle import find_places
 from queen.errors import NotFound
 from queen.log.topics import LOCKS, Topic, TopicCatalog, TopicKey, lock_keys, topic_options
 from queen.storage.database import Database, Record
-from queen.wire.api.topics import ConfiguredTopic, TopicCounts, TopicOptions
+from queen.wire.api.resources.topics import ConfiguredTopic, TopicCounts, TopicOptions
 from queen.wire.options import read_options
 from queen.wire.topics import ItemRef
 

@@ -216,7 +216,7 @@ class Dequeuer:
         self._ids = context.ids
         self._on_leased = context.on_leased
         self._meter = context.meter
-        self._throttle = context.throttle
+        self._fair_share = context.fair_share
         self.waiting: WaitLists[TopicKey, Dequeue] = WaitLists(
             context.database.availability, self.submit, self.wake_all
         )
@@ -278,7 +278,7 @@ class Dequeuer:
             most=_MOST_WAITING,
             tenant=lambda request: request.key[0],
             spare=lambda request, error: self.waiting.keep(request.key, request, error),
-            throttle=self._throttle,
+            fair_share=self._fair_share,
         )
 
     def submit(self, request: Dequeue) -> None:

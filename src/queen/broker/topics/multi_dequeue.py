@@ -115,7 +115,7 @@ class MultiTopicDequeuer:
             most=_MOST_WAITING,
             tenant=lambda request: request.key[0],
             spare=lambda request, error: self.waiting.keep(self._topic_set(request), request, error),
-            throttle=context.throttle,
+            fair_share=context.fair_share,
         )
         self.waiting: WaitLists[TopicSet, MultiTopicDequeue] = WaitLists(
             context.database.availability, self.lane.submit, self.wake_all

@@ -13,6 +13,7 @@ import asyncpg
 
 from queen.broker.events import Event, EventKind, named, signal, topic_fed
 from queen.broker.topics.admin import TopicAdmin, TopicDeadLetters
+from queen.broker.topics.batching import FairShare
 from queen.broker.topics.buffered import SYNC, SendOn, TopicBuffer, TopicRecords, TopicWriter, WriteModes
 from queen.broker.topics.context import TopicContext
 from queen.broker.topics.dequeue import Dequeuer, Heads
@@ -99,15 +100,14 @@ class Topics:
         self.quotas = Quotas(database, dict(settings.namespace_quotas), meter, shared)
         node = settings.mqueue_node_id
         self._item_ids = ItemIds(database, node + worker_id if node >= 0 else None)
+        fair_share = self.throttle.fair_share if self.throttle is not None else FairShare
         self.enqueuer = Enqueuer(
-            database, self.catalog, self._item_ids, self.quotas, self._keys, self._fed, meter, self.throttle
+            database, self.catalog, self._item_ids, self.quotas, self._keys, self._fed, meter, fair_share
         )
         self.transaction_ops = TopicTransactionOps(self.catalog, self.enqueuer, self.quotas)
         self.dead_letters = TopicDeadLetters(database, self.catalog, self._fed)
         self.heads = Heads(database)
-        self._compose(
-            settings, TopicContext(database, self.catalog, ids, meter, self._fed, self._leased, self.throttle)
-        )
+        self._compose(settings, TopicContext(database, self.catalog, ids, meter, self._fed, self._leased, fair_share))
         self.wal = wal
         self.modes = WriteModes(database, dict(settings.namespace_modes))
         self.buffer = TopicBuffer(wal, self._item_ids, ids, self._buffered, meter, most=settings.max_buffer_length)

@@ -187,7 +187,7 @@ def configure(
     session = Session.of(ctx)
     options = {name: given[flag] for name, flag in OPTION_FLAGS.items() if given[flag] is not None}
     if "retentionSeconds" in options or "completedRetentionSeconds" in options:
-        # Retention without its switch would do nothing, which nobody means who names a time.
+        # Retention without its switch would do nothing: naming a time means it.
         options.setdefault("retentionEnabled", True)
     present = None if reset else queue_settings(session, queue)
     if present is not None:
@@ -207,7 +207,7 @@ def queue_settings(session: Session, name: str) -> dict[str, Any] | None:
     except NotFoundError:
         return None
     if "options" not in found:
-        raise ServerFailed("the server is too old to tell the options of a queue; upgrade it")
+        raise ServerFailed("the server is too old to show the options of a queue; upgrade it")
     return found
 
 

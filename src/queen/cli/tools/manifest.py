@@ -105,13 +105,13 @@ def apply(
     doomed = [change for change in changes if change.action == "delete"]
     if doomed and not dry_run:
         session.confirm(yes, f"deleting {', '.join(f'{one.kind} {one.name}' for one in doomed)}")
-    told = session.out.given in (None, "table", "wide")
+    as_table = session.out.given in (None, "table", "wide")
     for change in changes:
         if change.act is not None and not dry_run:
             change.act()
-        if told:
+        if as_table:
             _describe(session.out, change, diff, dry_run)
-    if not told:
+    if not as_table:
         session.out.value([change.row for change in changes])
 
 
@@ -170,7 +170,7 @@ def plan(session: Session, documents: Sequence[dict[str, Any]], *, prune: bool, 
     state = _State(session)
     planners: dict[str, Callable[[dict[str, Any]], Change]] = {
         "Queue": lambda document: _plan_queue(session, document),
-        "ConsumerGroup": lambda document: _plan_group(session, state, document, made, seek),
+        "ConsumerGroup": lambda document: _plan_group(session, document, made, seek),
         "Topic": lambda document: _plan_topic(session, state, document),
         "Quota": lambda document: _plan_quota(session, state, document),
         "WriteMode": lambda document: _plan_mode(session, state, document),
@@ -272,7 +272,7 @@ def _plan_queue(session: Session, document: Mapping[str, Any]) -> Change:
     )
 
 
-def _plan_group(session: Session, state: _State, document: Mapping[str, Any], made: set[str], seek: bool) -> Change:
+def _plan_group(session: Session, document: Mapping[str, Any], made: set[str], seek: bool) -> Change:
     name, queue, to = document["name"], document["queue"], str(document.get("seek-to", "beginning"))
     label = f"{name} on {queue}"
     group_positions = (session.admin.get_consumer_group(name) or {}).get(queue)

@@ -73,19 +73,6 @@ class Request:
         self.disconnected = False
         self._disconnect_callbacks: list[Callable[[], object]] | None = None
 
-    def query_int(self, name: str, default: int) -> int:
-        """The query parameter as a whole number; `default` when it is absent or is not one."""
-        text = self.query.get(name, "")
-        digits = text[1:] if text[:1] in ("-", "+") else text
-        if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
-            return default
-        return int(text)
-
-    def query_bool(self, name: str, default: bool) -> bool:
-        """The query parameter as a flag; `default` when absent or empty, and only `true` and `1` mean yes."""
-        text = self.query.get(name, "")
-        return text in ("true", "1") if text else default
-
     def on_disconnect(self, callback: Callable[[], object]) -> None:
         """Call back when the client disconnects before it was answered; soon, when it already has."""
         if self.disconnected:

@@ -1,4 +1,4 @@
--- Dead letters: looking at them, sending their messages round again, throwing them away.
+-- Dead letters: list, redrive, delete.
 -- A filter is $1 queue, $2 group, $3 partition name, $4 failed from, $5 failed to, $6 transaction ids; null: any.
 
 -- name: dead_letters_page
@@ -38,7 +38,7 @@ WHERE ($1::integer IS NULL OR d.queue_id = $1) AND ($2::integer IS NULL OR d.gro
 ORDER BY d.failed_at, d.id LIMIT $8::bigint;
 
 -- name: purge_dead_letters
--- Throw away dead letters up to an id, so many at a time.
+-- Delete dead letters up to an id, in batches.
 WITH doomed AS (
     SELECT d.id FROM queen.dead_letters d JOIN queen.partitions p ON p.id = d.partition_id
     WHERE ($1::integer IS NULL OR d.queue_id = $1) AND ($2::integer IS NULL OR d.group_id = $2)

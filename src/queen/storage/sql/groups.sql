@@ -20,7 +20,7 @@ FROM (
 WHERE last_at > since;
 
 -- name: group_list
--- Where groups are, summed up by queue. $2-$4 say where they are to start on partitions with news they have not met;
+-- Positions of groups, summed up by queue. $2-$4: where they start on partitions with messages but without a cursor;
 -- on others that they have not met they are at the end. `places` is a hash of where they are behind.
 WITH known AS (
     SELECT c.group_id, p.queue_id, p.id, p.next_offset, greatest(c.committed, p.floor_offset) AS position,

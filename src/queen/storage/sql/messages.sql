@@ -198,7 +198,7 @@ FROM queen.cursors c JOIN queen.groups g ON g.id = c.group_id
 WHERE c.partition_id = ANY($1::bigint[]) ORDER BY c.partition_id, g.name;
 
 -- name: lock_segment_of
--- The segment that holds an offset, so that nobody else rewrites it meanwhile.
+-- The segment that holds an offset, locked against other rewrites.
 SELECT base_offset, created_at, ids, body FROM queen.segments
 WHERE partition_id = $1 AND base_offset <= $2 ORDER BY base_offset DESC LIMIT 1 FOR UPDATE;
 

@@ -60,7 +60,7 @@ WHERE $1::text = ANY (paused_groups) AND ($2::text IS NULL OR name = $2) RETURNI
 SELECT name, paused, paused_groups FROM queen.queues WHERE paused OR paused_groups <> '{}' ORDER BY name;
 
 -- name: hold_queue
--- Lock a queue, so that nobody makes partitions in it.
+-- Lock a queue against new partitions.
 SELECT id FROM queen.queues WHERE name = $1 FOR UPDATE;
 
 -- name: drop_queue_partitions

@@ -1,4 +1,4 @@
--- What queues hold and how far groups are, for those who watch. No segment is opened, and nothing is estimated.
+-- Depths of queues and positions of groups. No segment is read, and nothing is estimated.
 
 -- name: overview
 -- Everything at once: counts, messages, and how far behind the slowest group of each partition is. Lags are taken over
@@ -87,7 +87,7 @@ FROM chosen q LEFT JOIN summed s ON s.queue_id = q.id LEFT JOIN leased l ON l.qu
 
 -- name: group_lags
 -- How many messages each group has before it on each queue. $1-$3 say where groups are to start on partitions that
--- their subscriptions cover but where they have no cursor yet, as far as there is news for them.
+-- their subscriptions cover but where they have no cursor yet, as far as there are messages for them.
 SELECT g.name AS group_name, q.name AS queue_name, l.behind
 FROM (
     SELECT group_id, queue_id, sum(behind)::bigint AS behind
