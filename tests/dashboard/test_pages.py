@@ -35,7 +35,7 @@ PAGES = {
     "/system": "Workers",
     "/system?tab=postgres": "Updates in place",
     "/system?tab=hosts": "One host",
-    "/system?tab=connections": "GET /api/v1/events",
+    "/system?tab=connections": "GET /api/v1/system/connections",
     "/shards": "What lives where",
     "/maintenance": "Pop maintenance",
     "/settings": "NUM_WORKERS",

@@ -1,8 +1,8 @@
 /** What changes something: each is described once, and shown, confirmed and run by one dialog. */
 import { shallowRef } from 'vue'
-import { ACCESS } from '@/api/access'
+import type { ACCESS } from '@/api/access'
 import type { Call } from '@/api/client'
-import { can } from './roles'
+import { may } from './roles'
 
 export interface Field {
   name: string
@@ -68,5 +68,5 @@ export interface Doing<A extends unknown[]> {
 
 /** An action whose role is the one that the server wants for its call. */
 export function doing<A extends unknown[]>(needs: keyof typeof ACCESS, describe: (...about: A) => Action): Doing<A> {
-  return Object.assign((...about: A) => void (current.value = describe(...about)), { allowed: () => can(ACCESS[needs]) })
+  return Object.assign((...about: A) => void (current.value = describe(...about)), { allowed: () => may(needs) })
 }

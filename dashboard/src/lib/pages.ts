@@ -42,8 +42,8 @@ export const MENU: { title: string; pages: Page[] }[] = [
     pages: [
       { name: 'system', title: 'System', path: '/system', icon: 'system', keys: 'g s' },
       { name: 'shards', title: 'Shards', path: '/shards', icon: 'shards' },
-      { name: 'maintenance', title: 'Spool & maintenance', path: '/maintenance', icon: 'maintenance' },
-      { name: 'settings', title: 'Settings', path: '/settings', icon: 'settings' },
+      { name: 'maintenance', title: 'Spool & maintenance', path: '/maintenance', icon: 'maintenance', needs: 'admin' },
+      { name: 'settings', title: 'Settings', path: '/settings', icon: 'settings', needs: 'admin' },
       { name: 'audit', title: 'Audit log', path: '/audit', icon: 'audit', needs: 'admin' },
     ],
   },
