@@ -29,7 +29,7 @@ async def test_a_late_event_loop_does_not_take_postgresql_for_dead(
 
     monkeypatch.setattr(broker.database, "mark_down", note)
     for turns in range(1, 12):
-        broker.heartbeat.nudge()
+        broker.heartbeat.trigger()
         # So many turns of the loop bring the beat as far as it comes: asked, and not answered yet.
         for _ in range(turns):
             await asyncio.sleep(0)

@@ -111,7 +111,7 @@ class MultiTopicDequeuer:
         self.is_flooded: Callable[[], bool] = lambda: False
         """Whether so many answers wait to be read by clients that there is no memory for more."""
         self._tasks = BackgroundTasks()
-        self.lane: RequestBatcher[MultiTopicDequeue] = RequestBatcher(
+        self.batcher: RequestBatcher[MultiTopicDequeue] = RequestBatcher(
             self._run,
             weigh=lambda request: min(request.limit, _MOST_AT_ONCE),
             limit=_MOST_AT_ONCE,
@@ -121,7 +121,7 @@ class MultiTopicDequeuer:
             fair_share=context.fair_share,
         )
         self.waiting: WaitLists[TopicSet, MultiTopicDequeue] = WaitLists(
-            context.database.availability, self.lane.submit, self.wake_all
+            context.database.availability, self.batcher.submit, self.wake_all
         )
 
     def dequeue(
@@ -132,7 +132,7 @@ class MultiTopicDequeuer:
         request = MultiTopicDequeue(
             (namespace, ""), limit, lease_seconds, wait_seconds > 0, loop.create_future(), names=frozenset(names)
         )
-        self.lane.submit(request)
+        self.batcher.submit(request)
         if request.wait:
             request.timer = loop.call_later(wait_seconds, request.expire)
         return request
@@ -170,7 +170,7 @@ class MultiTopicDequeuer:
 
     async def stop(self) -> None:
         self.waiting.stop()
-        await self.lane.join()
+        await self.batcher.join()
         await self._tasks.finish()
 
     async def _run(self, batch: list[MultiTopicDequeue]) -> None:
@@ -281,7 +281,7 @@ class MultiTopicDequeuer:
                 continue
             if not rows and request.again and not request.expired and not request.answer.done():
                 request.again = False
-                self.lane.submit(request)
+                self.batcher.submit(request)
                 continue
             if not rows and request.wait and not request.expired and not self.waiting.closed:
                 if not request.answer.done():
