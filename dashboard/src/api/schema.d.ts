@@ -4408,19 +4408,16 @@ export interface components {
         };
         /**
          * QueueStatus
-         * @description One queue as it is watched. `next` is the name `after` which the rest of its partitions is to be asked for.
+         * @description One queue as it is watched.
          */
         QueueStatus: {
             queue: components["schemas"]["WatchedQueue"];
             partitions: components["schemas"]["WatchedPartition"][];
             totals: components["schemas"]["WatchedTotals"];
-            next: string | null;
         };
         /**
          * QueueView
-         * @description A queue with its partitions, by name. `next` is the name `after` which the rest of them is to be asked for.
-         *
-         *         `totals` are those of the queue, whatever part of its partitions is shown.
+         * @description A queue with all its partitions, by name.
          */
         QueueView: {
             /** Format: uuid */
@@ -4432,7 +4429,6 @@ export interface components {
             createdAt: string;
             partitions: components["schemas"]["PartitionView"][];
             totals: components["schemas"]["Counters"];
-            next: string | null;
             paused: boolean;
             pausedGroups: string[];
         };
@@ -6944,12 +6940,7 @@ export interface operations {
     };
     queue: {
         parameters: {
-            query?: {
-                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
-                limit?: number;
-                /** @description Partitions after this name: `next` of the page before. */
-                after?: string;
-            };
+            query?: never;
             header?: never;
             path: {
                 /** @description The name of a queue. */
@@ -11388,10 +11379,8 @@ export interface operations {
                 limit?: number;
                 /** @description The number of entries to skip. */
                 offset?: number;
-                /** @description Whether any is, beside the totals of the queue. */
+                /** @description Ignored: partitions are always included. */
                 includePartitions?: boolean;
-                /** @description Partitions after this name: `next` of the page before. */
-                after?: string;
             };
             header?: never;
             path: {
