@@ -255,3 +255,43 @@ class ArrivalOrder(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+
+class SmallFirst(ArrivalOrder[T]):
+    """A backlog in which small items pass large ones: those wait for others of their size, and for one at a time.
+
+    Who sends several that have to stay in order sends the next when the one before is answered.
+    """
+
+    def __init__(self, weigh: Callable[[T], int], limit: int, small: int) -> None:
+        super().__init__(weigh, limit)
+        self._small = small
+        self._large: deque[T] = deque()
+
+    def add(self, item: T, weight: int) -> int:
+        (self._items if weight <= self._small else self._large).append(item)
+        return 0
+
+    def waits(self, slot: int) -> bool:
+        return bool(self._items or self._large)
+
+    def ready(self, slot: int, resume: Callable[[], None]) -> bool:
+        return bool(self._items or self._large)
+
+    def take(self, slot: int) -> tuple[list[T], int]:
+        batch, weight = super().take(slot)
+        large = self._large
+        # Small ones wait for one large one with them, and no more; but that one they do not keep out.
+        most = len(batch) + 1 if batch else self._limit
+        while large and len(batch) < most:
+            weight += self._weigh(large[0])
+            batch.append(large.popleft())
+            if weight >= self._limit:
+                break
+        return batch, weight
+
+    def waiting(self) -> Sequence[T]:
+        return (*self._items, *self._large)
+
+    def __len__(self) -> int:
+        return len(self._items) + len(self._large)

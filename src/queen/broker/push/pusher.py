@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from queen.broker.batcher import Batcher, fail_request
+from queen.broker.batcher import Batcher, SmallFirst, fail_request
 from queen.broker.push.append_lock import AppendLock
 from queen.broker.push.results import join_results, render_results, stored_ids
 from queen.broker.push.spool_router import SpoolRouter
@@ -29,6 +29,7 @@ from queen.wire.push import PushItem, PushRequest
 
 _LARGEST_BATCH_BYTES = 4 << 20
 _MOST_WAITING_BYTES = 64 << 20
+_SMALL_PUSH_BYTES = 128 << 10
 _RETRY_SECONDS = 2.0
 _FEW_ANSWERS = 128
 # What is stored in one transaction. A larger push is stored in parts, and others have their turn in between.
@@ -107,7 +108,7 @@ class QueueChanged(NotStored, TransactionConflict):
 
 
 class Pusher:
-    """Stores what is pushed to one shard, in the order it arrived."""
+    """Stores what is pushed to one shard: what one client sends in the order it arrived, and small pushes first."""
 
     def __init__(
         self,
@@ -373,11 +374,15 @@ def _batcher(
     lock: AppendLock | None = None,
     meanwhile: Callable[[Sequence[Push]], None] | None = None,
 ) -> Batcher[Push]:
+    def weigh(push: Push) -> int:
+        return push.nbytes + 512
+
     return Batcher(
         run,
-        weigh=lambda push: push.nbytes + 512,
+        weigh=weigh,
         limit=_LARGEST_BATCH_BYTES,
         most=_MOST_WAITING_BYTES,
+        backlog=SmallFirst(weigh, _LARGEST_BATCH_BYTES, _SMALL_PUSH_BYTES),
         lock=lock,
         meanwhile=meanwhile,
         sizes=meter.push_batches,

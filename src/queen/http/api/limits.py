@@ -65,15 +65,18 @@ class _Limit:
     """What closes a body after an item."""
 
     def counted(self, body: bytes) -> int:
-        """How many items a body has, or how many there are in its beginning, if those are too many already."""
+        """How many items a body has, or its beginning, if those are too many already; 0: surely not too many."""
+        # Each item has a brace of its own; where there are fewer, nothing need be decoded.
         pieces = body.split(b"{", self.braces + self.most + 1)
-        if len(pieces) == self.braces + self.most + 2:
-            # Items without objects inside are the rule where there are very many: the first of them are enough.
-            start = body[: -len(pieces[-1]) - 1].rstrip(b" \t\r\n,")
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                count = self.count(start + self.end)
-                if count > self.most:
-                    return count
+        if len(pieces) < self.braces + self.most + 2:
+            return 0
+        # Items without objects inside are the rule where there are very many: the first of them are enough.
+        start = body[: -len(pieces[-1]) - 1].rstrip(b" \t\r\n,")
+        del pieces
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            count = self.count(start + self.end)
+            if count > self.most:
+                return count
         return self.count(body)
 
 
@@ -112,9 +115,6 @@ class RequestLimits:
             if len(body) <= _MOST_BYTES or route.pattern in _LISTS:
                 return None
             return error_response(413, f"The request body is larger than the {_MOST_BYTES} bytes allowed here")
-        # Each item has a brace of its own; where there are fewer, nothing need be decoded.
-        if body.count(b"{") <= limit.most:
-            return None
         try:
             count = limit.counted(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
