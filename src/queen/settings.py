@@ -170,6 +170,21 @@ class Settings:
             "ms",
         ),
     ] = 5000
+    queen_sql_push: Annotated[
+        bool,
+        Declared(
+            FLAG,
+            "Append what transactions push by `SELECT queen.push(…)`; off: it waits for a server where this is on.",
+        ),
+    ] = True
+    sql_push_poll_ms: Annotated[
+        int,
+        Declared(
+            INTERVAL_MS,
+            "Fallback polling interval for pushes from SQL, in case a notification is lost.",
+            "ms",
+        ),
+    ] = 1000
     max_body_bytes: Annotated[int, Declared(whole(1, 2**31 - 1), "Maximum size of a request body.", "bytes")] = 67108864
 
     websocket_origins: Annotated[

@@ -35,6 +35,28 @@ class Lag:
 
 
 @dataclass(frozen=True, slots=True)
+class Inbox:
+    """What was pushed by SQL: rows that wait to be appended, since when, and what became of the others."""
+
+    rows: int = 0
+    oldest_seconds: float = 0.0
+    appended: int = 0
+    duplicates: int = 0
+    dead_letters: int = 0
+    refused: int = 0
+
+    def __add__(self, other: Inbox) -> Inbox:
+        return Inbox(
+            self.rows + other.rows,
+            max(self.oldest_seconds, other.oldest_seconds),
+            self.appended + other.appended,
+            self.duplicates + other.duplicates,
+            self.dead_letters + other.dead_letters,
+            self.refused + other.refused,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     """What PostgreSQL knows, of all hosts. `queues` names those with the most pending messages, at most the limit."""
 
@@ -49,6 +71,7 @@ class Cluster:
     lags: Sequence[Lag]
     lags_left_out: int
     dead_letters: Mapping[str, int]
+    inbox: Inbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +137,12 @@ class Scraper:
             lags=lags[:most],
             lags_left_out=max(0, len(lags) - most),
             dead_letters={row["name"]: row["messages"] for row in letters},
+            inbox=await self._inbox(),
         )
+
+    async def _inbox(self) -> Inbox:
+        (row,) = await self._database.fetch("inbox_standing")
+        return Inbox(*row)
 
 
 def _with_fresh(rates: dict[str, dict[str, Any]], fresh: Sequence[Report]) -> dict[str, dict[str, Any]]:
@@ -168,5 +196,6 @@ class ShardsScraper(Scraper):
                 lags=[*whole.lags, *part.lags],
                 lags_left_out=whole.lags_left_out + part.lags_left_out,
                 dead_letters={**whole.dead_letters, **part.dead_letters},
+                inbox=whole.inbox + part.inbox,
             )
         return whole

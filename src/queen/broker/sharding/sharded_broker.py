@@ -65,7 +65,7 @@ class ShardedBroker:
         self.releaser = ShardedReleaser(self.directory, brokers)
         self.catalog = ShardedCatalog(self.directory, brokers)
         self.topics = ShardedTopics(self.router, rules, brokers)
-        Forwarding(self.directory, brokers)
+        Forwarding(self.directory, rules, brokers)
         for broker in brokers:
             broker.siblings = brokers
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import asyncpg
 
 from queen.broker.broker import Broker
 from queen.broker.sharding.directory import Directory
+from queen.broker.sharding.namespace_rules import NamespaceRules
 from queen.concurrency import BackgroundTask
 from queen.errors import QueenError
 from queen.log.topics import TopicKey
 from queen.spool.record import Record
+from queen.storage.database import Record as Row
 from queen.storage.migrate import migrate
 from queen.storage.shard_setup import set_up_shards
 from queen.wire.shards import Name
+from queen.wire.topics import EnqueueItem
 
 log = logging.getLogger(__name__)
 
@@ -53,14 +56,16 @@ class Joining:
 
 
 class Forwarding:
-    """Sends records of spools on."""
+    """Sends records of spools and rows of inboxes on."""
 
-    def __init__(self, directory: Directory, brokers: Sequence[Broker]) -> None:
+    def __init__(self, directory: Directory, rules: NamespaceRules, brokers: Sequence[Broker]) -> None:
         self._directory = directory
         self._brokers = brokers
         for number, broker in enumerate(brokers):
             broker.replayer.records.send_on = self._from(number)
             broker.topics.forward_to(partial(self._send_item_on, number))
+            broker.inbox.forward = partial(self._send_row_on, number)
+            broker.inbox.appender.rules = _ShardItemRules(rules, number)
 
     def _from(self, number: int) -> _SendOn:
         return _SendOn(self._directory, self._brokers, number)
@@ -73,6 +78,32 @@ class Forwarding:
             return False
         await self._brokers[shard].topics.take_over(record)
         return True
+
+    async def _send_row_on(self, number: int, row: Row) -> bool:
+        """Whether a row of the inbox is in that of another shard now: each is stored there once."""
+        await self._directory.look([number])
+        name = Name.topic(row["queue"], row["partition"]) if row["topic"] else Name.queue(row["queue"])
+        shard = await self._directory.find(name)
+        if shard == number:
+            return False
+        columns = ("id", "pushed_at", "trace_id", "count", "topic", "queue", "partition", "transaction_ids", "body")
+        await self._brokers[shard].database.fetch("inbox_forward", number, *[row[column] for column in columns])
+        return True
+
+
+class _ShardItemRules:
+    """The rules for items that are stored on one of several shards."""
+
+    def __init__(self, rules: NamespaceRules, shard: int) -> None:
+        self._rules = rules
+        self._shard = shard
+
+    async def admit(self, items: Sequence[EnqueueItem]) -> None:
+        await self._rules.admit(items, [self._shard] * len(items))
+
+    async def duplicates(self, items: Sequence[EnqueueItem]) -> Collection[int]:
+        found = await self._rules.claim(items, [self._shard] * len(items))
+        return {*found.owners, *found.twins}
 
 
 class _SendOn:
