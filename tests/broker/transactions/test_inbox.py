@@ -8,7 +8,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import asyncpg
 import pytest
@@ -59,6 +59,13 @@ async def _is_empty(connection: Connection) -> bool:
 
 async def stored_payloads(connection: Connection, queue: str = "q", partition: str = "Default") -> list[Any]:
     return [json.loads(message.payload) for message in await stored_messages(connection, queue, partition)]
+
+
+async def totals(connection: Connection) -> tuple[int, int]:
+    """How many messages were appended, and how many were duplicates."""
+    row = await connection.fetchrow("SELECT appended, duplicates FROM queen.inbox_totals")
+    assert row is not None
+    return row["appended"], row["duplicates"]
 
 
 async def test_a_message_is_delivered_with_all_that_was_given(api: Api, connection: Connection) -> None:
@@ -195,8 +202,7 @@ async def test_a_transaction_id_is_accepted_once(api: Api, connection: Connectio
     assert await stored_ids(connection, "q") == ["a", "b", "c", "d"]
     (again,) = await api.push("q", 5, ids=["d"])
     assert again["status"] == "duplicate"
-    counted = await connection.fetchrow("SELECT appended, duplicates FROM queen.inbox_totals")
-    assert tuple(counted) == (3, 3)
+    assert await totals(connection) == (3, 3)
 
 
 async def test_many_messages_of_one_call_keep_their_order(api: Api, connection: Connection) -> None:
@@ -265,8 +271,7 @@ async def test_items_of_topics_have_priority_time_key_and_metadata(topics: Topic
     assert (leased[0]["idempotency_key"], leased[-1]["metadata"]) == ("k", {"a": 1})
     assert leased[0]["expires_at"] is not None
     assert await connection.fetchval("SELECT count(*) FROM queen.topic_items WHERE deliver_after > now()") == 2
-    counted = await connection.fetchrow("SELECT appended, duplicates FROM queen.inbox_totals")
-    assert tuple(counted) == (7, 2)
+    assert await totals(connection) == (7, 2)
 
 
 async def test_a_waiting_dequeue_wakes_when_the_transaction_commits(topics: TopicApi, connection: Connection) -> None:
@@ -355,7 +360,7 @@ async def test_items_over_quota_are_refused_and_what_slips_through_is_a_dead_let
     assert row is not None
     assert row["payload"] == b"2"
     assert "2 items per minute" in row["last_error"]
-    await topics.good("PUT", "/quota", {"namespace": "ns", "per_minute": 1})
+    await topics.good("PUT", "/quotas", {"namespace": "ns", "per_minute": 1})
     await connection.execute("SELECT queen.enqueue('ns', 't', '1')")
     await drained(connection)
     with pytest.raises(asyncpg.ConfigurationLimitExceededError, match="may enqueue 1 items per minute"):
@@ -568,6 +573,13 @@ async def test_a_user_who_may_not_create_roles_can_migrate(tmp_path: Path) -> No
         await connection.close()
 
 
+ISOLATION: list[Literal["read_committed", "repeatable_read", "serializable"]] = [
+    "read_committed",
+    "repeatable_read",
+    "serializable",
+]
+
+
 class History:
     """What random transactions have pushed, and when each was committed."""
 
@@ -598,8 +610,7 @@ async def push_at_random(connection: Connection, chance: random.Random, name: st
                 some += [(partition, value) for value in values]
             return some
 
-        isolation = chance.choice(("read_committed", "repeatable_read", "serializable"))
-        transaction = connection.transaction(isolation=isolation)
+        transaction = connection.transaction(isolation=chance.choice(ISOLATION))
         await transaction.start()
         began = clock()
         pushed += await push_some(f"{name}.{step}.a")

@@ -200,8 +200,7 @@ class Pusher:
 
     async def append_in(self, transaction: Fetcher, batches: list[AppendBatch]) -> list[datetime]:
         """Append batches inside a transaction. Raises `QueueChanged` when a partition is gone."""
-        await self._appender.load_windows(transaction, batches)
-        times = await self._appender.append_locked(transaction, batches)
+        times = await self._appender.append_in(transaction, batches)
         if times is None:
             for batch in batches:
                 self._catalog.forget_queue(batch.queue.name)

@@ -12,6 +12,7 @@ import asyncpg
 from queen.broker.broker import Broker
 from queen.broker.sharding.directory import Directory
 from queen.broker.sharding.namespace_rules import NamespaceRules
+from queen.broker.transactions.inbox_append import transaction_id
 from queen.concurrency import BackgroundTask
 from queen.errors import QueenError
 from queen.log.topics import TopicKey
@@ -86,8 +87,13 @@ class Forwarding:
         shard = await self._directory.find(name)
         if shard == number:
             return False
-        columns = ("id", "pushed_at", "trace_id", "count", "topic", "queue", "partition", "transaction_ids", "body")
-        await self._brokers[shard].database.fetch("inbox_forward", number, *[row[column] for column in columns])
+        ids = row["transaction_ids"]
+        if ids is None and row["count"] == 1 and not row["topic"]:
+            ids = [transaction_id(row)]
+        columns = ("id", "pushed_at", "trace_id", "count", "topic", "queue", "partition")
+        await self._brokers[shard].database.fetch(
+            "inbox_forward", number, *[row[column] for column in columns], ids, row["body"]
+        )
         return True
 
 

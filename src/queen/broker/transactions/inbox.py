@@ -37,12 +37,14 @@ _ASLEEP, _AWAKE = 1, 2
 
 _BATCH_ROWS: Final = 2000
 _BATCH_BYTES: Final = 1 << 20
-_NAP_SECONDS: Final = 0.003
+_WORTHWHILE_ROWS: Final = 200
+_NAP_SECONDS: Final = 0.005
+"""A worker that is awake lets rows gather for so long, unless it took so many the last time."""
 _LINGER_SECONDS: Final = 0.05
 """How long a worker that is awake looks in vain before it has itself notified again."""
-_BUSY_WAKES: Final = 5
+_BUSY_TRANSACTIONS: Final = 3
 _BUSY_SECONDS: Final = 0.1
-"""So many notifications in so much time are too many: the worker looks for itself."""
+"""So many transactions in so much time, each with a notification, are too many: the worker looks for itself."""
 _WRITER_NAPS: Final = (0.005, 0.05)
 _SWEEP_SECONDS: Final = 30.0
 _BETWEEN_TERMS: Final = 1.0
@@ -96,10 +98,13 @@ class InboxDrainer:
         self._high = self._taken_by = 0
         """The highest id that was taken, and a transaction that is younger than all that drew an id up to it."""
         self._held: dict[str, float] = {}
+        self._taken = 0
+        """How many rows the last batch had."""
         self._full = False
         """Whether the last batch was as large as one may be: then there may be more."""
         self._failures = 0
-        self._wakes: list[float] = []
+        self._transactions: list[float] = []
+        """When the last transactions were appended."""
 
     def start(self) -> None:
         self._background.start(self._serve())
@@ -158,7 +163,7 @@ class InboxDrainer:
     def _begin(self) -> None:
         self._seen, self._high, self._taken_by = None, 0, 0
         self._held.clear()
-        self._wakes.clear()
+        self._transactions.clear()
         self._notified.clear()
         self._failures = 0
 
@@ -178,16 +183,14 @@ class InboxDrainer:
         except TimeoutError:
             return False
         self._notified.clear()
-        self._wakes.append(self._now())
         return True
 
     def _is_busy(self) -> bool:
-        since = self._now() - _BUSY_SECONDS
-        self._wakes = [at for at in self._wakes if at > since]
-        return len(self._wakes) >= _BUSY_WAKES
+        latest = self._transactions[-_BUSY_TRANSACTIONS:]
+        return len(latest) == _BUSY_TRANSACTIONS and latest[0] > self._now() - _BUSY_SECONDS
 
     async def _append_until_empty(self, session: Session) -> None:
-        while self._is_on and await self._round(session):
+        while self._is_on and await self._round(session) and not self._is_busy():
             pass
 
     async def _stay_awake(self, session: Session) -> None:
@@ -197,9 +200,9 @@ class InboxDrainer:
         while self._is_on and self._now() - last < _LINGER_SECONDS:
             if await self._round(session):
                 last = self._now()
-            else:
+            if self._taken < _WORTHWHILE_ROWS:
                 await asyncio.sleep(_NAP_SECONDS)
-        self._wakes.clear()
+        self._transactions.clear()
         self._notified.clear()
         await session.fetch("inbox_set_awake", _ASLEEP)
         # Whoever has written until now may have seen that this worker is awake, and will not notify it.
@@ -207,7 +210,7 @@ class InboxDrainer:
         nap, longest = _WRITER_NAPS
         while self._is_on:
             await self._append_until_empty(session)
-            if not writers:
+            if not writers or self._is_busy():
                 return
             await asyncio.sleep(nap)
             nap = min(longest, nap * 1.5)
@@ -230,6 +233,7 @@ class InboxDrainer:
         (row,) = await session.fetch("inbox_look", *since)
         snapshot = _Snapshot(*row["snapshot"])
         appended = False
+        self._taken = 0
         if row["waiting"]:
             self._seen = None
             if not await self._append_round(session, since, snapshot):
@@ -264,6 +268,7 @@ class InboxDrainer:
         try:
             async with session.transaction():
                 rows = await session.fetch(statement, *args)
+                self._taken = len(rows)
                 # A character may take four bytes.
                 self._full = len(rows) == _BATCH_ROWS or 4 * sum(len(row["body"]) for row in rows) >= _BATCH_BYTES
                 if not rows:
@@ -288,6 +293,8 @@ class InboxDrainer:
             return None
         self._failures = 0
         self.appender.settle(appended)
+        transactions = min(_BUSY_TRANSACTIONS, len({row["xid"] for row in rows}))
+        self._transactions = [*self._transactions[-_BUSY_TRANSACTIONS:], *[self._now()] * transactions]
         ids = sorted(row["id"] for row in rows)
         if ids[-1] > self._high:
             self._high, self._taken_by = ids[-1], rows[0]["taken_by"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol, TypeAlias
 
 import msgspec
@@ -37,6 +37,9 @@ _PLACES: Final = 1 << 20
 
 _Dead: TypeAlias = tuple[EnqueueItem, str]
 """An item, and why it was refused."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
 
 _payloads = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -158,9 +161,7 @@ class InboxAppender:
             given: Sequence[str | None] | None = row["transaction_ids"]
             trace_id = str(row["trace_id"]) if row["trace_id"] is not None else ""
             if given is None:
-                block = self._ids.block(len(payloads) or 1)
-                prefix, low = block.prefix.decode(), block.low
-                given = [f"{prefix}{low + index:012x}" for index in range(len(payloads))]
+                given = [transaction_id(row)] if len(payloads) == 1 else self._make_ids(len(payloads))
             if len(given) != len(payloads):
                 raise BadRequest(f"row {row['id']} has {len(payloads)} payloads, and {len(given)} transaction ids")
             items += [
@@ -168,6 +169,11 @@ class InboxAppender:
                 for payload, id in zip(payloads, given, strict=True)
             ]
         return items
+
+    def _make_ids(self, count: int) -> list[str]:
+        block = self._ids.block(count)
+        prefix, low = block.prefix.decode(), block.low
+        return [f"{prefix}{low + index:012x}" for index in range(count)]
 
     async def _make_ready(self, targets: Sequence[Target]) -> None:
         """Make queues and partitions. Raises `QueuesHeld` for those that nothing may be appended to now."""
@@ -250,6 +256,11 @@ class InboxAppender:
         await fetcher.fetch("inbox_dead_items", *[list(column) for column in zip(*letters, strict=True)])
         for item, _ in dead:
             self._meter.topic_items("dead", item.namespace, item.topic, 1)
+
+
+def transaction_id(row: Record) -> str:
+    """The id of a message that was pushed without one: the caller has been given it by `queen.push`."""
+    return f"sql-{row['id']}-{(row['pushed_at'] - _EPOCH) // _MICROSECOND}"
 
 
 def _origins(rows: Sequence[Record]) -> Iterator[tuple[Record, int]]:

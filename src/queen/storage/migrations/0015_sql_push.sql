@@ -24,7 +24,7 @@ CREATE INDEX inbox_by_transaction ON queen.inbox (xid, id);
 COMMENT ON TABLE queen.inbox IS 'Messages and items pushed from SQL that are not appended yet.';
 COMMENT ON COLUMN queen.inbox.xid IS 'The transaction that pushed it, and not one of its savepoints.';
 COMMENT ON COLUMN queen.inbox.topic IS 'Whether these are items: then queue is their namespace, and partition their topic.';
-COMMENT ON COLUMN queen.inbox.transaction_ids IS 'Null, or null in it: the server makes one.';
+COMMENT ON COLUMN queen.inbox.transaction_ids IS 'Null, or null in it: queen.inbox_transaction_id, or made by the server.';
 COMMENT ON COLUMN queen.inbox.body IS 'A JSON array: of payloads, or of items as POST /api/v1/topics/enqueue takes them.';
 
 -- What cannot become a message, not even a dead letter: somebody wrote to the inbox without the functions, say.
@@ -170,7 +170,7 @@ BEGIN
         RAISE EXCEPTION 'transaction_id must be at most 255 characters, not %', length(id)
             USING ERRCODE = 'string_data_right_truncation', HINT = 'Use a hash of it.';
     END IF;
-    RETURN nullif(id, '');
+    RETURN id;
 END $$;
 
 -- Refuses more than POST /api/v1/push takes by default, and nulls.
@@ -189,7 +189,7 @@ BEGIN
     RETURN true;
 END $$;
 
--- After the insert: whoever sets the server to sleep first looks for transactions that have written here.
+-- To be called after the insert: a server that goes to sleep looks for transactions that have written to the inbox.
 CREATE FUNCTION queen.wake_inbox() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF pg_sequence_last_value('queen.inbox_awake') = 1 THEN
@@ -198,21 +198,44 @@ BEGIN
     RETURN true;
 END $$;
 
+-- The transaction id of a message that was pushed without one; the server makes the same of the row.
+CREATE FUNCTION queen.inbox_transaction_id(id bigint, pushed_at timestamptz) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT 'sql-' || id || '-' || (date_part('epoch', pushed_at) * 1000000)::bigint
+$$;
+
 CREATE FUNCTION queen.push(
     queue text, partition text, payload jsonb, transaction_id text DEFAULT NULL, trace_id uuid DEFAULT NULL
 ) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    partition_ text := coalesce(partition, 'Default');
-    done boolean := queen.check_push(queue, partition_, 1);
-    id text := coalesce(queen.check_transaction_id(transaction_id), gen_random_uuid()::text);
+    named text;
+    given text[];
+    own_id text;
+    awake bigint;
 BEGIN
-    IF payload IS NULL OR pg_column_size(payload) > 67108864 THEN
-        done := queen.check_payloads(ARRAY[payload]);
+    IF transaction_id <> '' THEN
+        named := queen.check_transaction_id(transaction_id);
+        given := ARRAY[named];
     END IF;
-    INSERT INTO queen.inbox (trace_id, queue, partition, transaction_ids, body)
-    VALUES (trace_id, queue, partition_, ARRAY[id], '[' || payload::text || ']');
-    done := queen.wake_inbox();
-    RETURN id;
+    -- Most pushes are to a queue that exists and takes everything: then one statement does it all.
+    INSERT INTO queen.inbox AS i (trace_id, queue, partition, transaction_ids, body)
+    SELECT push.trace_id, push.queue, coalesce(push.partition, 'Default'), given, '[' || payload::text || ']'
+    FROM queen.queues q
+    WHERE q.name = push.queue AND q.max_size = 0 AND NOT q.encryption_enabled AND pg_column_size(payload) <= 67108864
+        AND (push.partition IS NULL OR length(push.partition) <= 255 AND push.partition ~ '^[!-~]+$')
+    RETURNING CASE WHEN named IS NULL THEN queen.inbox_transaction_id(i.id, i.pushed_at) ELSE named END,
+        pg_sequence_last_value('queen.inbox_awake') INTO own_id, awake;
+    IF awake IS NULL THEN
+        PERFORM queen.check_payloads(ARRAY[payload]), queen.check_push(queue, coalesce(push.partition, 'Default'), 1);
+        INSERT INTO queen.inbox AS i (trace_id, queue, partition, transaction_ids, body)
+        VALUES (push.trace_id, push.queue, coalesce(push.partition, 'Default'), given, '[' || payload::text || ']')
+        RETURNING CASE WHEN named IS NULL THEN queen.inbox_transaction_id(i.id, i.pushed_at) ELSE named END,
+            pg_sequence_last_value('queen.inbox_awake') INTO own_id, awake;
+    END IF;
+    -- Read after the insert: a server that goes to sleep looks for transactions that have written to the inbox.
+    IF awake = 1 THEN
+        PERFORM pg_notify('queen_inbox', '');
+    END IF;
+    RETURN own_id;
 END $$;
 COMMENT ON FUNCTION queen.push IS
     'Push a message when this transaction commits; returns its transaction id. partition null: Default.';

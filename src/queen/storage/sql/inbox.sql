@@ -97,8 +97,8 @@ FROM unnest($1::bigint[], $2::integer[], $3::integer[], $4::boolean[], $5::times
     $8::bytea[], $9::bytea[]) AS i (id, topic_id, priority, is_json, deliver_after, key, error, metadata, payload);
 
 -- name: inbox_set_awake
--- 1: pushes have to notify; 2: they need not.
-SELECT setval('queen.inbox_awake', $1::bigint);
+-- 1: pushes have to notify; 2: they need not. Nothing depends on it after a crash, so the disk is not waited for.
+SELECT set_config('synchronous_commit', 'off', true), setval('queen.inbox_awake', $1::bigint);
 
 -- name: inbox_writers
 -- Transactions that have written to the inbox and are not over.
