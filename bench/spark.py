@@ -33,9 +33,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructType, TimestampType
 
 from queen.embedded import EmbeddedPostgres
-from queen.spark.batch import QueenReader
 from queen.spark.options import parse_read_options
 from queen.spark.schemas import MESSAGES, schema_of
+from queen.spark.source.batch import QueenReader
 from queen.storage.migrate import migrate
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource

@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 from bench.postgres import read_postmaster
 from queen.embedded import EmbeddedPostgres
 from queen.spark.datasource import QueenDataSource
-from queen.spark.shard_writer import Shard
+from queen.spark.sink.shard_writer import Shard
 from queen.storage.migrate import migrate
 from queen.wire.push import PushItem
 

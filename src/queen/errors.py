@@ -43,7 +43,7 @@ class BadRequest(QueenError):
 
 
 class Forbidden(QueenError):
-    """Whoever asks is known, but may not do this."""
+    """The caller is authenticated, but not authorized."""
 
 
 class NotFound(QueenError):

@@ -27,11 +27,13 @@ from queen.broker.change_log import ChangeReader
 from queen.broker.events import Event, EventKind, named, signal
 from queen.broker.heartbeat import DatabaseHeartbeat, DatabaseProbe, MaintenanceModes
 from queen.broker.inspect.browse import MessageBrowser
+from queen.broker.inspect.bulk import BulkMessages
 from queen.broker.inspect.find import MessageFinder
 from queen.broker.inspect.groups import Groups
 from queen.broker.inspect.log_reader import LogReader
 from queen.broker.inspect.messages import Messages
 from queen.broker.inspect.resources import Resources
+from queen.broker.inspect.search import MessageSearch
 from queen.broker.inspect.traces import Traces
 from queen.broker.maintenance.cleanup import shard_jobs
 from queen.broker.maintenance.jobs import JobRunner, cleaning_jobs
@@ -82,7 +84,8 @@ from queen.metrics.meter import Meter
 from queen.metrics.report import SnapshotStore
 from queen.monitoring.families import HostFamilies, PipelineFamilies
 from queen.monitoring.history import History, Standings
-from queen.monitoring.recorder import Recorder, ShellView
+from queen.monitoring.live import LiveFeed
+from queen.monitoring.recorder import HttpStats, Recorder
 from queen.monitoring.scrape import Scraper, ShardsScraper
 from queen.monitoring.status import Status
 from queen.redis.interfaces import Counters
@@ -141,7 +144,10 @@ class Worker:
             self.broker,
             SnapshotStore(runtime_dir, worker_id, settings.num_workers),
             socket.gethostname(),
-            ShellView(self.shell.statuses, self.shell.in_flight),
+            HttpStats(self.shell.statuses, self.shell.in_flight),
+        )
+        self.live = LiveFeed(
+            self.brokers, self.recorder, self._sharded.directory.changed if self._sharded is not None else None
         )
         standings = [self._standings(broker) for broker in self.brokers]
         self.api = Api(
@@ -152,6 +158,7 @@ class Worker:
             self._scraper(standings),
             self._metric_sources(),
             self.consumers,
+            self.live,
             lambda: self.guard.trouble,
             keep_bodies=tracing is not None,
             open_connections=self.shell.open_connections,
@@ -173,7 +180,7 @@ class Worker:
     def _gate(self, settings: Settings) -> Gate:
         if not settings.ip_limit_per_minute:
             return self.guard
-        # Handlers have the limit around them; a connection that is upgraded has no handler.
+        # Handlers have the limit around them, but for those that have a connection to themselves.
         limit = IpLimit(self.broker.topics.counters, settings.ip_limit_per_minute)
 
         async def limited(request: Request) -> Response | None:
@@ -182,8 +189,8 @@ class Worker:
             return await admitted if inspect.isawaitable(admitted) else admitted
 
         def gate(request: Request) -> Response | Awaitable[Response | None] | None:
-            upgrading = request.route is not None and request.route.upgrade is not None
-            return limited(request) if upgrading else self.guard(request)
+            holding = request.route is not None and request.route.holds_connection
+            return limited(request) if holding else self.guard(request)
 
         return gate
 
@@ -207,6 +214,7 @@ class Worker:
             self.tls.start()
         self.port = server.sockets[0].getsockname()[1]
         self.recorder.port = self.port
+        self.shell.shutting_down.append(self.live.close)
         for broker in self.brokers:
             self.shell.shutting_down.append(broker.popper.release_parked)
             self.shell.shutting_down.append(broker.topics.dequeuer.release_parked)
@@ -217,6 +225,7 @@ class Worker:
         # Load balancers see the failing readiness probe while requests are still answered.
         await asyncio.sleep(self.settings.shutdown_delay_ms / 1000)
         await asyncio.gather(self.consumers.shutdown(), self.shell.shutdown(_GRACE_SECONDS))
+        await self.live.stop()
         await self.guard.stop()
         if self._login is not None:
             await self._login.stop()
@@ -342,6 +351,7 @@ def make_broker(
         base.database, base.catalog, stream_queries, push.pusher, base.leases, base.envelope, pop.popper.leases_ended
     )
     finder = MessageFinder(base.catalog, base.envelope)
+    search = MessageSearch(base.database, base.catalog, base.envelope)
     jobs = JobRunner(
         base.database,
         lambda push_listener: [
@@ -395,6 +405,10 @@ def make_broker(
         stream_queries=stream_queries,
         stream_cycles=stream_cycles,
         message_browser=MessageBrowser(base.database, base.catalog, base.envelope, finder),
+        message_search=search,
+        bulk_messages=BulkMessages(
+            base.database, base.catalog, base.envelope, search, ack.redriver, base.notifications.publish
+        ),
         messages=Messages(base.database, base.catalog, base.envelope, finder, ack.redriver, base.notifications.publish),
         traces=Traces(base.database, base.catalog, base.leases, base.envelope, worker_id),
         jobs=jobs,
@@ -446,7 +460,7 @@ class _Base:
         )
 
     def _queues_created(self, names: Sequence[str]) -> None:
-        self.notifications.publish([named(EventKind.QUEUE_CHANGED, name) for name in names])
+        self.notifications.publish([named(EventKind.QUEUE_CHANGED, name, 1) for name in names])
 
 
 class _Push:

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 
@@ -37,8 +37,9 @@ def whole(low: int, high: int) -> Kind:
     return Kind("integer", f"an integer from {low} to {high}", parse)
 
 
-def choice(*options: str) -> Kind:
-    """One of several values; an empty one may be among them."""
+def one_of(literal: Any) -> Kind:
+    """One of the texts of a `Literal`; an empty one may be among them."""
+    options = get_args(literal)
 
     def parse(text: str) -> str:
         if text not in options:

@@ -39,8 +39,8 @@ def fair(
         weigh=lambda work: work.weight,
         limit=limit,
         most=most,
-        backlog=FairShare(
-            lambda work: work.tenant, lambda work: work.weight, limit=limit, share=share, throttle=throttle
+        backlog=(throttle.fair_share if throttle is not None else FairShare)(
+            lambda work: work.tenant, lambda work: work.weight, limit=limit, share=share
         ),
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from queen.http.api import groups, queues
+from queen.http.api.resources import groups, queues
 from queen.http.server.message import Access
 from tests.conftest import StartServer
 from tests.support.ageing import Connection, broker_of, clean, until
@@ -451,6 +451,7 @@ async def test_queues_are_listed_newest_first_with_what_they_hold(api: Api) -> N
         "task": "part",
         "partitions": 2,
         "messages": {"total": 5, "pending": 2, "processing": 2},
+        "paused": False,
     }
     assert (first["name"], first["namespace"], first["task"], first["partitions"]) == ("first", "shop", "pack", 1)
     assert first["messages"] == {"total": 0, "pending": 0, "processing": 0}
@@ -686,7 +687,7 @@ def test_each_route_asks_for_the_access_it_needs() -> None:
             assert level is Access.ADMIN, pattern
         else:
             assert level is Access.READ_WRITE, pattern
-    assert len(access) == 18
+    assert len(access) == 24
 
 
 async def test_ten_thousand_partitions_are_counted_in_less_than_half_a_second(api: Api, connection: Connection) -> None:

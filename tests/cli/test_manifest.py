@@ -133,6 +133,7 @@ def test_what_is_exported_changes_nothing_when_it_is_applied(
         ("kind: Queue\nname: x\nconfig: {leaseTime: soon}", "option leaseTime must be a whole number"),
         ("kind: Queue\nname: x\n---\nkind: Queue\nname: x", "names Queue 'x' a second time"),
         ("kind: WriteMode\nnamespace: x\nmode: fast", "mode is sync or buffered"),
+        ("kind: Queue\nname: x\npaused: maybe", "paused is true or false"),
         ("kind: Quota\nnamespace: x\nperMinute: many", "perMinute is a whole number"),
         ("kind: ConsumerGroup\nname: g\nqueue: q\nseek-to: soon", "is no time"),
         ("kind: ConsumerGroup\nname: g\nqueue: no-such-queue", "neither exists nor is in the file"),
@@ -148,3 +149,23 @@ def test_bad_documents_are_refused_before_anything_is_done(cli: Cli, text: str, 
 
 def test_an_empty_file_ends_with_4(cli: Cli) -> None:
     assert cli("apply", "-f", "-", stdin="---\n").code == 4
+
+
+def test_what_the_file_says_is_paused_is_paused(cli: Cli, name: str, manifest: Path, tmp_path: Path) -> None:
+    text = manifest.read_text()
+    for line in (f"queue: {name}", "namespace: billing", "name: refunds"):
+        text = text.replace(line, f"{line}\npaused: true")
+    manifest.write_text(text)
+    assert "    paused: true" in cli("apply", "-f", manifest, "--dry-run", "--diff").out
+    assert cli("apply", "-f", manifest).code == 0
+    assert {row["paused"] for row in cli("group", "list", "--queue", name, "-o", "json").json} == {True}
+    again = cli("apply", "-f", manifest, "-o", "json").json
+    assert {row["action"] for row in again} == {"keep"}
+    exported = yaml.safe_load_all(cli("export", "--topic-namespace", name).out)
+    mine = [one for one in exported if name in (one.get("name"), one.get("queue"), one.get("namespace"))]
+    assert {one["kind"] for one in mine if one.get("paused")} == {"Queue", "ConsumerGroup", "Topic"}
+    manifest.write_text(text.replace("paused: true", "paused: false"))
+    changes = {row["kind"]: row["changes"] for row in cli("apply", "-f", manifest, "-o", "json").json}
+    for kind in ("Queue", "ConsumerGroup", "Topic"):
+        assert changes[kind]["paused"] == {"from": True, "to": False}
+    assert not cli("queue", "describe", name, "-o", "json").json["paused"]

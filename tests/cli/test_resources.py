@@ -43,9 +43,9 @@ def test_queues_are_listed_without_empty_columns(cli: Cli, name: str) -> None:
     cli("queue", "configure", name, "--namespace", name, "--task", "ingest", "--max-size", 5)
     cli("push", name, "--data", "1")
     lines = cli("queue", "list", "--namespace", name, "-o", "wide").out.splitlines()
-    headings = "NAME NAMESPACE TASK PARTITIONS PENDING PRIORITY LEASE RETRY MAXSIZE ENCRYPTED CREATED"
+    headings = "NAME NAMESPACE TASK PARTITIONS PENDING PRIORITY LEASE PAUSED RETRY MAXSIZE ENCRYPTED CREATED"
     assert lines[0].split() == headings.split()
-    assert lines[1].split()[:10] == [name, name, "ingest", "1", "1", "0", "300s", "3", "5", "no"]
+    assert lines[1].split()[:10] == [name, name, "ingest", "1", "1", "0", "300s", "no", "3", "5"]
     assert cli("q", "ls", "--task", "none").json == []
     assert len(cli("queue", "list", "-n", 1).json) == 1
     assert (
@@ -83,7 +83,7 @@ def test_status_and_lag(cli: Cli, name: str) -> None:
     (row,) = [row for row in cli("lag").json if row["queueName"] == name]
     assert (row["name"], row["totalLag"]) == ("g", 2)
     lines = cli("group", "lag", "g", "-o", "wide").out.splitlines()
-    assert lines[0].split() == ["CG", "QUEUE", "MESSAGES", "LAG", "STATE", "PARTITIONS", "SUBSCRIBED"]
+    assert lines[0].split() == ["CG", "QUEUE", "MESSAGES", "LAG", "STATE", "PAUSED", "PARTITIONS", "SUBSCRIBED"]
     assert cli("lag", "--min-seconds", 100000).json == []
 
 
@@ -96,10 +96,35 @@ def test_partitions_are_listed_described_and_skipped(cli: Cli, name: str) -> Non
     assert described["offsets"] == {"firstOffset": 0, "nextOffset": 3}
     assert len(described["messages"]) == 3
     assert "it has a" in cli("partition", "describe", name, "z").err
-    assert cli("partition", "seek", name, "a", "--cg", "g", "--to", "1h ago").code == 1
+    assert cli("partition", "seek", name, "a", "--cg", "g", "--to", "1h ago", "--offset", 1).code == 1
+    dry = cli("partition", "seek", name, "a", "--cg", "g", "--to", "1h ago", "--dry-run", "-o", "json").json
+    assert (dry["redelivered"], dry["skipped"]) == (1, 0)
+    assert cli("partition", "seek", name, "a", "--cg", "g", "--offset", 2).out == "seek cg=g partition=a to=offset 2\n"
+    assert [row["data"] for row in cli("pop", name, "--cg", "g", "-n", 9).lines] == [3]
+    assert cli("group", "release", "g", name, "a", "--lease", "00000000-0000-0000-0000-000000000000").code == 2
+    assert cli("group", "release", "g", name, "a").out == "released cg=g partition=a available=1\n"
+    assert cli("group", "release", "g", name, "a").code == 2
     assert cli("partition", "seek", name, "a", "--cg", "g").out == "seek cg=g partition=a to=end\n"
     assert cli("pop", name, "--cg", "g", "--no-wait").code == 4
     assert cli("partition", "seek", name, "z", "--cg", "g").code == 2
+
+
+def test_what_is_paused_gives_nothing_until_it_is_resumed(cli: Cli, name: str) -> None:
+    cli("push", name, stdin="1")
+    cli("pop", "nothing-there", "--cg", name, "--no-wait")
+    cli("topic", "enqueue", name, "jobs", "--data", "1")
+    for kind, names, take in (
+        ("queue", (name,), ("pop", name, "--no-wait")),
+        ("group", (name, name), ("pop", name, "--cg", name, "--no-wait")),
+        ("topic", (name, "jobs"), ("topic", "dequeue", name, "jobs", "--no-wait")),
+    ):
+        assert cli(kind, "pause", *names).out.startswith("paused ")
+        assert cli(kind, "pause", *names).out.endswith(", as it was\n")
+        assert cli(*take).code == 4
+        assert cli(kind, "resume", *names).out.startswith("resumed ")
+        assert cli(kind, "resume", *names).out.endswith(", which was not paused\n")
+        assert cli(*take).code == 0
+    assert cli("queue", "pause", "nobody").code == 2
 
 
 def test_groups_are_moved_and_deleted(cli: Cli, name: str) -> None:

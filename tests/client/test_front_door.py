@@ -142,7 +142,7 @@ def test_another_package_of_the_same_name_is_pointed_out(tmp_path: Path) -> None
 def test_server_does_not_load_the_client() -> None:
     run_python("""
         import sys
-        import queen.cli.worker
+        import queen.cli.serve.worker
         assert "aiohttp" not in sys.modules
         assert not [name for name in sys.modules if name.startswith("queen.client")]
     """)
@@ -178,6 +178,8 @@ def test_forked_process_makes_other_ids() -> None:
 
 
 def test_every_module_of_the_client_says_what_it_is_for() -> None:
-    for path in (ROOT / "src" / "queen" / "client").glob("*.py"):
-        module = importlib.import_module(f"queen.client.{path.stem}" if path.stem != "__init__" else "queen.client")
+    sources = ROOT / "src"
+    for path in (sources / "queen" / "client").rglob("*.py"):
+        parts = path.relative_to(sources).with_suffix("").parts
+        module = importlib.import_module(".".join(part for part in parts if part != "__init__"))
         assert module.__doc__, path

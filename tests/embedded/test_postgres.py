@@ -122,7 +122,8 @@ async def test_data_survive_a_stop_and_a_crash(tmp_path: Path) -> None:
         postgres.start()
         assert postgres.pid != crashed
         assert await stored(postgres) == [1, 2]
-        postgres.restart()
+        postgres.stop()
+        postgres.start()
         assert await stored(postgres) == [1, 2]
 
 

@@ -28,7 +28,7 @@ class Victim:
 
     def workers(self) -> list[psutil.Process]:
         """The worker processes that are alive, in no order."""
-        return [child for child in self.supervisor.children() if _runs(child, "queen.cli.worker")]
+        return [child for child in self.supervisor.children() if _runs(child, "queen.cli.serve.worker")]
 
     def postmaster(self) -> psutil.Process:
         return psutil.Process(int(self._postmaster_file()[0]))

@@ -22,12 +22,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from queen.errors import SettingsError
-from queen.http.api import messaging
+from queen.http.api.messages import messaging
 from queen.http.tracing import Tracing
 from queen.server import Worker
 from queen.settings import Settings
 from queen.telemetry import span_exporters
-from tests.cli.test_serve import queen, started
+from tests.cli.serve.test_serve import queen, started
 from tests.support.api import Api
 from tests.support.ports import free_port
 from tests.support.proxy import Proxy

@@ -102,15 +102,15 @@ def test_a_report_survives_the_way_through_a_file() -> None:
 
 
 async def test_a_worker_reads_what_the_others_have_pinned_up(tmp_path: Path) -> None:
-    boards = [SnapshotStore(tmp_path, number, 3) for number in range(3)]
+    stores = [SnapshotStore(tmp_path, number, 3) for number in range(3)]
     meter = Meter()
     meter.stored("a", 3)
-    await boards[1].pin(report_of(meter, worker_id=1))
+    await stores[1].publish(report_of(meter, worker_id=1))
     (tmp_path / "worker-2.report").write_bytes(b"of another version")
-    assert [report.worker_id for report in await boards[0].others()] == [1]
-    assert boards[0].own() is None
+    assert [report.worker_id for report in await stores[0].others()] == [1]
+    assert stores[0].own() is None
     resumed = Meter()
-    before = boards[1].own()
+    before = stores[1].own()
     assert before is not None
     resumed.resume(before)
     resumed.stored("a", 1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import rich.console
 
-from queen.cli.pipeline_run import status_table, sums
+from queen.cli.pipelines.run import status_table, sums
 from queen.pipelines.declaration import Sink, SinkKind
 from queen.pipelines.errors import Where, cause_of
 from queen.pipelines.progress import QueryWatch
@@ -19,7 +19,7 @@ from queen.wire.pipelines import PipelineState, PipelineStatus, QueryStatus
 _STREAM = """\
 [STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [PYTHON_DATA_SOURCE_ERROR] Failed when Python data
 source instance planned partitions: Traceback (most recent call last):
-  File "/site-packages/queen/spark/stream.py", line 120, in partitions
+  File "/site-packages/queen/spark/source/stream.py", line 120, in partitions
     spans = self._log.positions(queues)
 {last}
  SQLSTATE: 38000

@@ -41,14 +41,6 @@ def test_a_block_is_read_back_from_what_is_stored(index: int) -> None:
     block = IdSource().block(index + 1)
     again = IdBlock.parse(block.pack())
     assert again.text(index) == block.text(index)
-    assert again.index_of(block.text(index), index + 1) == index
-    assert again.index_of(block.text(index), index) is None
-
-
-@pytest.mark.parametrize("text", ["", "x", "0" * 36, "019dd000-0000-7000-8000-00000000000g"])
-def test_an_id_that_is_not_of_the_block_has_no_index(text: str) -> None:
-    block = IdBlock(b"019dd000-0000-7000-8000-", 0)
-    assert block.index_of(text, 10) is None
 
 
 @given(st.integers(0, 0xFFFF), partition_ids)

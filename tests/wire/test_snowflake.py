@@ -5,10 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queen.wire.ids import EPOCH_MS, SnowflakeSource, time_of_id
+from queen.wire.ids import EPOCH_MS, SnowflakeSource
 from tests.support.clock import Clock
 
 START = EPOCH_MS + 1_000_000
+
+
+def time_of_id(id: int) -> int:
+    return (id >> 22) + EPOCH_MS
 
 
 def test_an_id_holds_its_time_its_node_and_its_sequence() -> None:

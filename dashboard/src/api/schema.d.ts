@@ -270,6 +270,50 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/resources/queues/{queue}/pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Pause a queue
+         * @description Pushes are stored as before; pops get nothing, and wait as they do for an empty queue. What was leased before can be acknowledged and renewed.
+         *
+         *     Access: read-write.
+         */
+        post: operations["pauseQueue"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/resources/queues/{queue}/resume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Resume a queue
+         * @description Waiting pops are served at once. Groups that are paused on it stay so.
+         *
+         *     Access: read-write.
+         */
+        post: operations["resumeQueue"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/resources/queues": {
         parameters: {
             query?: never;
@@ -504,6 +548,50 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/consumer-groups/{group}/queues/{queue}/pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Pause a group on a queue
+         * @description Its pops get nothing and wait, those of other groups are served. What it has leased can be acknowledged and renewed.
+         *
+         *     Access: read-write.
+         */
+        post: operations["pauseGroup"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/consumer-groups/{group}/queues/{queue}/resume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Resume a group on a queue
+         * @description Its waiting pops are served at once, unless the queue is paused.
+         *
+         *     Access: read-write.
+         */
+        post: operations["resumeGroup"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/consumer-groups/{group}/queues/{queue}/seek": {
         parameters: {
             query?: never;
@@ -515,11 +603,33 @@ export interface paths {
         put?: never;
         /**
          * Seek a group on a queue
-         * @description Leases of the group end. One of `toEnd: true` and `timestamp` is required.
+         * @description Leases of the group end. One of `toEnd`, `toBeginning`, `timestamp` and `offset` is required.
          *
          *     Access: read-write.
          */
         post: operations["seek"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/consumer-groups/{group}/queues/{queue}/seek/preview": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * What a seek would do
+         * @description How many messages would come again, and how many would be skipped. Nothing is changed. Messages that were deleted one by one count as well.
+         *
+         *     Access: read-only.
+         */
+        get: operations["previewSeek"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -536,10 +646,34 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Seek a group to the end of one partition
-         * @description Access: read-write.
+         * Seek a group on one partition
+         * @description As on a queue; without a body, to the end.
+         *
+         *     Access: read-write.
          */
         post: operations["seekPartition"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/release": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Release the lease of a group on a partition
+         * @description Its messages can be had again at once; no retry is counted. The consumer that holds them is not told, and what it acknowledges with this lease from now on is refused.
+         *
+         *     Access: read-write.
+         */
+        post: operations["releaseLease"];
         delete?: never;
         options?: never;
         head?: never;
@@ -562,6 +696,94 @@ export interface paths {
         get: operations["messages"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/messages/search": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Search the messages of a queue
+         * @description With their payloads; partitions by name, each from its newest message back. A call looks at a bounded number of messages and answers with a `cursor` for the next, until there are no more.
+         *
+         *     Access: read-only.
+         */
+        get: operations["searchMessages"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/messages/delete": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Delete messages, their dead letters and their traces
+         * @description Those that are named, or those that pass a filter: then up to `limit`, and the `cursor` says where to go on. Consumers keep what they have leased.
+         *
+         *     Access: read-write.
+         */
+        post: operations["deleteMessages"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/messages/retry": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Store copies at the ends of their partitions
+         * @description The copies are for every group, and the dead letters of the messages are removed. Messages are named as in a deletion.
+         *
+         *     Access: read-write.
+         */
+        post: operations["retryMessages"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/messages/dlq": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Dead-letter messages
+         * @description Nothing else changes: those that are pending are still delivered. They are named as in a deletion.
+         *
+         *     Access: read-write.
+         */
+        post: operations["giveUpMessages"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1020,6 +1242,28 @@ export interface paths {
          *     Access: read-only.
          */
         get: operations["statusAnalytics"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/events": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Live counters and changes
+         * @description Server-sent events: `counters` at once and every second, and changes within a second. The section on the event stream describes them. A client that reads too slowly is dropped.
+         *
+         *     Access: read-only.
+         */
+        get: operations["events"];
         put?: never;
         post?: never;
         delete?: never;
@@ -1854,6 +2098,50 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/topics/pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Pause a topic
+         * @description Items are enqueued as before; dequeues get none of its items, and wait. Leases stay.
+         *
+         *     Access: admin.
+         */
+        post: operations["pauseTopic"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/topics/resume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Resume a topic
+         * @description Waiting dequeues are served at once.
+         *
+         *     Access: admin.
+         */
+        post: operations["resumeTopic"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/topics/purge": {
         parameters: {
             query?: never;
@@ -2533,6 +2821,101 @@ export interface components {
             worker: number;
         };
         /**
+         * BulkDeadLetterRequest
+         * @description The same, with the group that the dead letters belong to, and their error text.
+         */
+        BulkDeadLetterRequest: {
+            queue: string;
+            /** @default null */
+            messages?: components["schemas"]["MessageRef"][] | null;
+            /** @default null */
+            filter?: components["schemas"]["BulkFilter"] | null;
+            /**
+             * @description How many at most, by a filter.
+             * @default 1000
+             */
+            limit?: number;
+            /** @default null */
+            cursor?: string | null;
+            /**
+             * @description Only count them.
+             * @default false
+             */
+            dryRun?: boolean;
+            /** @default null */
+            consumerGroup?: string | null;
+            /** @default null */
+            error?: string | null;
+        };
+        /**
+         * BulkDone
+         * @description How many messages were meant, and what became of them; up to ten `errors` are given.
+         *
+         *         By a filter, `scanned` messages were looked at; while there is a `cursor`, there may be more.
+         */
+        BulkDone: {
+            success: boolean;
+            queue: string;
+            matched: number;
+            done: number;
+            notFound: number;
+            failed: number;
+            errors: components["schemas"]["BulkFailure"][];
+            scanned: number;
+            cursor: string | null;
+        };
+        /**
+         * BulkFailure
+         * @description A message with which it failed, and why.
+         */
+        BulkFailure: {
+            /** Format: uuid */
+            partitionId: string;
+            transactionId: string;
+            error: string;
+        };
+        /**
+         * BulkFilter
+         * @description Which messages are meant, as in a search.
+         */
+        BulkFilter: {
+            /** @default null */
+            partition?: string | null;
+            /** @default null */
+            status?: components["schemas"]["MessageStatus"] | null;
+            /** @default null */
+            from?: string | null;
+            /** @default null */
+            to?: string | null;
+            /** @default null */
+            text?: string | null;
+            /** @default null */
+            where?: string[] | null;
+        };
+        /**
+         * BulkRequest
+         * @description Messages of a queue: those named in `messages`, or those that pass the `filter`, from the `cursor` on.
+         */
+        BulkRequest: {
+            queue: string;
+            /** @default null */
+            messages?: components["schemas"]["MessageRef"][] | null;
+            /** @default null */
+            filter?: components["schemas"]["BulkFilter"] | null;
+            /**
+             * @description How many at most, by a filter.
+             * @default 1000
+             */
+            limit?: number;
+            /** @default null */
+            cursor?: string | null;
+            /**
+             * @description Only count them.
+             * @default false
+             */
+            dryRun?: boolean;
+        };
+        /**
          * BusStatus
          * @description How many of the groups have consumed a message.
          */
@@ -2960,8 +3343,21 @@ export interface components {
             partitions: components["schemas"]["GroupOnPartition"][];
         };
         /**
+         * GroupPaused
+         * @description Whether nothing is delivered to a group from a queue for now, and whether that is a change.
+         */
+        GroupPaused: {
+            success: boolean;
+            consumerGroup: string;
+            queueName: string;
+            paused: boolean;
+            changed: boolean;
+        };
+        /**
          * GroupSummary
          * @description A group on one queue; `members` counts the partitions it knows, `maxTimeLag` is in seconds.
+         *
+         *         Nothing is delivered to it while it is `paused`, or while its queue is (`queuePaused`).
          */
         GroupSummary: {
             name: string;
@@ -2975,6 +3371,8 @@ export interface components {
             subscriptionMode: string | null;
             subscriptionTimestamp: string | null;
             subscriptionCreatedAt: string | null;
+            paused: boolean;
+            queuePaused: boolean;
         };
         /**
          * Health
@@ -3068,6 +3466,19 @@ export interface components {
             lag_hours: number;
             oldest_unconsumed_at: string | null;
             last_consumed_at: string | null;
+        };
+        /**
+         * LeaseReleased
+         * @description The lease that has ended, and how many messages the partition has for the group now.
+         */
+        LeaseReleased: {
+            success: boolean;
+            consumerGroup: string;
+            queueName: string;
+            partitionName: string;
+            /** Format: uuid */
+            leaseId: string;
+            available: number;
         };
         /**
          * Leases
@@ -3278,6 +3689,15 @@ export interface components {
             priority: number;
         };
         /**
+         * MessageRef
+         * @description Names a message.
+         */
+        MessageRef: {
+            /** Format: uuid */
+            partitionId: string;
+            transactionId: string;
+        };
+        /**
          * MessageRetried
          * @description The copy that was stored at the tail of the partition.
          */
@@ -3482,8 +3902,22 @@ export interface components {
             pagination: components["schemas"]["Pagination"];
         };
         /**
+         * PartitionMove
+         * @description What a seek would do on a partition: from which offset to which, and how many messages that concerns.
+         */
+        PartitionMove: {
+            partition: string;
+            /** Format: uuid */
+            partitionId: string;
+            position: number;
+            target: number;
+            redelivered: number;
+            skipped: number;
+            leased: boolean;
+        };
+        /**
          * PartitionSought
-         * @description Whether the group was known there, and the time of the last message it skipped.
+         * @description Whether the group was known there, the time of the partition's newest message, and where the group is now.
          */
         PartitionSought: {
             success: boolean;
@@ -3492,6 +3926,7 @@ export interface components {
             partitionName: string;
             updated: boolean;
             cursorMovedTo: string | null;
+            offset: number | null;
         };
         /**
          * PartitionView
@@ -3513,6 +3948,26 @@ export interface components {
          */
         PartitionsUpdated: {
             partitionsUpdated: number;
+        };
+        /**
+         * Paused
+         * @description Whether a queue delivers nothing for now, and whether that is a change.
+         */
+        Paused: {
+            success: boolean;
+            queue: string;
+            paused: boolean;
+            changed: boolean;
+        };
+        /**
+         * PausedTopic
+         * @description Whether a topic delivers nothing for now, and whether that is a change.
+         */
+        PausedTopic: {
+            namespace: string;
+            topic: string;
+            paused: boolean;
+            changed: boolean;
         };
         /**
          * PeerList
@@ -3826,7 +4281,7 @@ export interface components {
         };
         /**
          * QueueInList
-         * @description A queue and what it holds.
+         * @description A queue and what it holds; while it is `paused`, nothing is delivered from it.
          */
         QueueInList: {
             /** Format: uuid */
@@ -3838,6 +4293,7 @@ export interface components {
             createdAt: string;
             partitions: number;
             messages: components["schemas"]["ShortCounters"];
+            paused: boolean;
         };
         /**
          * QueueList
@@ -3963,6 +4419,8 @@ export interface components {
             createdAt: string;
             partitions: components["schemas"]["PartitionView"][];
             totals: components["schemas"]["Counters"];
+            paused: boolean;
+            pausedGroups: string[];
         };
         /**
          * QueuesUpdated
@@ -4064,6 +4522,14 @@ export interface components {
          */
         Registries: {
             response: components["schemas"]["Sampled"];
+        };
+        /**
+         * Release
+         * @description Which lease is meant; without an id, the one there is.
+         */
+        Release: {
+            /** @default null */
+            leaseId?: string | null;
         };
         /**
          * Removed
@@ -4200,14 +4666,70 @@ export interface components {
             last: number | null;
         };
         /**
+         * SearchResult
+         * @description Messages that were found, and how many were looked at; while there is a `cursor`, the search goes on from it.
+         */
+        SearchResult: {
+            messages: components["schemas"]["SearchedMessage"][];
+            scanned: number;
+            cursor: string | null;
+        };
+        /**
+         * SearchedMessage
+         * @description A message that was found, with its place in its partition and its payload.
+         */
+        SearchedMessage: {
+            /** Format: uuid */
+            id: string;
+            transactionId: string | null;
+            /** Format: uuid */
+            partitionId: string;
+            queuePath: string;
+            queue: string;
+            partition: string;
+            namespace: string;
+            task: string;
+            traceId: string | null;
+            producerSub: string | null;
+            /** Format: date-time */
+            createdAt: string;
+            status: components["schemas"]["MessageStatus"];
+            leaseExpiresAt: string | null;
+            unreadable?: string;
+            queueStatus: components["schemas"]["MessageStatus"] | null;
+            busStatus: components["schemas"]["BusStatus"];
+            queuePriority: number;
+            offset: number;
+            data: unknown;
+        };
+        /**
          * Seek
-         * @description Where to go: to the end, or after the last message stored at or before a time.
+         * @description Where to go: to the end, to the beginning, after the last message stored at or before a time, or to an offset.
          */
         Seek: {
             /** @default null */
             toEnd?: boolean | null;
             /** @default null */
+            toBeginning?: boolean | null;
+            /** @default null */
             timestamp?: string | null;
+            /** @default null */
+            offset?: number | null;
+        };
+        /**
+         * SeekPreview
+         * @description What a seek would do: messages that would come again, messages that would be skipped, leases that would end.
+         *
+         *         `partitions` are those with the largest effect; the sums are over all.
+         */
+        SeekPreview: {
+            consumerGroup: string;
+            queueName: string;
+            redelivered: number;
+            skipped: number;
+            leases: number;
+            partitionsChanged: number;
+            partitions: components["schemas"]["PartitionMove"][];
         };
         /**
          * SeenWorker
@@ -4795,6 +5317,7 @@ export interface components {
             leased: number;
             dead: number;
             options: components["schemas"]["TopicOptions"];
+            paused: boolean;
         };
         /**
          * TopicDeadLetter
@@ -5113,6 +5636,8 @@ export interface components {
             createdAt: string;
             config: components["schemas"]["WatchedConfig"];
             options: components["schemas"]["QueueOptions"];
+            paused: boolean;
+            pausedGroups: string[];
         };
         /**
          * WatchedTotals
@@ -6652,6 +7177,184 @@ export interface operations {
             };
         };
     };
+    pauseQueue: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The name of a queue. */
+                queue: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "success": true,
+                     *       "queue": "orders",
+                     *       "paused": true,
+                     *       "changed": true
+                     *     }
+                     */
+                    "application/json": components["schemas"]["Paused"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    resumeQueue: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The name of a queue. */
+                queue: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "success": true,
+                     *       "queue": "orders",
+                     *       "paused": false,
+                     *       "changed": true
+                     *     }
+                     */
+                    "application/json": components["schemas"]["Paused"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
     queues: {
         parameters: {
             query?: {
@@ -7582,6 +8285,172 @@ export interface operations {
             };
         };
     };
+    pauseGroup: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The name of a consumer group. */
+                group: string;
+                /** @description The name of a queue. */
+                queue: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GroupPaused"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    resumeGroup: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The name of a consumer group. */
+                group: string;
+                /** @description The name of a queue. */
+                queue: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GroupPaused"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
     seek: {
         parameters: {
             query?: never;
@@ -7683,6 +8552,102 @@ export interface operations {
             };
         };
     };
+    previewSeek: {
+        parameters: {
+            query?: {
+                /** @description To the end. */
+                toEnd?: boolean;
+                /** @description To the beginning. */
+                toBeginning?: boolean;
+                /** @description After the last message stored at or before this time. */
+                timestamp?: string;
+                /** @description The offset of the next message; on each partition the nearest that it holds. */
+                offset?: number;
+                /** @description Only this partition. */
+                partition?: string;
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                /** @description The name of a consumer group. */
+                group: string;
+                /** @description The name of a queue. */
+                queue: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SeekPreview"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
     seekPartition: {
         parameters: {
             query?: never;
@@ -7697,7 +8662,16 @@ export interface operations {
             };
             cookie?: never;
         };
-        requestBody?: never;
+        requestBody?: {
+            content: {
+                /**
+                 * @example {
+                 *       "offset": 1200
+                 *     }
+                 */
+                "application/json": components["schemas"]["Seek"];
+            };
+        };
         responses: {
             /** @description Success. */
             200: {
@@ -7737,6 +8711,140 @@ export interface operations {
             };
             /** @description What the request names does not exist. */
             404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    releaseLease: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The name of a consumer group. */
+                group: string;
+                /** @description The name of a queue. */
+                queue: string;
+                /** @description The name of a partition. */
+                partition: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["Release"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LeaseReleased"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The request contradicts what is stored, or an encrypted message lacks its key. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -7825,6 +8933,439 @@ export interface operations {
             };
             /** @description The token does not give this access (only when JWT_ENABLED is set). */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    searchMessages: {
+        parameters: {
+            query: {
+                /** @description The queue. */
+                queue: string;
+                /** @description Only this partition. */
+                partition?: string;
+                /** @description Only messages of this status. */
+                status?: "completed" | "dead_letter" | "pending" | "processing";
+                /** @description Only messages stored at this time or later. */
+                from?: string;
+                /** @description Only messages stored before this time. */
+                to?: string;
+                /** @description Only messages with this text in the JSON of their payload. */
+                text?: string;
+                /** @description Only messages of whose payload this holds: `path=value`, with `=`, `!=`, `>`, `<`, `>=` or `<=`, or a JSON array of up to 20 of these, all of which have to hold. */
+                where?: string;
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+                /** @description What the call before answered. */
+                cursor?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SearchResult"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    deleteMessages: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "queue": "orders",
+                 *       "filter": {
+                 *         "status": "dead_letter",
+                 *         "where": [
+                 *           "customer.id=42"
+                 *         ]
+                 *       },
+                 *       "limit": 100
+                 *     }
+                 */
+                "application/json": components["schemas"]["BulkRequest"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BulkDone"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    retryMessages: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "queue": "orders",
+                 *       "filter": {
+                 *         "status": "dead_letter",
+                 *         "where": [
+                 *           "customer.id=42"
+                 *         ]
+                 *       },
+                 *       "limit": 100
+                 *     }
+                 */
+                "application/json": components["schemas"]["BulkRequest"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BulkDone"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    giveUpMessages: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "queue": "orders",
+                 *       "filter": {
+                 *         "status": "dead_letter",
+                 *         "where": [
+                 *           "customer.id=42"
+                 *         ]
+                 *       },
+                 *       "limit": 100
+                 *     }
+                 */
+                "application/json": components["schemas"]["BulkDeadLetterRequest"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BulkDone"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -9988,6 +11529,80 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["StoredByTime"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    events: {
+        parameters: {
+            query?: {
+                /** @description A bearer token, for clients that cannot set headers. */
+                token?: string;
+                /** @description The stream ends after so many `counters`. */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/event-stream": string;
                 };
             };
             /** @description The request is wrong; nothing was stored. */
@@ -13474,6 +15089,206 @@ export interface operations {
             };
             /** @description The token does not give this access (only when JWT_ENABLED is set). */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    pauseTopic: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TopicName"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PausedTopic"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    resumeTopic: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TopicName"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PausedTopic"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };

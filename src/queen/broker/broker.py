@@ -12,7 +12,9 @@ from queen.broker.change_log import ChangeReader
 from queen.broker.events import Event, EventKind, look, pushed, signal
 from queen.broker.heartbeat import DatabaseHeartbeat, DatabaseProbe, MaintenanceModes, Mode
 from queen.broker.inspect.browse import MessageBrowser
+from queen.broker.inspect.bulk import BulkMessages
 from queen.broker.inspect.messages import Messages
+from queen.broker.inspect.search import MessageSearch
 from queen.broker.inspect.traces import Traces
 from queen.broker.maintenance.jobs import JobRunner
 from queen.broker.notifications import Notifications
@@ -78,6 +80,8 @@ class Broker:
     stream_queries: StreamQueries
     stream_cycles: StreamCycles
     message_browser: MessageBrowser
+    message_search: MessageSearch
+    bulk_messages: BulkMessages
     messages: Messages
     traces: Traces
     jobs: JobRunner

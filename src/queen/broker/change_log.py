@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import asyncpg
@@ -78,6 +78,8 @@ class ChangeReader:
         self._interval = interval
         self._workers = workers
         self._on_writes: tuple[Callable[[], None], ...] = ()
+        self.on_entries: Callable[[Sequence[Record]], None] = lambda entries: None
+        """Called with new entries, whether their changes were notified of or not."""
         self._next_xid = 0
         self._horizon: int | None = None
         self._read_at = 0.0
@@ -118,7 +120,10 @@ class ChangeReader:
         if missed:
             self._forget_everything()
         else:
-            await self._apply([entry for entry in entries if entry["id"] not in self._read])
+            new = [entry for entry in entries if entry["id"] not in self._read]
+            await self._apply(new)
+            if new:
+                self.on_entries(new)
         horizon: int = rows[0]["horizon"]
         # Entries from there on are read again, because others beside them may not be visible yet.
         self._read = {entry["id"] for entry in entries if entry["xid"] >= horizon}

@@ -24,7 +24,7 @@ class EventKind(StrEnum):
     PARTITION_GONE = "x"
     """(queue id, partition id): it was empty and unused, and was removed"""
     QUEUE_CHANGED = "c"
-    """(queue name): its options were replaced, or it was made"""
+    """(queue name, 1 when it was made): its options were replaced, it was paused or resumed, or it was made"""
     QUEUE_GONE = "d"
     """(queue name)"""
     APPEND_LOCK_WANTED = "w"
@@ -34,7 +34,7 @@ class EventKind(StrEnum):
     GROUP_CHANGED = "g"
     """(group name, number of the change): its cursors were moved or removed"""
     LOOK = "l"
-    """(queue id): something may be there that no other event told of"""
+    """(queue id): there may be messages without a PUSHED event"""
     MODES_CHANGED = "m"
     """a maintenance mode was switched on or off"""
     TOPIC_FED = "e"
@@ -100,7 +100,7 @@ def partition_gone(queue_id: int, partition_id: int) -> Event:
 
 
 def named(kind: EventKind, name: str, change: int = 0) -> Event:
-    """`change` is its number in the change log, if it is there."""
+    """`change` is its number in the change log, if it is there; of a queue, 1 when it was made."""
     return (kind.value, 0, 0, 0, change, name)
 
 

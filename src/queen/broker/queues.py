@@ -13,7 +13,7 @@ from queen.errors import NotFound
 from queen.log.catalog import Catalog, Queue
 from queen.metrics.meter import Meter
 from queen.storage.database import Database
-from queen.wire.api.queues import Configured, QueueOptions
+from queen.wire.api.resources.queues import Configured, QueueOptions
 from queen.wire.ids import partition_uuid
 from queen.wire.options import OptionValue
 from queen.wire.push import DEFAULT_PARTITION
@@ -61,11 +61,21 @@ class Queues:
             made = await transaction.fetch("create_partitions", [queue.id], [DEFAULT_PARTITION])
             (partition,) = await transaction.fetch("partitions_by_names", [queue.id], [DEFAULT_PARTITION])
         self._meter.partitions_made(name, len(made))
-        # What is told to oneself does not make the catalog read again, because who makes a queue knows it already.
+        # A worker's own notification does not refresh its catalog: it has the queue already.
         self._catalog.refresh_queue(name)
-        self._publish([named(EventKind.QUEUE_CHANGED, name)])
+        self._publish([named(EventKind.QUEUE_CHANGED, name, int(bool(made)))])
         partition_id = partition_uuid(self._catalog.shard, partition["id"])
         return Configured(True, str(queue.public_id), partition_id, name, namespace, task, shown_options(queue))
+
+    async def pause(self, name: str, paused: bool) -> bool:
+        """Stop delivering messages of a queue, or go on; returns whether that is a change. Pushes are not affected."""
+        return await self._pause(name, "pause_queue", name, paused)
+
+    async def pause_group(self, name: str, group: str, paused: bool) -> bool:
+        """The same for one group alone. Raises `NotFound` for a group that no pop has ever named."""
+        if await self._catalog.group(group, create=False) is None:
+            raise NotFound("Consumer group not found")
+        return await self._pause(name, "pause_group", name, group, paused)
 
     async def delete(self, name: str) -> bool:
         """Delete a queue with all that is in it, however much that is; False when there is none of that name.
@@ -78,7 +88,7 @@ class Queues:
             if held:
                 dropped = await transaction.fetch("drop_queue_partitions", held[0]["id"])
                 await transaction.fetch("drop_queue", held[0]["id"])
-        # Also when it is not there: somebody may still believe it is.
+        # Also if it does not exist: another worker may have it cached.
         self._publish([named(EventKind.QUEUE_GONE, name)])
         if held:
             self._meter.partitions_removed(name, len(dropped))
@@ -100,6 +110,16 @@ class Queues:
             await self._remove_cleared(some)
             self._publish([partition_changed(queue.id, id) for id in some])
         return sum(row["messages"] for row in rows)
+
+    async def _pause(self, name: str, statement: str, *args: object) -> bool:
+        rows = await self._database.fetch(statement, *args)
+        if not rows:
+            raise NotFound("Queue not found")
+        changed = bool(rows[0]["changed"])
+        if changed:
+            self._catalog.refresh_queue(name)
+            self._publish([named(EventKind.QUEUE_CHANGED, name)])
+        return changed
 
     async def _queue(self, name: str) -> Queue:
         """The queue as PostgreSQL has it, since the catalog may remember one that is gone."""

@@ -55,7 +55,7 @@ class PeerStats:
 log = logging.getLogger(__name__)
 
 _REMEMBERED_SECONDS = 600.0
-# Far more hosts than share a database; without a secret anybody can invent some.
+# Far more hosts than share a database: without a secret, hosts can be forged.
 _MOST_SERVERS = 1000
 
 

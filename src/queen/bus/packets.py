@@ -201,7 +201,7 @@ LARGEST_FRAME = 60_000
 
 
 class PacketValidator:
-    """Decodes frames. Age and repetition matter only with a secret: without one, anybody can make new packets."""
+    """Decodes frames. Age and replay are checked only with a secret: without one, packets can be forged anyway."""
 
     def __init__(self, signer: PacketSigner, clock: Callable[[], float] = time.time) -> None:
         self._signer = signer

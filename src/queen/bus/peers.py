@@ -144,7 +144,7 @@ class Peers:
         self._traffic.packets_received += 1
         try:
             if not self.signed and not self.active:
-                # Without a secret and without peers there is nobody whose packet this could be.
+                # Without a secret and without peers no packet is expected.
                 raise PacketRefused(PacketRefusal.UNEXPECTED)
             packet, body = self._validator.admit(frame)
         except PacketRefused as refused:

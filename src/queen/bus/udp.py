@@ -133,7 +133,7 @@ class UdpSocket:
         """Bind the port of the host; False while another process has it."""
         if self._listener is not None:
             return True
-        # Nobody shares it: what a second listener took would be lost to this one.
+        # Not shared: a second listener would take datagrams from this one.
         listener = self._open(socket.AF_INET6 if ":" in self._host else socket.AF_INET)
         try:
             if listener.family == socket.AF_INET6:

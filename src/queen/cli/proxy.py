@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from queen.cli.common.tree import command, group
-from queen.cli.logs import configure_logging
+from queen.cli.serve.logs import configure_logging
 
 app = group("Start the proxy: a login page in front of a server.")
 

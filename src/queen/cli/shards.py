@@ -13,7 +13,7 @@ import typer
 from queen.broker.sharding.fleet import Fleet, connect_fleet, names_on, view_shards
 from queen.broker.sharding.layout import change_layout, move_namespace, namespace_homes
 from queen.broker.sharding.move import Mover
-from queen.cli.database import describe_dsn
+from queen.cli.serve.database import describe_dsn
 from queen.errors import BadRequest, Conflict, QueenError
 from queen.settings import Settings
 from queen.storage.migrate import migrate

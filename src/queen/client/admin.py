@@ -109,6 +109,24 @@ class AdminCalls(Generic[Answer]):
         """Remove a queue with everything in it."""
         return self._send("DELETE", _path("/api/v1/resources/queues", name), None)
 
+    def pause_queue(self, name: str) -> Answer:
+        """Stop delivering messages of a queue; pushes are stored as before."""
+        return self._send("POST", _path("/api/v1/resources/queues", name, "pause"), None)
+
+    def resume_queue(self, name: str) -> Answer:
+        """Deliver messages of a queue again."""
+        return self._send("POST", _path("/api/v1/resources/queues", name, "resume"), None)
+
+    def pause_consumer_group(self, consumer_group: str, queue_name: str) -> Answer:
+        """Stop delivering messages of a queue to one group."""
+        path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "pause")
+        return self._send("POST", path, None)
+
+    def resume_consumer_group(self, consumer_group: str, queue_name: str) -> Answer:
+        """Deliver messages of a queue to a group again."""
+        path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "resume")
+        return self._send("POST", path, None)
+
     def get_log_positions(self, name: str, at: str | None = None) -> Answer:
         """The offsets that each partition of a queue holds, and the first that was stored at a time or later."""
         return self._get(_path("/api/v1/read", name), {"at": at})
@@ -124,6 +142,22 @@ class AdminCalls(Generic[Answer]):
     def list_messages(self, **params: Any) -> Answer:
         """Messages by `queue`, `partition`, `status`, `from` and `to`; the newest first, without payloads."""
         return self._get("/api/v1/messages", params)
+
+    def search_messages(self, queue: str, **params: Any) -> Answer:
+        """Messages of a queue by `partition`, `from`, `to`, `status`, `text` and `where`; `cursor` goes on."""
+        return self._get("/api/v1/messages/search", {"queue": queue, **params})
+
+    def delete_messages(self, queue: str, **selection: Any) -> Answer:
+        """Remove messages: `messages` that are named, or those of a `filter`, up to a `limit`, from a `cursor` on."""
+        return self._send("POST", "/api/v1/messages/delete", {"queue": queue, **_given(selection)})
+
+    def retry_messages(self, queue: str, **selection: Any) -> Answer:
+        """Store copies of messages at the ends of their partitions, by the same fields."""
+        return self._send("POST", "/api/v1/messages/retry", {"queue": queue, **_given(selection)})
+
+    def dead_letter_messages(self, queue: str, **selection: Any) -> Answer:
+        """Make messages dead letters, by the same fields, of a `consumerGroup` with an `error`."""
+        return self._send("POST", "/api/v1/messages/dlq", {"queue": queue, **_given(selection)})
 
     def get_message(self, partition_id: str, transaction_id: str) -> Answer:
         """A message with its payload and where each group is with it."""
@@ -216,14 +250,34 @@ class AdminCalls(Generic[Answer]):
     def seek_consumer_group(
         self, consumer_group: str, queue_name: str, options: Mapping[str, Any] | None = None
     ) -> Answer:
-        """Move a group in a queue: `{"timestamp": …}` or `{"toEnd": True}`."""
+        """Move a group in a queue: `timestamp`, `offset`, `toEnd` or `toBeginning`."""
         path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "seek")
+        return self._send("POST", path, dict(options or {}))
+
+    def preview_seek(self, consumer_group: str, queue_name: str, **params: Any) -> Answer:
+        """What a seek would do, by the same fields, and `partition` for one alone."""
+        path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "seek", "preview")
+        return self._get(path, params)
+
+    def seek_partition(
+        self, consumer_group: str, queue_name: str, partition: str, options: Mapping[str, Any] | None = None
+    ) -> Answer:
+        """Move a group on one partition, by the same fields; to its end by default."""
+        path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "partitions", partition, "seek")
         return self._send("POST", path, dict(options or {}))
 
     def seek_partition_to_end(self, consumer_group: str, queue_name: str, partition: str) -> Answer:
         """Have a group skip all there is on one partition."""
-        path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "partitions", partition, "seek")
-        return self._send("POST", path, {})
+        return self.seek_partition(consumer_group, queue_name, partition)
+
+    def release_lease(
+        self, consumer_group: str, queue_name: str, partition: str, lease_id: str | None = None
+    ) -> Answer:
+        """End the lease of a group on a partition: its messages come again at once."""
+        path = _path(
+            "/api/v1/consumer-groups", consumer_group, "queues", queue_name, "partitions", partition, "release"
+        )
+        return self._send("POST", path, _given({"leaseId": lease_id}))
 
     def health(self) -> Answer:
         """Whether the server and its database are well."""
@@ -253,6 +307,14 @@ class AdminCalls(Generic[Answer]):
         """Set options of a topic; those that are absent stay, null is the default."""
         body = {"namespace": namespace, "topic": topic, "options": dict(options)}
         return self._send("POST", "/api/v1/topics/configure", body)
+
+    def pause_topic(self, namespace: str, topic: str) -> Answer:
+        """Stop delivering items of a topic; items are enqueued as before."""
+        return self._send("POST", "/api/v1/topics/pause", {"namespace": namespace, "topic": topic})
+
+    def resume_topic(self, namespace: str, topic: str) -> Answer:
+        """Deliver items of a topic again."""
+        return self._send("POST", "/api/v1/topics/resume", {"namespace": namespace, "topic": topic})
 
     def get_quotas(self) -> Answer:
         """The quotas of namespaces."""
@@ -311,7 +373,7 @@ class AdminCalls(Generic[Answer]):
         return self._get("/api/v1/analytics/retention", params)
 
     def get_postgres_stats(self) -> Answer:
-        """What PostgreSQL tells about itself."""
+        """Statistics of PostgreSQL."""
         return self._get("/api/v1/analytics/postgres-stats")
 
     def _get(self, path: str, params: Mapping[str, Any] | None = None) -> Answer:

@@ -9,17 +9,17 @@ from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import Any
 
-from queen.client.acks import Acker
 from queen.client.admin import DlqQuery
 from queen.client.buffer import Buffers
 from queen.client.config import ClientConfig, ClientLog
-from queen.client.consumer import ConsumeOptions, Consumer, QueueDeliveries, Renewal, Tracer
+from queen.client.consume.acks import Acker
+from queen.client.consume.consumer import ConsumeOptions, Consumer, QueueDeliveries, Renewal, Tracer
+from queen.client.consume.transport import HttpTransport, Popper, TransportMaker
+from queen.client.consume.websocket import WebSocketTransport
 from queen.client.errors import QueenError, UnsentMessage
 from queen.client.http import HttpClient
 from queen.client.push import Pusher, TransactionIds
-from queen.client.transport import HttpTransport, Popper, TransportMaker
 from queen.client.types import Message, Subscription
-from queen.client.websocket import WebSocketTransport
 
 
 class Engine:

@@ -76,11 +76,6 @@ class Balancer:
         if self._unhealthy_until:
             self._unhealthy_until.pop(url, None)
 
-    def unhealthy(self) -> tuple[str, ...]:
-        """The servers that failed recently."""
-        now = self._clock()
-        return tuple(url for url, until in self._unhealthy_until.items() if until > now)
-
     def _by_strategy(self, key: str) -> tuple[str, ...]:
         if self._strategy is Strategy.AFFINITY:
             return self._ring_order(key)

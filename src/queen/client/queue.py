@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from queen.client.admin import DlqQuery
 from queen.client.config import QUEUE_DEFAULTS
-from queen.client.consumer import ConsumeOptions
+from queen.client.consume.consumer import ConsumeOptions
 from queen.client.engine import Engine
 from queen.client.errors import BadRequestError, QueenError
 from queen.client.http import HttpClient

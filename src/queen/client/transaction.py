@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, Self, TypeVar
 
-from queen.client.acks import LEASE_LOST, as_list, message_key, status_text
+from queen.client.consume.acks import LEASE_LOST, as_list, message_key, status_text
 from queen.client.errors import LeaseLostError, QueenConnectionError, TransactionError
 from queen.client.http import HttpClient, decode_json, encode_json
 from queen.client.push import TransactionIds, as_items, wire_item

@@ -11,7 +11,7 @@ from typing import Final
 
 from queen.http.server.message import HttpError, Request, Response
 
-# Nothing comes from elsewhere, nothing is inline, and nobody may put the page into theirs.
+# No external resources, no inline scripts, no framing by other pages.
 _POLICY: Final = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; img-src 'self'; connect-src 'self'; "
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

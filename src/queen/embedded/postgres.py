@@ -124,10 +124,6 @@ class EmbeddedPostgres:
         server.wait(_IMMEDIATE_SHUTDOWN_SECONDS)
         kill_processes(processes)
 
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
     def _started(self) -> Postmaster:
         if self._postmaster is None:
             raise EmbeddedPostgresError(f"the embedded PostgreSQL in {self.data_dir} has not been started")

@@ -98,7 +98,7 @@ class BatchAssembler:
     async def assemble(self, fetcher: Fetcher, batches: Sequence[AppendBatch]) -> None:
         """Fill `chunks` and `outcomes` of each batch, for the partitions as this worker knows them."""
         for batch in batches:
-            # Fixed before anything is awaited: what is learnt meanwhile was not checked, so it must stop the store.
+            # Fixed before the first await: ids added meanwhile were not checked, so they must stop the append.
             batch.base = batch.partition.known_to or 0
         hashes = [value for batch in batches for slice_ in batch.slices for value in slice_.hashes]
         maybe = self._dedup.filter.suspects(hashes)

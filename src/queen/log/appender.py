@@ -74,7 +74,7 @@ class Appender:
                 return self._announce_stored(announcement, times)
         async with link.transaction():
             times = await self.append_locked(link, batches)
-        # Only now is it committed: nothing may be learnt from an append that could still be rolled back.
+        # Only after the commit: ids of an append that may be rolled back must not reach the filter.
         if times is None:
             return None
         meanwhile()
@@ -104,7 +104,7 @@ class Appender:
             await self._dedup.load_windows(fetcher, unknown, windows)
 
     async def append_locked(self, fetcher: Fetcher, batches: Sequence[AppendBatch]) -> list[datetime] | None:
-        """Inside a transaction: lock, learn what others added, then append. None: a partition does not exist."""
+        """Inside a transaction: lock, read the ids that others added, then append. None: a partition does not exist."""
         ids = [batch.partition.id for batch in batches]
         partitions = [batch.partition for batch in batches]
         for queue_id in sorted({batch.queue.id for batch in batches if batch.queue.max_size}):

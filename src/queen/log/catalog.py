@@ -44,11 +44,18 @@ class Queue:
     max_wait_time_seconds: int
     dedup_window_seconds: int | None
     created_at: datetime
+    paused: bool = False
+    paused_groups: frozenset[str] = frozenset()
 
     @classmethod
     def from_record(cls, record: Record) -> Queue:
         values: dict[str, Any] = {field.name: record[field.name] for field in fields(cls)}
+        values["paused_groups"] = frozenset(values["paused_groups"])
         return cls(**values)
+
+    def is_paused_for(self, group: str) -> bool:
+        """Whether nothing is delivered to a group for now."""
+        return self.paused or group in self.paused_groups
 
     @property
     def lease_seconds(self) -> int:
@@ -249,7 +256,7 @@ class Catalog:
         self._queues_by_id.pop(queue.id, None)
         for key, partition in self._partitions.items():
             if key[0] == queue.id:
-                # The window may have grown: what was learnt for the old one is not enough.
+                # The window may have grown: the ids of the old one are not enough.
                 partition.known_to = None
 
     def forget_partition(self, partition: Partition) -> None:

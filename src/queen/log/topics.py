@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, TypeAlias
 
 from queen.storage.database import Database, Record
-from queen.wire.api.topics import TopicOptions
+from queen.wire.api.resources.topics import TopicOptions
 
 TopicKey: TypeAlias = tuple[str, str]
 """(namespace, topic)"""
@@ -32,6 +32,7 @@ class Topic:
     lease_seconds: int
     at_most_once: bool
     ttl_seconds: int | None
+    paused: bool
 
     @classmethod
     def from_record(cls, record: Record) -> Topic:

@@ -1,1 +1,1 @@
-"""Counting what a worker does, and letting the other workers of its host know."""
+"""Counters of a worker, and the reports by which the workers of a host share them."""

@@ -1,4 +1,4 @@
-"""What is counted: tallies, gauges, durations and histograms."""
+"""Counters: tallies, gauges, durations and histograms."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Durations(msgspec.Struct, array_like=True, gc=False):
     seconds: float = 0.0
 
     def add(self, other: Durations) -> None:
-        """Take in what another one has counted."""
+        """Add another one's counts."""
         self.count += other.count
         self.seconds += other.seconds
 
 
 class Gauge(msgspec.Struct, array_like=True, gc=False):
-    """What the samples were: how many, their sum, lowest, highest and last."""
+    """Samples: count, sum, minimum, maximum and last."""
 
     samples: int = 0
     total: float = 0.0
@@ -41,7 +41,7 @@ class Gauge(msgspec.Struct, array_like=True, gc=False):
         return self.total / self.samples if self.samples else 0.0
 
     def row(self) -> list[float]:
-        """Mean, lowest, highest, last: how history keeps it."""
+        """Mean, minimum, maximum and last, as stored in history."""
         return [self.mean, self.lowest, self.highest, self.last]
 
 
@@ -65,7 +65,7 @@ class Histogram(msgspec.Struct, array_like=True, gc=False):
         self.total += value
 
     def add(self, other: Histogram) -> None:
-        """Take in what another one with the same buckets has counted."""
+        """Add another one with the same buckets."""
         self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
 
@@ -89,7 +89,7 @@ class Tally(msgspec.Struct, array_like=True, gc=False):
     pop_messages: int = 0
     pop_empty: int = 0
     auto_acked: int = 0
-    """Of the popped messages, those that were consumed by the pop itself."""
+    """Popped messages that were acknowledged on delivery (autoAck)."""
     ack_requests: int = 0
     ack_success: int = 0
     """Acknowledgments that completed a message."""
@@ -115,7 +115,7 @@ class Tally(msgspec.Struct, array_like=True, gc=False):
         return type(self)(**grown | {"lag_max_ms": self.lag_max_ms})
 
     def add(self, other: Tally) -> None:
-        """Take in what another tally has counted."""
+        """Add another tally."""
         for name in other.__struct_fields__:
             if name == "lag_max_ms":
                 self.lag_max_ms = max(self.lag_max_ms, other.lag_max_ms)
@@ -131,7 +131,7 @@ class Tally(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def processed(self) -> int:
-        """Messages that are done with: completed, consumed by their pop, or given up on."""
+        """Messages that are settled: completed, auto-acked, or dead-lettered."""
         return self.ack_success + self.auto_acked + self.dead_letters
 
 
@@ -141,5 +141,5 @@ class WorkerTally(Tally, array_like=True, gc=False):
     db_errors: int = 0
     """Statements that failed because PostgreSQL was unavailable or too busy."""
     batches: int = 0
-    """Fused database calls."""
+    """Batches: database round trips that serve several requests."""
     http_responses: int = 0

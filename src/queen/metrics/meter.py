@@ -1,4 +1,4 @@
-"""The counters of one worker. Plain numbers, fed once per request or per fused batch."""
+"""The counters of one worker. Plain numbers, fed once per request or batch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Meter:
             yield name, getattr(self, name)
 
     def queue(self, name: str) -> Tally:
-        """The counters of a queue. Beyond a number of queues that no worker should meet, all share one."""
+        """The counters of a queue. Beyond a maximum number of queues, the others share one."""
         tally = self.queues.get(name)
         if tally is None:
             if len(self.queues) >= _MOST_QUEUES:
@@ -126,7 +126,7 @@ class Meter:
         own.dead_letters += dead
 
     def transacted(self, queues: Iterable[str]) -> None:
-        """A transaction was carried out that touched these queues."""
+        """A transaction on these queues was committed."""
         self.total.transactions += 1
         for name in set(queues):
             self.queue(name).transactions += 1
@@ -143,7 +143,7 @@ class Meter:
         self.notification_errors[kind] = self.notification_errors.get(kind, 0) + 1
 
     def resume(self, report: Report) -> None:
-        """Go on from where the worker that ran in this one's place has stopped."""
+        """Continue the counters of the predecessor of this worker."""
         self.total.add(report.total)
         for name, tally in report.queues.items():
             self.queue(name).add(tally)

@@ -18,7 +18,7 @@ Row: TypeAlias = dict[str, Any]
 
 
 class Report(msgspec.Struct):
-    """A worker at one moment. A worker that is started again goes on from the report of the one before.
+    """What a worker has counted and sampled. A restarted worker continues the report of its predecessor.
 
     `life` names the run of counters, `flush` the next flush of it to PostgreSQL, `base` and `queue_bases` where the
     counters stood at the last one: what was counted since then is in no table yet.
@@ -43,11 +43,11 @@ class Report(msgspec.Struct):
     parked: dict[str, Gauge]
     """Pops that waited, by queue, sampled since the last flush."""
     statuses: dict[int, int]
-    """HTTP answers by status."""
+    """HTTP responses by status."""
     cpu_seconds: tuple[float, float] = (0.0, 0.0)
     """User and system time of the process."""
     rates: tuple[float, float] = (0.0, 0.0)
-    """HTTP answers and messages per second, over the last minute."""
+    """HTTP responses and messages per second, over the last minute."""
     topics: dict[str, int] = {}
     """Items of topics by `topic_label`."""
     topic_requests: dict[str, Durations] = {}
@@ -56,7 +56,7 @@ class Report(msgspec.Struct):
     notification_errors: dict[str, int] = {}
     """Notifications that could not be handled, by the kind of their event."""
     unsent: Report | None = None
-    """The flush before, as long as it is not known to be stored."""
+    """The previous flush, until it is stored."""
 
     def last(self, gauge: str) -> float:
         """The newest sample of a gauge."""
@@ -64,7 +64,7 @@ class Report(msgspec.Struct):
         return sampled.last if sampled is not None else 0.0
 
     def copy(self) -> Report:
-        """The same, of which nothing changes any more."""
+        """A snapshot of it."""
         return decode_report(encode_report(self))
 
     def worker_rows(self) -> list[Row]:
@@ -78,7 +78,7 @@ class Report(msgspec.Struct):
         return [*(self.unsent.worker_rows() if self.unsent is not None else ()), row]
 
     def queue_rows(self) -> list[Row]:
-        """The same for each queue with which anything happened."""
+        """The same for each active queue."""
         rows = self.unsent.queue_rows() if self.unsent is not None else []
         span = self._span()
         for name in sorted(self.queues.keys() | self.parked.keys()):
@@ -91,7 +91,7 @@ class Report(msgspec.Struct):
         return rows
 
     def life_row(self) -> Row:
-        """Who this worker is, and all it ever counted."""
+        """The worker and its totals."""
         return {
             "life": self.life,
             "host": self.host,
@@ -139,7 +139,7 @@ log = logging.getLogger(__name__)
 
 
 class SnapshotStore:
-    """Where a worker pins up its report, and reads those of the others."""
+    """Where a worker publishes its report and reads those of the other workers of its host: a file each."""
 
     def __init__(self, directory: Path, worker_id: int, workers: int) -> None:
         self._directory = directory
@@ -147,19 +147,19 @@ class SnapshotStore:
         self._workers = workers
         self._free = asyncio.Lock()
 
-    async def pin(self, report: Report) -> None:
-        """Replace this worker's report; a reader sees the old one or the new one, whole."""
+    async def publish(self, report: Report) -> None:
+        """Replace the report of this worker atomically."""
         path, content = self._path(self._worker_id), encode_report(report)
         async with self._free:
-            # In a thread: a disk that is busy shall not keep requests waiting.
+            # In a thread: a slow disk must not block the event loop.
             await asyncio.to_thread(_replace, path, content)
 
     def own(self) -> Report | None:
-        """The report that this worker, or the one that ran in its place before, pinned up last."""
+        """The last report of this worker or of its predecessor."""
         return self._read(self._worker_id)
 
     async def others(self) -> list[Report]:
-        """The reports of the other workers, as of when each last pinned one up."""
+        """The published reports of the other workers."""
         if self._workers == 1:
             return []
         return await asyncio.to_thread(self._read_others)
@@ -174,8 +174,8 @@ class SnapshotStore:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as error:
-            # By a worker of another version, say; it pins up a readable one when it is started again.
-            log.warning("the report of worker %d cannot be read: %s", worker_id, error)
+            # A worker of another version may have written it.
+            log.warning("report of worker %d is unreadable: %s", worker_id, error)
             return None
 
     def _path(self, worker_id: int) -> Path:

@@ -29,7 +29,7 @@ _ALIVE_SECONDS: Final = 30.0
 
 
 def expose(scrape: Scrape, more: Sequence[Metric] = ()) -> bytes:
-    """The text that answers a scrape: this host, the cluster, and further families."""
+    """The response to a scrape: this host, the cluster, and further families."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(scrape, more))
     return generate_latest(registry)
@@ -54,6 +54,7 @@ class _Families(Collector):
             yield from _workers(cluster.workers)
             yield from _queues(cluster, reports)
             yield from _dead_letters(cluster)
+            yield from _paused(cluster)
             yield from _inbox(cluster.inbox)
         yield from self._more
 
@@ -61,50 +62,48 @@ class _Families(Collector):
 def _process(reports: Sequence[Report], alive: Sequence[Report]) -> Iterator[Metric]:
     now = time.time()
     uptime = max((now - report.started_at for report in alive), default=0.0)
-    yield _gauge("queen_uptime_seconds", "Time since the oldest worker of this host was started.", uptime)
-    yield _gauge("queen_workers", "Workers of this host that are there.", len(alive))
-    yield _gauge("queen_process_resident_memory_bytes", "Memory of the workers of this host.", _sum(alive, "rss_bytes"))
-    yield _gauge(
-        "queen_process_virtual_memory_bytes", "Address space of the workers of this host.", _sum(alive, "virtual_bytes")
-    )
+    yield _gauge("queen_uptime_seconds", "Uptime of the oldest worker of this host.", uptime)
+    yield _gauge("queen_workers", "Workers of this host that are running.", len(alive))
+    yield _gauge("queen_process_resident_memory_bytes", "Resident memory of all workers.", _sum(alive, "rss_bytes"))
+    yield _gauge("queen_process_virtual_memory_bytes", "Virtual memory of all workers.", _sum(alive, "virtual_bytes"))
     for index, kind in enumerate(("user", "system")):
         yield _counter(
             f"queen_cpu_{kind}_microseconds_total",
-            f"{kind.capitalize()} time of the workers of this host, since each was started.",
+            f"{kind.capitalize()} CPU time of the workers of this host.",
             sum(report.cpu_seconds[index] for report in reports) * 1e6,
         )
     for name, meaning, gauge in (
-        ("queen_response_registry_size", "Requests that are being served.", "in_flight"),
-        ("queen_parked_pops", "Of these, pops that wait for messages.", "parked"),
+        ("queen_response_registry_size", "Requests in flight.", "in_flight"),
+        ("queen_parked_pops", "Long polls that wait for messages.", "parked"),
     ):
         values = [((str(report.worker_id),), report.last(gauge)) for report in alive]
         yield _labelled(GaugeMetricFamily, name, meaning, ("worker_id",), values)
     yield _labelled(
         GaugeMetricFamily,
         "queen_report_age_seconds",
-        "How old the numbers of a worker are: new of the one that answers, of the others as of their last sample.",
+        "Age of the last sample of each worker; 0 for the worker that serves this scrape.",
         ("worker_id",),
         [((str(report.worker_id),), max(0.0, now - report.at)) for report in reports],
     )
 
 
 def _database(alive: Sequence[Report], up: bool) -> Iterator[Metric]:
-    yield _gauge("queen_database_up", "1 when PostgreSQL answered this scrape; else there are no cluster metrics.", up)
-    yield _gauge("queen_db_pool_size", "Open connections of the pools.", _sum(alive, "pool_size"))
-    yield _gauge("queen_db_pool_idle", "Connections of the pools that nobody uses.", _sum(alive, "pool_idle"))
-    yield _gauge("queen_db_pool_active", "Connections of the pools in use.", _sum(alive, "pool_active"))
+    yield _gauge("queen_database_up", "1 if PostgreSQL responded; 0: cluster metrics are missing.", up)
+    yield _gauge("queen_db_pool_size", "Open connections in the pools.", _sum(alive, "pool_size"))
+    yield _gauge("queen_db_pool_idle", "Idle connections in the pools.", _sum(alive, "pool_idle"))
+    yield _gauge("queen_db_pool_active", "Connections of the pools that are in use.", _sum(alive, "pool_active"))
     pools = (("db", _sum(alive, "pool_size"), _sum(alive, "job_queue")), ("system", 0.0, 0.0))
     yield _labelled(
         GaugeMetricFamily,
         "queen_threadpool_size",
-        "Connections of the pools (db). No work is given to a pool of threads: system is always 0.",
+        "Open connections in the pools (db); system is always 0, as there is no thread pool.",
         ("pool",),
         [((name,), size) for name, size, _ in pools],
     )
     yield _labelled(
         GaugeMetricFamily,
         "queen_threadpool_queue_size",
-        "Requests that wait for their fused database call (db); system is always 0.",
+        "Requests that wait for the next batch (db); system is always 0.",
         ("pool",),
         [((name,), waiting) for name, _, waiting in pools],
     )
@@ -117,7 +116,7 @@ def _topics(reports: Sequence[Report]) -> Iterator[Metric]:
     yield _labelled(
         CounterMetricFamily,
         "queen_topic_items_total",
-        "Items of topics that were enqueued, dequeued, acked, nacked, given up on (dead), or refused by a quota.",
+        "Topic items enqueued, dequeued, acked, nacked, dead-lettered (dead), or rejected by a quota (refused).",
         ("op", "namespace", "topic"),
         [(label.split("\n"), count) for label, count in sorted(items.items())],
     )
@@ -127,7 +126,7 @@ def _topics(reports: Sequence[Report]) -> Iterator[Metric]:
             took.setdefault(label, Durations()).add(durations)
     family = SummaryMetricFamily(
         "queen_topic_request_duration_seconds",
-        "From arrival to answer of requests about topics; a dequeue that waited, from when it was woken.",
+        "Latency of topic requests; of a long poll, from when it was woken.",
         labels=("op", "namespace", "topic"),
     )
     for label, durations in sorted(took.items()):
@@ -136,12 +135,12 @@ def _topics(reports: Sequence[Report]) -> Iterator[Metric]:
 
 
 def _work(reports: Sequence[Report]) -> Iterator[Metric]:
-    """What the workers of this host have counted; never goes backwards while its supervisor lives."""
+    """Counters of the workers of this host; they never decrease while the supervisor runs."""
     total = _total(reports)
     yield _labelled(
         CounterMetricFamily,
         "queen_requests_total",
-        "Requests of this host.",
+        "Requests received by this host.",
         ("op",),
         [
             (("push",), total.push_requests),
@@ -153,30 +152,30 @@ def _work(reports: Sequence[Report]) -> Iterator[Metric]:
     yield _labelled(
         CounterMetricFamily,
         "queen_messages_total",
-        "Messages stored, delivered and acknowledged by this host.",
+        "Messages pushed, popped and acknowledged on this host.",
         ("op",),
         [((op,), value) for op, value in _messages(total)],
     )
     yield _labelled(
         CounterMetricFamily,
         "queen_ack_total",
-        "Acknowledgments that completed a message; and those that reported a failure, or were refused.",
+        "Acknowledgments: completed messages (success), reported failures and rejected acks (failed).",
         ("result",),
         [(("success",), total.ack_success), (("failed",), total.ack_failed)],
     )
-    yield _counter("queen_pop_empty_total", "Pops that were answered without a message.", total.pop_empty)
-    yield _counter("queen_auto_acked_total", "Messages consumed by their pop (autoAck).", total.auto_acked)
-    yield _counter("queen_dead_letters_total", "Messages that acknowledgments made dead letters.", total.dead_letters)
-    yield _counter("queen_db_errors_total", "Times that PostgreSQL was away or too busy.", total.db_errors)
-    yield _counter("queen_partitions_created_total", "Partitions made.", total.partitions_created)
-    yield _counter("queen_partitions_deleted_total", "Partitions removed.", total.partitions_deleted)
+    yield _counter("queen_pop_empty_total", "Pops that returned no message.", total.pop_empty)
+    yield _counter("queen_auto_acked_total", "Messages acknowledged on delivery (autoAck).", total.auto_acked)
+    yield _counter("queen_dead_letters_total", "Messages dead-lettered by acknowledgments.", total.dead_letters)
+    yield _counter("queen_db_errors_total", "Statements failed: PostgreSQL unavailable or overloaded.", total.db_errors)
+    yield _counter("queen_partitions_created_total", "Partitions created.", total.partitions_created)
+    yield _counter("queen_partitions_deleted_total", "Partitions deleted.", total.partitions_deleted)
     failed: Counter[str] = Counter()
     for report in reports:
         failed.update(report.notification_errors)
     yield _labelled(
         CounterMetricFamily,
         "queen_notification_errors_total",
-        "Notifications of other workers and hosts that could not be handled, by the kind of their event.",
+        "Notifications from other workers and hosts that could not be handled, by event kind.",
         ("kind",),
         [((kind,), count) for kind, count in sorted(failed.items())],
     )
@@ -187,7 +186,7 @@ def _work(reports: Sequence[Report]) -> Iterator[Metric]:
     yield _labelled(
         CounterMetricFamily,
         "queen_http_responses_total",
-        "HTTP requests answered by this host.",
+        "HTTP responses of this host, by status.",
         ("status",),
         [((str(status),), count) for status, count in sorted(statuses.items())],
     )
@@ -197,28 +196,26 @@ def _histograms(reports: Sequence[Report]) -> Iterator[Metric]:
     latencies = {op: _merged(reports, f"{op}_latency") for op in _OPS}
     batches = {op: _merged(reports, f"{op}_batches") for op in _OPS}
     meanings = {
-        "push": "Time from the arrival of a push to its answer.",
-        "pop": "Time from the arrival of a pop to its answer; of one that waited, from when messages were there.",
-        "ack": "Time from the arrival of an acknowledgment to its answer.",
+        "push": "Latency of pushes.",
+        "pop": "Latency of pops; of a long poll, from when messages were available.",
+        "ack": "Latency of acknowledgments.",
     }
     for op, histogram in latencies.items():
         yield HistogramMetricFamily(
             f"queen_{op}_latency_seconds", meanings[op], buckets=histogram.cumulative(), sum_value=histogram.total
         )
-    sizes = HistogramMetricFamily(
-        "queen_fusion_batch_size", "Requests (pop: partitions) that went together in one database call.", labels=["op"]
-    )
+    sizes = HistogramMetricFamily("queen_fusion_batch_size", "Requests (pop: partitions) per batch.", labels=["op"])
     for op, histogram in batches.items():
         sizes.add_metric([op], buckets=histogram.cumulative(), sum_value=histogram.total)
     yield sizes
     for name, meaning, values in (
-        ("op_count", "Fused database calls.", {op: sum(batches[op].counts) for op in _OPS}),
+        ("op_count", "Batches (database round trips).", {op: sum(batches[op].counts) for op in _OPS}),
         (
             "op_latency_microseconds",
-            "Mean latency of requests; see the histograms for more.",
+            "Mean latency of requests; the histograms have the distribution.",
             {op: 1e6 * latencies[op].total / max(1, sum(latencies[op].counts)) for op in _OPS},
         ),
-        ("op_items", "Requests (pop: partitions) in fused database calls.", {op: batches[op].total for op in _OPS}),
+        ("op_items", "Requests (pop: partitions) in these batches.", {op: batches[op].total for op in _OPS}),
     ):
         yield _labelled(
             GaugeMetricFamily, f"queen_sidecar_{name}", meaning, ("op",), [((op,), values[op]) for op in _OPS]
@@ -226,9 +223,9 @@ def _histograms(reports: Sequence[Report]) -> Iterator[Metric]:
 
 
 def _without_meaning() -> Iterator[Metric]:
-    """Families that other servers of this protocol have."""
+    """Families that other servers of this protocol expose."""
     for name in ("groups", "queues", "avg_interval_milliseconds"):
-        yield _gauge(f"queen_queue_backoff_{name}", "Always 0: waiting pops are woken, so they never back off.", 0)
+        yield _gauge(f"queen_queue_backoff_{name}", "Always 0: long polls are woken and do not back off.", 0)
 
 
 def _cluster(total: WorkerTally) -> Iterator[Metric]:
@@ -237,15 +234,17 @@ def _cluster(total: WorkerTally) -> Iterator[Metric]:
     def counter(name: str, meaning: str, value: int) -> Metric:
         return _labelled(CounterMetricFamily, f"queen_cluster_{name}", meaning, labels, [(scope, value)])
 
-    late = "over all hosts, ever; of other hosts up to their last flush"
+    late = "of all hosts since the beginning, other hosts as of their last flush"
     yield counter("push_requests_total", f"Push requests {late}.", total.push_requests)
     yield counter("pop_requests_total", f"Pop requests {late}.", total.pop_requests)
     yield counter("ack_requests_total", f"Ack requests {late}.", total.ack_requests)
     yield counter("transactions_total", f"Transactions {late}.", total.transactions)
     for op, value in _messages(total):
         yield counter(f"{op}_messages_total", f"Messages ({op}) {late}.", value)
-    yield counter("db_errors_total", f"Times that PostgreSQL was away or too busy {late}.", total.db_errors)
-    yield counter("dlq_total", f"Messages that became dead letters {late}.", total.dead_letters)
+    yield counter(
+        "db_errors_total", f"Statements failed: PostgreSQL unavailable or overloaded {late}.", total.db_errors
+    )
+    yield counter("dlq_total", f"Messages moved to the dead-letter queue {late}.", total.dead_letters)
     yield _labelled(
         CounterMetricFamily,
         "queen_cluster_ack_total",
@@ -274,37 +273,36 @@ def _workers(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
         return {stat: (row.get(name) or (0.0,) * 4)[places[stat]] for stat in stats}
 
     yield gauge(
-        "event_loop_lag_milliseconds",
-        "How late the event loop was.",
-        lambda row: sampled(row, "loop_lag_ms", "avg", "max"),
-        "stat",
+        "event_loop_lag_milliseconds", "Event loop lag.", lambda row: sampled(row, "loop_lag_ms", "avg", "max"), "stat"
     )
     yield gauge(
         "lag_milliseconds",
-        "How long messages had waited when they were popped.",
+        "Age of messages when they were popped.",
         lambda row: {"avg": row["lag_ms"] / max(1, row["pop_messages"]), "max": row["lag_max_ms"]},
         "stat",
     )
     yield gauge(
         "free_slots",
-        "Connections of the pool that could be had.",
+        "Pool connections that are not in use.",
         lambda row: sampled(row, "free_slots", "avg", "min"),
         "stat",
     )
     yield gauge(
         "job_queue_size",
-        "Requests that waited for their fused database call.",
+        "Requests that waited for the next batch.",
         lambda row: sampled(row, "job_queue", "avg", "max"),
         "stat",
     )
     yield gauge("db_connections", "Connections to PostgreSQL.", lambda row: sampled(row, "db_connections", "last"))
-    yield gauge("backoff_size", "Always 0: waiting pops are woken, so they never back off.", lambda row: {"": 0.0})
-    yield gauge("jobs_done_per_minute", "Fused database calls.", lambda row: minute(row, "batches"))
+    yield gauge("backoff_size", "Always 0: long polls are woken and do not back off.", lambda row: {"": 0.0})
+    yield gauge("jobs_done_per_minute", "Batches (database round trips).", lambda row: minute(row, "batches"))
     yield gauge(
-        "db_errors_per_minute", "Times that PostgreSQL was away or too busy.", lambda row: minute(row, "db_errors")
+        "db_errors_per_minute",
+        "Statements failed: PostgreSQL unavailable or overloaded.",
+        lambda row: minute(row, "db_errors"),
     )
-    yield gauge("dlq_per_minute", "Messages that became dead letters.", lambda row: minute(row, "dead_letters"))
-    yield gauge("metrics_age_seconds", "Time since its last flush.", lambda row: {"": row["age"]})
+    yield gauge("dlq_per_minute", "Messages moved to the dead-letter queue.", lambda row: minute(row, "dead_letters"))
+    yield gauge("metrics_age_seconds", "Time since the last flush.", lambda row: {"": row["age"]})
     yield gauge(
         "requests_per_minute",
         "Requests.",
@@ -347,31 +345,31 @@ def _queues(cluster: Cluster, reports: Sequence[Report]) -> Iterator[Metric]:
 
     yield _gauge(
         "queen_metrics_queues_left_out",
-        "Queues that have no metrics here, because there are more than METRICS_MAX_QUEUES.",
+        "Queues without metrics, because there are more than METRICS_MAX_QUEUES.",
         cluster.queues_left_out,
     )
     yield _gauge(
         "queen_metrics_lags_left_out",
-        "Pairs of queue and group that are not in queen_queue_lag_messages: more than 10 times METRICS_MAX_QUEUES.",
+        "Queue-group pairs missing from queen_queue_lag_messages: more than 10 * METRICS_MAX_QUEUES.",
         cluster.lags_left_out,
     )
     yield _labelled(
         GaugeMetricFamily,
         "queen_queue_lag_messages",
-        "Messages that a group has not consumed yet; exact.",
+        "Messages not yet consumed by the group (exact).",
         ("queue", "group"),
         [((lag.queue, lag.group), lag.messages) for lag in cluster.lags],
     )
     yield gauge(
         "pending_messages",
-        "Messages that the group furthest behind has not consumed yet; all where no group has begun. Exact.",
+        "Messages not yet consumed by the slowest group, or all messages without any group (exact).",
         lambda queue: cluster.pending[queue],
     )
     own = {queue: [report.queues[queue] for report in reports if queue in report.queues] for queue in names}
     yield _labelled(
         CounterMetricFamily,
         "queen_queue_messages_total",
-        "Messages stored, delivered and acknowledged by this host.",
+        "Messages pushed, popped and acknowledged on this host.",
         ("queue", "op"),
         [
             ((queue, op), value)
@@ -384,27 +382,25 @@ def _queues(cluster: Cluster, reports: Sequence[Report]) -> Iterator[Metric]:
         ],
     )
     for name, meaning in (
-        ("pop_messages", "Messages delivered"),
+        ("pop_messages", "Messages popped"),
         ("push_requests", "Push requests"),
-        ("push_messages", "Messages stored"),
-        ("pop_empty", "Pops without a message"),
+        ("push_messages", "Messages pushed"),
+        ("pop_empty", "Pops that returned no message"),
         ("transactions", "Transactions"),
     ):
         yield gauge(
-            f"{name}_per_minute",
-            f"{meaning}, over all hosts, as of their last flushes.",
-            partial(rate, key=name),
+            f"{name}_per_minute", f"{meaning} per minute on all hosts, as of their last flush.", partial(rate, key=name)
         )
-    yield gauge("parked_consumers", "Pops that waited, on average.", lambda queue: rate(queue, "parked"))
+    yield gauge("parked_consumers", "Long polls that waited, on average.", lambda queue: rate(queue, "parked"))
     yield gauge(
         "metrics_age_seconds",
-        "Age of the oldest of the flushes that the per-minute metrics of the queue come from.",
+        "Age of the oldest flush in the per-minute metrics of the queue.",
         lambda queue: rate(queue, "age"),
     )
     yield _labelled(
         GaugeMetricFamily,
         "queen_queue_pop_lag_milliseconds",
-        "How long messages had waited when they were popped.",
+        "Age of messages when they were popped.",
         ("queue", "stat"),
         [
             ((queue, stat), value)
@@ -418,7 +414,7 @@ def _queues(cluster: Cluster, reports: Sequence[Report]) -> Iterator[Metric]:
     yield _labelled(
         GaugeMetricFamily,
         "queen_queue_ack_per_minute",
-        "Acknowledgments, over all hosts, as of their last flushes.",
+        "Acknowledgments per minute on all hosts, as of their last flush.",
         ("queue", "result"),
         [((queue, what), rate(queue, f"ack_{what}")) for queue in names for what in ("success", "failed")],
     )
@@ -445,17 +441,33 @@ def _dead_letters(cluster: Cluster) -> Iterator[Metric]:
     yield _labelled(
         GaugeMetricFamily,
         "queen_dlq_depth",
-        "Dead letters there are.",
+        "Dead letters.",
         ("scope",),
         [(("cluster",), sum(cluster.dead_letters.values()))],
     )
     yield _labelled(
         GaugeMetricFamily,
         "queen_dlq_depth_by_queue",
-        "Dead letters there are.",
+        "Dead letters.",
         ("queue",),
         [((queue,), cluster.dead_letters.get(queue, 0)) for queue in cluster.queues],
     )
+
+
+def _paused(cluster: Cluster) -> Iterator[Metric]:
+    """What is paused has a series of 1, and what is not has none."""
+    for what, labels, paused in (
+        ("queue", ("queue",), [(queue,) for queue in cluster.paused]),
+        ("group", ("queue", "group"), cluster.paused_groups),
+        ("topic", ("namespace", "topic"), cluster.paused_topics),
+    ):
+        yield _labelled(
+            GaugeMetricFamily,
+            f"queen_{what}_paused",
+            f"1 for each {what} that is paused.",
+            labels,
+            [(own, 1) for own in sorted(paused)],
+        )
 
 
 def _gauge(name: str, meaning: str, value: float) -> Metric:

@@ -19,7 +19,7 @@ from queen.metrics.counters import WorkerTally
 from queen.metrics.report import Row
 from queen.monitoring.recorder import Recorder
 from queen.storage.database import Database, Record
-from queen.wire.api.analytics import (
+from queen.wire.api.monitoring.analytics import (
     Cpu,
     Memory,
     Parked,
@@ -44,7 +44,7 @@ from queen.wire.api.analytics import (
     ThreadPool,
     ThreadPools,
 )
-from queen.wire.api.status import TimeRange as ShownRange
+from queen.wire.api.monitoring.status import TimeRange as ShownRange
 from queen.wire.times import iso_millis, iso_seconds
 
 Standings: TypeAlias = Callable[[], Awaitable[list[Record]]]
@@ -82,7 +82,7 @@ class History:
         self._recorder = recorder
 
     async def workers(self, times: TimeRange, host: str = "", worker_id: int | None = None) -> list[Record]:
-        """What all of them counted together, newest bucket first."""
+        """Counters summed over all workers, newest bucket first."""
         return await self._database.fetch(
             "worker_series",
             times.since,
@@ -94,7 +94,7 @@ class History:
         )
 
     async def seen(self, times: TimeRange, host: str = "", worker_id: int | None = None) -> list[Record]:
-        """Each worker that was there."""
+        """Series of each worker."""
         return await self._database.fetch(
             "workers_seen", times.since, times.until, await self._pending_workers(), host, worker_id
         )
@@ -111,17 +111,17 @@ class History:
         )
 
     async def pop_lags(self, times: TimeRange) -> list[Record]:
-        """How long messages of each queue that was popped had waited."""
+        """Age of popped messages by queue."""
         return await self._database.fetch("queue_pop_lags", times.since, times.until, await self._pending_queues())
 
     async def recent(self, span: timedelta) -> Record:
-        """What all workers have done lately, in one row."""
+        """The current rates of all workers, in one row."""
         now = datetime.now(UTC)
         (row,) = await self._database.fetch("recent_work", now - span, now, await self._pending_workers())
         return row
 
     async def lifetime(self) -> WorkerTally:
-        """All that the workers of all hosts ever counted; of other hosts, up to their last flush."""
+        """Totals of all workers of all hosts since the beginning; other hosts as of their last flush."""
         reports = await self._recorder.reports()
         (row,) = await self._database.fetch("lifetime_totals", [report.life for report in reports])
         total = WorkerTally(**dict(row))
@@ -130,7 +130,7 @@ class History:
         return total
 
     async def age(self) -> int:
-        """How many seconds old the oldest number of a worker that is still there is; 0 when there is one host."""
+        """Age in seconds of the oldest flush of a running worker; 0 with one host."""
         lives = [report.life for report in await self._recorder.reports()]
         (row,) = await self._database.fetch("oldest_flush", lives, self._recorder.gone_after)
         return int(row["age"])
@@ -160,7 +160,7 @@ class History:
         )
 
     async def queue_lag(self, times: TimeRange, names: Sequence[str] | None) -> list[PopLagPoint]:
-        """Minute by minute, newest first: how long messages had waited when they were popped."""
+        """Age of messages when they were popped, by minute, newest first."""
         rows = await self._database.fetch(
             "queue_lag_series", times.since, times.until, 1, await self._pending_queues(), names
         )
@@ -173,7 +173,7 @@ class History:
         return QueueOperations(times.shown(), times.bucket_minutes, series, sorted({row["queue_name"] for row in rows}))
 
     async def parked(self, times: TimeRange, names: Sequence[str] | None) -> Parked:
-        """How many pops waited, and where."""
+        """Waiting pops by queue."""
         rows = await self._database.fetch(
             "parked_series", times.since, times.until, times.bucket_minutes, await self._pending_queues(), names
         )
@@ -191,7 +191,7 @@ class History:
         return Parked(times.shown(), times.bucket_minutes, series, [ParkedWorker(*worker) for worker in workers])
 
     async def retention(self, times: TimeRange, queue: str) -> Retention:
-        """What retention, eviction and expiry have removed."""
+        """Messages removed by retention, eviction and expiry."""
         rows = await self._database.fetch("retention_series", times.since, times.until, times.bucket_minutes, queue)
         columns = ("retention", "completed_retention", "eviction", "messages", "events")
         series = [RemovedPoint(*(row[column] for column in columns), bucket=iso_seconds(row["bucket"])) for row in rows]
@@ -206,7 +206,7 @@ class History:
 
 
 def lag(row: Record | Mapping[str, Any]) -> tuple[float, float]:
-    """How long messages had waited when they were popped, on average and at most, in milliseconds."""
+    """Age of messages when they were popped: mean and maximum in milliseconds."""
     popped = row["pop_messages"]
     if not popped:
         return 0.0, 0.0
@@ -274,7 +274,7 @@ def _system(row: Record, shares_state: bool) -> SystemSample:
         Cpu(summary("cpu_user"), summary("cpu_system")),
         Memory(summary("rss_bytes"), summary("virtual_bytes")),
         Pool(pool, summary("pool_idle"), summary("pool_active")),
-        # There is no pool of threads for system work: what the database does is awaited.
+        # There is no thread pool: database calls are asynchronous.
         ThreadPools(ThreadPool(pool, waiting), ThreadPool(none, none)),
         Registries(summary("in_flight")),
         {"enabled": shares_state},

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import asyncpg
 
 from queen.storage.database import Database, Record
-from queen.wire.api.analytics import (
+from queen.wire.api.monitoring.analytics import (
     ActiveQuery,
     AutovacuumStatus,
     BufferConfig,

@@ -1,4 +1,4 @@
-"""Keeps the record of a worker: samples it, lets the other workers of the host know, and writes history."""
+"""Samples a worker, publishes its report to the other workers of the host, and writes history to PostgreSQL."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from queen.metrics.report import Report, Row, SnapshotStore, new_life
 
 
 class ProcessStats:
-    """Looks at one worker. Counters that its parts keep themselves are taken over into the tally."""
+    """Statistics of one worker process. Counters of its components are copied into the tally."""
 
     def __init__(self, broker: Broker) -> None:
         self._brokers = broker.siblings or (broker,)
@@ -34,7 +34,7 @@ class ProcessStats:
         self._batches = 0
 
     def gauges(self) -> dict[str, float]:
-        """Numbers that go up and down, by the names of their columns. CPU is hundredths of a percent of one core."""
+        """Gauges by column name. CPU is in hundredths of a percent of one core."""
         pools = [broker.database.usage for broker in self._brokers]
         memory = self._process.memory_info()
         user, system = self._cpu_use()
@@ -56,12 +56,12 @@ class ProcessStats:
         }
 
     def cpu_seconds(self) -> tuple[float, float]:
-        """User and system time that the process has used in all."""
+        """User and system CPU time of the process."""
         times = self._process.cpu_times()
         return times.user, times.system
 
     def count(self, total: WorkerTally) -> None:
-        """Add what happened since the last look."""
+        """Add what was counted since the last call."""
         errors = sum(broker.database.errors for broker in self._brokers)
         batches = sum(
             broker.claimer.batches
@@ -84,31 +84,31 @@ log = logging.getLogger(__name__)
 
 _RATE_SECONDS: Final = 60.0
 _LAST_FLUSH_SECONDS: Final = 1.0
-# A report takes at most a hundredth of a worker's time, however many queues it tells of.
-_PIN_SHARE: Final = 100.0
+# Publishing takes at most a hundredth of a worker's time, however many queues are in the report.
+_PUBLISH_SHARE: Final = 100.0
 _IDLE_SECONDS: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class ShellView:
-    """What the HTTP shell tells of itself."""
+class HttpStats:
+    """Statistics of the HTTP server."""
 
     statuses: dict[int, int]
-    """Answers so far, by status; a worker goes on counting where the one before it has stopped."""
+    """Responses by status; a restarted worker continues the counters of its predecessor."""
     in_flight: Callable[[], int]
-    """Requests that are being served."""
+    """Requests in flight."""
 
 
 class Recorder:
-    """One worker's record. `report` is what it is now; `others` what the other workers of the host last said."""
+    """Makes and publishes the reports of one worker, and flushes its counters to PostgreSQL."""
 
-    def __init__(self, broker: Broker, board: SnapshotStore, host: str, shell: ShellView) -> None:
+    def __init__(self, broker: Broker, snapshots: SnapshotStore, host: str, http: HttpStats) -> None:
         settings = broker.settings
         self._broker = broker
         self._meter = broker.meter
-        self._board = board
-        self._shell = shell
-        self._probe = ProcessStats(broker)
+        self._snapshots = snapshots
+        self._http = http
+        self._process_stats = ProcessStats(broker)
         self._sample_seconds = settings.metrics_sample_interval_ms / 1000
         self._flush_seconds = float(settings.metrics_aggregate_interval_s)
         self._host = host
@@ -125,30 +125,30 @@ class Recorder:
         self._parked: dict[str, Gauge] = {}
         self._rates: deque[tuple[float, int, int]] = deque()
         self._used_at: dict[str, float] = {}
-        self._pin_after = 0.0
+        self._publish_after = 0.0
         self._flushing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def gone_after(self) -> float:
-        """A worker that has not flushed for so many seconds is not there any more."""
+        """A worker without a flush for so many seconds is considered gone."""
         return 2.5 * self._flush_seconds
 
     @property
     def shares_state(self) -> bool:
-        """Whether this host and others tell each other what happens."""
+        """Whether notifications are exchanged with other hosts."""
         return self._broker.peers.enabled
 
     def start(self) -> None:
-        """Go on from the report of the worker that ran in this one's place, if there was one."""
-        before = self._board.own()
+        """Continue the report of the predecessor of this worker, if there was one."""
+        before = self._snapshots.own()
         if before is not None:
             self._resume(before)
         self._sample(0.0)
         self._tasks = [asyncio.create_task(self._keep_sampling()), asyncio.create_task(self._keep_flushing())]
 
     async def stop(self) -> None:
-        """Write what was counted since the last flush."""
+        """Flush for the last time."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -156,12 +156,14 @@ class Recorder:
             async with asyncio.timeout(_LAST_FLUSH_SECONDS):
                 await self.flush()
         except TimeoutError:
-            log.warning("PostgreSQL did not take the last metrics in time; those of the last minute are lost")
+            log.warning(
+                "last flush of metrics timed out after %g s; metrics of the last minute are lost", _LAST_FLUSH_SECONDS
+            )
 
     def report(self) -> Report:
-        """This worker as it is now."""
-        self._probe.count(self._meter.total)
-        self._meter.total.http_responses = sum(self._shell.statuses.values())
+        """The current report of this worker."""
+        self._process_stats.count(self._meter.total)
+        self._meter.total.http_responses = sum(self._http.statuses.values())
         return Report(
             life=self._life,
             host=self._host,
@@ -179,7 +181,7 @@ class Recorder:
             histograms=dict(self._meter.histograms()),
             gauges=self._gauges,
             parked=self._parked,
-            statuses=self._shell.statuses,
+            statuses=self._http.statuses,
             cpu_seconds=self._cpu_seconds(),
             rates=self._rate(),
             topics=self._meter.topics,
@@ -189,26 +191,31 @@ class Recorder:
         )
 
     async def reports(self) -> list[Report]:
-        """Of every worker of this host: this one now, the others as of their last sample."""
+        """Reports of all workers of this host: this one's current, the others' as published."""
         own = self.report().copy()
-        return sorted([own, *await self._board.others()], key=lambda report: report.worker_id)
+        return sorted([own, *await self._snapshots.others()], key=lambda report: report.worker_id)
 
-    async def pinned_reports(self) -> list[Report]:
-        """The same, pinned up first: should this worker die, what is told of it here is not taken back."""
-        own = await self._pin()
-        return sorted([own, *await self._board.others()], key=lambda report: report.worker_id)
+    async def live_reports(self) -> list[Report]:
+        """The same without a copy: the counters of this worker go on changing."""
+        others = await self._snapshots.others()
+        return sorted([self.report(), *others], key=lambda report: report.worker_id)
+
+    async def published_reports(self) -> list[Report]:
+        """The same, published first: if this worker dies, counters that were shown do not decrease."""
+        own = await self._publish()
+        return sorted([own, *await self._snapshots.others()], key=lambda report: report.worker_id)
 
     async def flush(self) -> None:
-        """Write to PostgreSQL what was counted since the last flush; what it does not take is sent again later."""
+        """Write to PostgreSQL what was counted since the last flush; a failed flush is repeated later."""
         async with self._flushing:
             if self._unsent is not None and not await self._send(self._unsent):
                 return
             self._unsent = self._cut()
             await self._send(self._unsent)
-        await self._pin()
+        await self._publish()
 
     def _cpu_seconds(self) -> tuple[float, float]:
-        user, system = self._probe.cpu_seconds()
+        user, system = self._process_stats.cpu_seconds()
         return user + self._cpu_before[0], system + self._cpu_before[1]
 
     def _resume(self, before: Report) -> None:
@@ -218,7 +225,7 @@ class Recorder:
         self._unsent = before.unsent
         self._cpu_before = before.cpu_seconds
         for status, count in before.statuses.items():
-            self._shell.statuses[status] = self._shell.statuses.get(status, 0) + count
+            self._http.statuses[status] = self._http.statuses.get(status, 0) + count
 
     async def _keep_sampling(self) -> None:
         loop = asyncio.get_running_loop()
@@ -226,28 +233,28 @@ class Recorder:
             due = loop.time() + self._sample_seconds
             await asyncio.sleep(self._sample_seconds)
             self._sample(max(0.0, loop.time() - due) * 1000)
-            if loop.time() >= self._pin_after:
-                await self._pin()
+            if loop.time() >= self._publish_after:
+                await self._publish()
 
-    async def _pin(self) -> Report:
-        """Have the others see this worker as it is now; returns what they see."""
+    async def _publish(self) -> Report:
+        """Publish the current report to the other workers, and return it."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         report = self.report().copy()
         try:
-            await self._board.pin(report)
+            await self._snapshots.publish(report)
         except OSError as error:
-            log.warning("this worker's report cannot be written, so the other workers do not know it: %s", error)
-        self._pin_after = loop.time() + _PIN_SHARE * (loop.time() - began) - self._sample_seconds
+            log.warning("could not publish the metrics of this worker to the others: %s", error)
+        self._publish_after = loop.time() + _PUBLISH_SHARE * (loop.time() - began) - self._sample_seconds
         return report
 
     def _sample(self, loop_lag_ms: float) -> None:
         parked: dict[str, int] = {}
         for broker in self._broker.siblings or (self._broker,):
             parked |= broker.popper.parked_by_queue()
-        sampled = self._probe.gauges() | {
+        sampled = self._process_stats.gauges() | {
             "loop_lag_ms": loop_lag_ms,
-            "in_flight": self._shell.in_flight(),
+            "in_flight": self._http.in_flight(),
             "parked": sum(parked.values()),
         }
         for name, value in sampled.items():
@@ -258,34 +265,34 @@ class Recorder:
 
     def _note_rate(self) -> None:
         total, now = self._meter.total, time.monotonic()
-        answers = sum(self._shell.statuses.values())
+        answers = sum(self._http.statuses.values())
         self._rates.append((now, answers, total.push_messages + total.pop_messages))
         while self._rates[0][0] < now - _RATE_SECONDS:
             self._rates.popleft()
 
     def _rate(self) -> tuple[float, float]:
-        """HTTP answers and messages per second since the first sample that is remembered."""
+        """HTTP responses and messages per second since the first sample kept."""
         then, answers, messages = self._rates[0]
         total, elapsed = self._meter.total, max(1.0, time.monotonic() - then)
         moved = total.push_messages + total.pop_messages - messages
-        return (sum(self._shell.statuses.values()) - answers) / elapsed, moved / elapsed
+        return (sum(self._http.statuses.values()) - answers) / elapsed, moved / elapsed
 
     async def _keep_flushing(self) -> None:
         while True:
             now = time.time()
-            # On the minute, but not all workers at the same moment.
+            # On the minute, staggered by worker.
             due = math.floor(now / self._flush_seconds + 1) * self._flush_seconds
             apart = min(0.1, self._flush_seconds / 50) * (self._broker.worker_id % 10)
             await asyncio.sleep(due + apart - now)
             try:
                 await self.flush()
             except Exception:
-                # One flush that fails must not be the last.
-                log.exception("metrics could not be flushed; the next flush tries again")
+                # A failed flush must not end the loop.
+                log.exception("flush of metrics failed; retrying with the next one")
 
     def _cut(self) -> Report:
-        """Begin to count anew; returns what was counted so far."""
-        # A copy, as the live counters go on.
+        """Start a new flush interval; returns the report of the last one."""
+        # A copy, because the counters continue.
         report = self.report().copy()
         now = report.at
         for name, tally in self._meter.queues.items():
@@ -308,7 +315,7 @@ class Recorder:
         self._used_at = {name: at for name, at in self._used_at.items() if name in self._meter.queues}
 
     async def _send(self, report: Report) -> bool:
-        """Whether PostgreSQL has it now. Sending it twice makes no difference."""
+        """Whether it was stored. Sending it twice is harmless."""
         database = self._broker.database
         queues = report.queue_rows()
         try:
@@ -321,7 +328,7 @@ class Recorder:
                     _json(_with_counts(queues, {row["name"]: row["partitions"] for row in counts})),
                 )
         except (QueenError, asyncpg.PostgresError) as error:
-            log.warning("metrics could not be written, the next flush tries again: %s", error)
+            log.warning("flush of metrics failed, retrying with the next one: %s", error)
             return False
         if self._unsent is report:
             self._unsent = None

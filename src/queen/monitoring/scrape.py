@@ -1,4 +1,4 @@
-"""Everything that a scrape of metrics shows, gathered at one moment."""
+"""Collects what a scrape of metrics shows."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from queen.storage.database import Database
 
 log = logging.getLogger(__name__)
 
-_PATIENCE_SECONDS: Final = 5.0
+_TIMEOUT_SECONDS: Final = 5.0
 _GROUPS_PER_QUEUE: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How many messages a group has before it on a queue."""
+    """The lag of a group on a queue."""
 
     queue: str
     group: str
@@ -58,32 +58,37 @@ class Inbox:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What PostgreSQL knows, of all hosts. `queues` names those with the most pending messages, at most the limit."""
+    """Metrics of all hosts, from PostgreSQL. `queues` are those with the most pending messages, up to the limit."""
 
     lifetime: WorkerTally
     workers: Sequence[Mapping[str, Any]]
     """The last flush of each worker."""
     rates: Mapping[str, Mapping[str, Any]]
-    """What happened to each queue in a minute, as of the last flushes."""
+    """Per-minute rates of each queue, as of the last flushes."""
     queues: Sequence[str]
     queues_left_out: int
     pending: Mapping[str, int]
     lags: Sequence[Lag]
     lags_left_out: int
     dead_letters: Mapping[str, int]
+    paused: Sequence[str]
+    paused_groups: Sequence[tuple[str, str]]
+    """(queue, group)"""
+    paused_topics: Sequence[tuple[str, str]]
+    """(namespace, topic)"""
     inbox: Inbox
 
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """The workers of this host, and (None while PostgreSQL is away) the cluster."""
+    """The workers of this host, and the cluster (None while PostgreSQL is unavailable)."""
 
     reports: Sequence[Report]
     cluster: Cluster | None = field(default=None)
 
 
 class Scraper:
-    """Gathers metrics."""
+    """Collects the metrics of one shard."""
 
     def __init__(
         self,
@@ -102,13 +107,13 @@ class Scraper:
         self._most_queues = most_queues
 
     async def scrape(self) -> Scrape:
-        """What there is to say now. The workers can be seen without PostgreSQL, the cluster cannot."""
-        reports = await self._recorder.pinned_reports()
+        """Collect now. Without PostgreSQL there are the workers of this host alone."""
+        reports = await self._recorder.published_reports()
         try:
-            async with asyncio.timeout(_PATIENCE_SECONDS):
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
                 return Scrape(reports, await self._cluster(reports))
         except (TimeoutError, QueenError, asyncpg.PostgresError) as error:
-            log.warning("metrics of this host alone, because PostgreSQL does not answer: %s", error)
+            log.warning("metrics scrape: cluster metrics are missing, PostgreSQL is unavailable: %s", error)
             return Scrape(reports)
 
     async def _cluster(self, reports: Sequence[Report]) -> Cluster:
@@ -123,6 +128,8 @@ class Scraper:
         lags.sort(key=lambda lag: (-lag.messages, lag.queue, lag.group))
         most = _GROUPS_PER_QUEUE * self._most_queues
         letters = await self._database.fetch("dead_letter_counts")
+        paused = await self._database.fetch("paused_queues")
+        topics = await self._database.fetch("topic_paused_names")
         workers = [dict(row) for row in await self._database.fetch("last_flushes", self._recorder.gone_after)]
         rates = await self._database.fetch("last_queue_flushes", self._recorder.gone_after)
         flushed = {str(row["life"]) for row in workers}
@@ -137,6 +144,9 @@ class Scraper:
             lags=lags[:most],
             lags_left_out=max(0, len(lags) - most),
             dead_letters={row["name"]: row["messages"] for row in letters},
+            paused=[row["name"] for row in paused if row["paused"]],
+            paused_groups=[(row["name"], group) for row in paused for group in sorted(row["paused_groups"])],
+            paused_topics=[(row["namespace"], row["name"]) for row in topics],
             inbox=await self._inbox(),
         )
 
@@ -146,7 +156,7 @@ class Scraper:
 
 
 def _with_fresh(rates: dict[str, dict[str, Any]], fresh: Sequence[Report]) -> dict[str, dict[str, Any]]:
-    """Add what workers have counted that have not flushed yet, so that a new server does not look dead."""
+    """Add the counters of workers that have not flushed yet, so that a new server does not look idle."""
     per_minute = (
         "push_requests",
         "push_messages",
@@ -172,7 +182,7 @@ def _with_fresh(rates: dict[str, dict[str, Any]], fresh: Sequence[Report]) -> di
 
 
 class ShardsScraper(Scraper):
-    """Shard 0 keeps what was counted; every shard tells what its queues hold."""
+    """Collects the metrics of all shards: history is on shard 0, queues on each."""
 
     def __init__(self, first: Scraper, others: Sequence[Scraper]) -> None:
         super().__init__(
@@ -186,7 +196,7 @@ class ShardsScraper(Scraper):
             try:
                 part = await other._cluster(reports)
             except (QueenError, asyncpg.PostgresError) as error:
-                log.warning("metrics without one of the shards: %s", error)
+                log.warning("metrics scrape: a shard is missing: %s", error)
                 continue
             whole = dataclasses.replace(
                 whole,
@@ -196,6 +206,9 @@ class ShardsScraper(Scraper):
                 lags=[*whole.lags, *part.lags],
                 lags_left_out=whole.lags_left_out + part.lags_left_out,
                 dead_letters={**whole.dead_letters, **part.dead_letters},
+                paused=[*whole.paused, *part.paused],
+                paused_groups=[*whole.paused_groups, *part.paused_groups],
+                paused_topics=[*whole.paused_topics, *part.paused_topics],
                 inbox=whole.inbox + part.inbox,
             )
         return whole

@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from queen.monitoring.history import History, Standings, TimeRange, lag, number, seen_worker
 from queen.storage.database import Database, Record
-from queen.wire.api.analytics import CountingWorker, PopLag, WorkerMetrics, WorkerPoint, WorkerSummary
-from queen.wire.api.queues import Counters, Lag, Overview, Spread, Throughput
-from queen.wire.api.status import (
+from queen.wire.api.monitoring.analytics import CountingWorker, PopLag, WorkerMetrics, WorkerPoint, WorkerSummary
+from queen.wire.api.monitoring.status import (
     BatchEfficiency,
     DeadLetterQueue,
     Errors,
@@ -26,6 +25,7 @@ from queen.wire.api.status import (
     ThroughputPoint,
     TopError,
 )
+from queen.wire.api.resources.queues import Counters, Lag, Overview, Spread, Throughput
 from queen.wire.times import iso_millis, iso_seconds
 
 _RECENT: Final = timedelta(minutes=5)
@@ -33,7 +33,7 @@ _RECENT: Final = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class QueueFilter:
-    """Which queues are meant; empty means any."""
+    """A filter of queues; empty: any."""
 
     queue: str = ""
     namespace: str = ""
@@ -54,7 +54,7 @@ class Status:
         self._standings = standings
 
     async def overview(self) -> Overview:
-        """Everything at once.
+        """The whole status.
 
         - messages: `total` is all that was ever pushed to the queues there are. `completed` is what the groups consumed
           in all (each group counts), without what became a dead letter; `failed` are the acknowledgments of all time
@@ -125,7 +125,7 @@ class Status:
         )
 
     async def worker_metrics(self, times: TimeRange, host: str, worker_id: int | None) -> WorkerMetrics:
-        """What workers have counted."""
+        """Series of what workers counted."""
         rows = await self._history.workers(times, host, worker_id)
         queues = await self._history.pop_lags(times)
         seen = await self._history.seen(times, host, worker_id)
@@ -172,7 +172,7 @@ class Status:
         return await self._database.fetch("queue_standings", wanted.queue, wanted.namespace, wanted.task)
 
     async def _throughput(self, times: TimeRange, names: list[str] | None) -> list[dict[str, Any]]:
-        """Newest first. With names, messages are those of the queues; how the workers were is always of all."""
+        """Newest first. With names, messages of these queues; worker columns are always of all workers."""
         points = [dict(row) for row in await self._history.workers(times)]
         if names is None:
             return points
@@ -275,7 +275,7 @@ def _worker_point(row: Record, times: TimeRange) -> WorkerPoint:
 
 
 def _of_all(row: Any, name: str, unit: float = 1) -> float | None:
-    """What the workers had together: rows tell what each had on average."""
+    """Sum over the workers of rows that hold averages per worker."""
     value = row[name]
     return None if value is None else round(value * row["workers"] / unit, 3)
 
@@ -295,5 +295,5 @@ def _ratio(messages: int, requests: int) -> float:
 
 
 def _whole(moment: datetime) -> int:
-    """Seconds, rounded up: the span that a moment is in the middle of counts."""
+    """Seconds since the epoch, rounded up."""
     return -int(-moment.timestamp() // 1)

@@ -6,9 +6,9 @@
     _manifest/snapshot.json     all commits up to some number, summed up
     _staging/                   files that are not committed
 
-Files are written to `_staging`, which readers of Parquet pass over. The intent is the point of no return: whoever opens
-the directory next finishes what it says. Files are moved as a whole, so a reader of the plain directory never sees half
-of one, nor a batch twice. Readers of the manifest see all files of a commit or none.
+Files are written to `_staging`, which readers of Parquet pass over. The intent is the point of no return: the next
+process that opens the directory completes it. Files are moved as a whole, so a reader of the plain directory never
+sees half of one, nor a batch twice. Readers of the manifest see all files of a commit or none.
 """
 
 from __future__ import annotations

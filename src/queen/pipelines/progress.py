@@ -17,9 +17,9 @@ from queen.pipelines.declaration import Declaration, Sink, SourceKind
 from queen.pipelines.errors import cause_of
 from queen.pipelines.session import Connection
 from queen.pipelines.sinks import OBSERVED
-from queen.spark.logs import ShardLog
-from queen.spark.offsets import PartitionOffsets, StreamOffset, count_between, decode_offset
 from queen.spark.options import names_in
+from queen.spark.source.logs import ShardLog
+from queen.spark.source.offsets import PartitionOffsets, StreamOffset, count_between, decode_offset
 from queen.wire.pipelines import QueryStatus
 
 if TYPE_CHECKING:

@@ -76,7 +76,7 @@ class StateDirectory:
         return status
 
     def _is_locked(self, name: str) -> bool:
-        """Whether a process has the lock. The pid does not tell: another process may have it by now."""
+        """Whether a process has the lock. The pid alone proves nothing: another process may have it by now."""
         try:
             with (self.of(name) / "lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class SignInFailed(Exception):
-    """Why somebody could not sign in: `code` is what the login page is told."""
+    """A login failed: `code` is the error code for the login page."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)

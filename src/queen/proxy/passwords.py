@@ -37,7 +37,7 @@ class Passwords:
 
 
 def is_outdated(hashed: str) -> bool:
-    """Whether a password should be hashed anew at the next chance."""
+    """Whether a password should be rehashed at the next login."""
     return not hashed.startswith("$argon2id$") or _hasher.check_needs_rehash(hashed)
 
 

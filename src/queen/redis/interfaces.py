@@ -15,7 +15,7 @@ import msgspec
 from queen.wire.topic_items import ReadyItem
 
 TURN_SECONDS: Final = 2.0
-"""A turn that lasts longer is taken for abandoned, and its queue for lost."""
+"""A fill turn that lasts longer counts as abandoned, and its queue as lost."""
 
 
 class FillTurnState(StrEnum):

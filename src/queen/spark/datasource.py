@@ -30,9 +30,9 @@ class QueenDataSource(DataSource):
         return schema_of(self._read_options())
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from queen.spark.batch import QueenReader
         from queen.spark.options import Table
-        from queen.spark.tables import TableReader
+        from queen.spark.source.batch import QueenReader
+        from queen.spark.source.tables import TableReader
 
         options = self._read_options()
         if options.table is not Table.MESSAGES:
@@ -40,17 +40,17 @@ class QueenDataSource(DataSource):
         return QueenReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from queen.spark.stream import QueenStreamReader
+        from queen.spark.source.stream import QueenStreamReader
 
         return QueenStreamReader(self._read_options(), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from queen.spark.sink import batch_writer
+        from queen.spark.sink.writers import batch_writer
 
         return batch_writer(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from queen.spark.sink import stream_writer
+        from queen.spark.sink.writers import stream_writer
 
         return stream_writer(self.options, schema, overwrite=overwrite)
 

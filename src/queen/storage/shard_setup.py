@@ -38,14 +38,14 @@ async def set_up_shards(dsns: Sequence[str]) -> list[int]:
         for connection in connections:
             if connection is not None:
                 stack.push_async_callback(connection.close)
-        away = [number for number, connection in enumerate(connections) if connection is None]
+        unavailable = [number for number, connection in enumerate(connections) if connection is None]
         reached = {number: connection for number, connection in enumerate(connections) if connection is not None}
         known = {number: row for number, one in reached.items() if (row := await _state(one)) is not None}
         for number, row in known.items():
             check_number(row["number"], number)
-        if not known and away:
+        if not known and unavailable:
             raise DatabaseUnavailable(
-                f"shard {away[0]} is not reachable: the first time that several shards are used, all must be there"
+                f"shard {unavailable[0]} is unavailable; all shards must be available at their first start"
             )
         layout = await _layout(reached, known)
         if max(layout) >= len(dsns):
@@ -55,7 +55,7 @@ async def set_up_shards(dsns: Sequence[str]) -> list[int]:
             )
         for number in sorted(reached.keys() - known.keys()):
             await become_shard(reached[number], number, layout)
-        return away
+        return unavailable
 
 
 async def become_shard(connection: Connection, number: int, layout: Sequence[int]) -> None:

@@ -52,16 +52,6 @@ class IdBlock:
         """The id of the message at `index`, as the client sees it."""
         return f"{self.prefix.decode()}{self.low + index:012x}"
 
-    def index_of(self, message_id: str, count: int) -> int | None:
-        """Which of the block's first `count` messages has this id, if any."""
-        if len(message_id) != 36 or message_id[:24] != self.prefix.decode():
-            return None
-        try:
-            index = int(message_id[24:], 16) - self.low
-        except ValueError:
-            return None
-        return index if 0 <= index < count else None
-
 
 class IdSource:
     """Makes UUIDv7 values that never go backwards inside one process."""
@@ -209,8 +199,3 @@ class SnowflakeSource:
         self._last = end - 1
         node = self._node
         return [(tick // _SEQUENCES) << 22 | node << 12 | tick % _SEQUENCES for tick in range(first, end)]
-
-
-def time_of_id(id: int) -> int:
-    """The millisecond since 1970 in which an id was made."""
-    return (id >> 22) + EPOCH_MS

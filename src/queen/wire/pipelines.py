@@ -35,7 +35,7 @@ class QueryStatus(msgspec.Struct, rename="camel", kw_only=True):
     written: int = 0
     """Rows given to the sink since the run began."""
     rows_per_second: float = 0.0
-    """Rows read per second, lately."""
+    """Current rate of rows read."""
     batch_seconds: float = 0.0
     """How long the last batch took."""
     lag: int | None = None
@@ -58,7 +58,7 @@ class PipelineStatus(msgspec.Struct, rename="camel", kw_only=True):
     started_at: float
     updated_at: float
     dead_letters: int = 0
-    """Records that were set aside since the run began."""
+    """Dead letters since the run began."""
     dead_letter_sink: str = ""
     error: str | None = None
     queries: list[QueryStatus] = msgspec.field(default_factory=list)

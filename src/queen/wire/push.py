@@ -61,6 +61,18 @@ class Hold:
     messages: int
 
 
+class PushRequest(msgspec.Struct):
+    """Items to store (at least one), the size of the body they came in, and the subject of the token that sent them.
+
+    With a `hold` they go to the spool, and from there to PostgreSQL when that says.
+    """
+
+    items: list[PushItem]
+    nbytes: int
+    subject: str | None = None
+    hold: Hold | None = None
+
+
 class PushBody(msgspec.Struct, forbid_unknown_fields=True):
     """Messages to store, in order; they may name different queues and partitions."""
 

@@ -159,16 +159,17 @@ class Segment:
             self._find_columns()
         return self._producers[index] if self._producers else None
 
-    def without(self, index: int) -> bytes:
-        """The segment packed again with one message taken out; offsets and ids of the others stay."""
+    def without(self, *indexes: int) -> bytes:
+        """The segment packed again with some messages taken out; offsets and ids of the others stay."""
         if self._starts is None:
             self._find_columns()
         count = self.count
-        payloads = [b"" if i == index else self.payload(i) for i in range(count)]
+        gone = set(indexes)
+        payloads = [b"" if i in gone else self.payload(i) for i in range(count)]
         transactions = [_encode(transaction_id) for transaction_id in self.transaction_ids()]
         packed = bytearray(pack_segment(transactions, payloads, self._trace_ids, self._producers))
         for i in range(count):
-            if i == index or self.is_deleted(i):
+            if i in gone or self.is_deleted(i):
                 struct.pack_into("<I", packed, HEADER.size + 4 * i, DELETED)
         return bytes(packed)
 

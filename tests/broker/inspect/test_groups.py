@@ -96,6 +96,8 @@ async def test_groups_are_listed_by_name_and_queue_with_their_exact_lag(api: Api
         "subscriptionMode": None,
         "subscriptionTimestamp": None,
         "subscriptionCreatedAt": None,
+        "paused": False,
+        "queuePaused": False,
     }
     assert [(row["members"], row["partitionsWithLag"], row["totalLag"]) for row in rows] == [
         (1, 1, 2),
@@ -322,6 +324,92 @@ async def test_a_pop_that_waits_gets_what_a_seek_back_uncovers(start_server: Sta
                 assert [message["data"] for message in await waiting] == [1]
 
 
+async def preview(api: Api, **query: Any) -> dict[str, Any]:
+    answer = await api.call("GET", f"{GROUPS}/g/queues/q/seek/preview", **query)
+    assert answer.status == 200, answer
+    effect: dict[str, Any] = answer.body
+    return effect
+
+
+async def test_a_seek_to_an_offset_goes_to_the_nearest_that_each_partition_holds(api: Api) -> None:
+    for partition, count in (("long", 10), ("short", 3)):
+        await api.push("q", *range(count), partition=partition)
+        await api.pop("q", partition, consumerGroup="g", autoAck=True, batch=2)
+    answer = await api.call("POST", f"{GROUPS}/g/queues/q/seek", {"offset": 7})
+    assert (answer.body["partitionsUpdated"], answer.body["seekToEnd"]) == (2, False)
+    assert [one["data"] for one in await api.pop("q", "long", consumerGroup="g", batch=10)] == [7, 8, 9]
+    assert await api.pop("q", "short", consumerGroup="g") == []
+    answer = await api.call("POST", f"{GROUPS}/g/queues/q/partitions/short/seek", {"offset": 1})
+    assert (answer.body["updated"], answer.body["offset"]) == (True, 1)
+    assert [one["data"] for one in await api.pop("q", "short", consumerGroup="g", batch=10)] == [1, 2]
+    await api.call("POST", f"{GROUPS}/g/queues/q/seek", {"toBeginning": True})
+    assert len(await api.pop("q", consumerGroup="g", batch=100, partitions=2)) == 13
+    answer = await api.call("POST", f"{GROUPS}/g/queues/q/partitions/short/seek")
+    assert answer.body["offset"] == 3
+
+
+async def test_a_preview_says_what_a_seek_then_does(api: Api, connection: Connection) -> None:
+    await api.push("q", *range(10), partition="p")
+    await age(connection, 3600)
+    await api.push("q", *range(5), partition="p")
+    await api.push("q", 1, 2, partition="other")
+    for partition, count in (("p", 4), ("other", 2)):
+        await api.pop("q", partition, consumerGroup="g", autoAck=True, batch=count)
+    await api.pop("q", "p", consumerGroup="g")
+    an_hour_ago = (datetime.now(UTC) - timedelta(minutes=30)).isoformat()
+    for place, redelivered, skipped, changed in (
+        ({"toEnd": True}, 0, 11, 1),
+        ({"toBeginning": True}, 6, 0, 2),
+        ({"timestamp": an_hour_ago}, 2, 6, 2),
+        ({"offset": 3}, 1, 0, 1),
+    ):
+        effect = await preview(api, **place)
+        assert (effect["redelivered"], effect["skipped"], effect["partitionsChanged"]) == (
+            redelivered,
+            skipped,
+            changed,
+        )
+        assert effect["leases"] == 1
+    effect = await preview(api, offset=3, partition="p", limit=1)
+    (move,) = effect["partitions"]
+    assert (move["partition"], move["position"], move["target"], move["leased"]) == ("p", 4, 3, True)
+    assert len((await preview(api, toEnd=True, limit=1))["partitions"]) == 1
+    # Nothing has moved so far.
+    assert [one["offsetLag"] for one in (await detail(api, "g"))["q"]["partitions"]] == [0, 11]
+    await api.call("POST", f"{GROUPS}/g/queues/q/seek", {"timestamp": an_hour_ago})
+    assert [one["offsetLag"] for one in (await detail(api, "g"))["q"]["partitions"]] == [2, 5]
+
+
+async def test_a_preview_counts_partitions_that_a_subscription_covers(api: Api) -> None:
+    await api.push("q", 0, partition="a")
+    await api.pop("q", consumerGroup="g", subscriptionMode="new")
+    await api.push("q", 1, 2, partition="b")
+    effect = await preview(api, toEnd=True)
+    assert (effect["redelivered"], effect["skipped"]) == (0, 2)
+    assert (await api.call("GET", f"{GROUPS}/nobody/queues/q/seek/preview", toEnd=True)).body["partitions"] == []
+    assert (await api.call("GET", f"{GROUPS}/g/queues/q/seek/preview", toEnd=True, partition="no")).status == 404
+
+
+async def test_a_released_lease_gives_its_messages_to_the_next_pop_at_once(api: Api) -> None:
+    path = f"{GROUPS}/g/queues/q/partitions/Default/release"
+    await api.push("q", 1, 2)
+    held = await api.pop("q", consumerGroup="g", batch=2)
+    waiting = asyncio.create_task(api.pop("q", consumerGroup="g", batch=2, wait=True, timeout=60_000))
+    await until(lambda: broker_of(api).popper.parked == 1)
+    answer = await api.call("POST", path, {"leaseId": "00000000-0000-0000-0000-000000000000"})
+    assert answer.status == 409
+    assert held[0]["leaseId"] in answer.body["error"]
+    answer = await api.call("POST", path, {"leaseId": held[0]["leaseId"]})
+    assert (answer.status, answer.body["leaseId"]) == (200, held[0]["leaseId"])
+    again = await waiting
+    assert [one["data"] for one in again] == [1, 2]
+    assert not any(one["success"] for one in await api.ack(held, group="g"))
+    assert (await api.call("POST", path)).body["leaseId"] == again[0]["leaseId"]
+    assert (await api.call("POST", path)).status == 404
+    for wrong in (f"{GROUPS}/nobody/queues/q/partitions/Default", f"{GROUPS}/g/queues/q/partitions/no"):
+        assert (await api.call("POST", f"{wrong}/release")).status == 404
+
+
 async def test_seeking_what_nobody_knows_moves_nothing(api: Api) -> None:
     await api.push("orders", 1)
     await take(api, "orders", "g")
@@ -400,6 +488,7 @@ async def test_skipping_one_partition_leaves_the_others(api: Api) -> None:
         "queueName": "orders",
         "partitionName": "a b",
         "updated": True,
+        "offset": 2,
     }
     assert datetime.now(UTC) - datetime.fromisoformat(moved_to) < timedelta(seconds=30)
     assert await take(api, "orders") == [2]

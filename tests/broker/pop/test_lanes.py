@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queen.broker.pop.lanes import UNKNOWN, Holds, Lane
-from queen.broker.pop.requests import Pop, PopOptions
+from queen.broker.pop.requests import Pop, PopRequest
 from queen.metrics.meter import Meter
 
 
@@ -18,7 +18,7 @@ def lane() -> Lane:
 
 async def parked_pop(partition: str | None = None) -> Pop:
     answer = asyncio.get_running_loop().create_future()
-    return Pop(("orders",), partition, "group", PopOptions(), lambda body: body, answer, Meter())
+    return Pop(PopRequest(("orders",), partition, "group"), lambda body: body, answer, Meter())
 
 
 def test_partitions_are_ready_in_the_order_in_which_they_were_fed() -> None:

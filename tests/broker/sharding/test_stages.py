@@ -13,8 +13,8 @@ import pytest
 from queen.broker.sharding.fleet import connect_fleet
 from queen.broker.sharding.move import Mover
 from queen.errors import Conflict, SettingsError
-from queen.spark.publishers import ShardPublisher, StagedPart
-from queen.spark.shard_writer import Shard
+from queen.spark.sink.publishers import ShardPublisher, StagedPart
+from queen.spark.sink.shard_writer import Shard
 from queen.wire.push import PushItem
 from queen.wire.shards import Name
 from tests.broker.sharding.names import queue_on

@@ -260,6 +260,8 @@ _SURFACES: dict[str, Surface] = {
             )
         },
     ),
+    "POST /api/v1/topics/pause": Surface(reads_body=True, refused=_ITEM_FAULTS),
+    "POST /api/v1/topics/resume": Surface(reads_body=True, refused=_ITEM_FAULTS),
     "POST /api/v1/topics/purge": Surface(reads_body=True, refused=_ITEM_FAULTS),
     "DELETE /api/v1/topics": Surface(query=_NO_TOPIC, names=_TOPIC_NAMES, refused_query=_TOPIC_QUERY),
     "GET /api/v1/topics/quotas": Surface(),
@@ -423,12 +425,15 @@ _SURFACES: dict[str, Surface] = {
     ),
     "DELETE /api/v1/resources/queues/{queue}": Surface(unknown={"queue": 200}),
     "DELETE /api/v1/queues/{queue}/clear": Surface(unknown={"queue": 404}, names=("partition",)),
+    "POST /api/v1/resources/queues/{queue}/pause": Surface(unknown={"queue": 404}),
+    "POST /api/v1/resources/queues/{queue}/resume": Surface(unknown={"queue": 404}),
     "GET /api/v1/resources/queues": Surface(numbers=_PAGE, names=("namespace", "task")),
     "GET /api/v1/resources/queues/{queue}": Surface(unknown={"queue": 404}),
     "GET /api/v1/resources/queues/{queue}/depth": Surface(unknown={"queue": 404}),
     "GET /api/v1/system/settings": Surface(),
     "GET /api/v1/system/connections": Surface(),
     "GET /api/v1/live": Surface(),
+    "GET /api/v1/events": Surface(query="limit=1"),
     "GET /api/v1/shards": Surface(),
     "GET /api/v1/streams": Surface(),
     "GET /streams/v1/queries": Surface(),
@@ -484,6 +489,8 @@ _SURFACES: dict[str, Surface] = {
             r'{"subscriptionTimestamp": "a\u0000"}': "subscriptionTimestamp must be",
         },
     ),
+    "POST /api/v1/consumer-groups/{group}/queues/{queue}/pause": Surface(unknown={"group": 404, "queue": 404}),
+    "POST /api/v1/consumer-groups/{group}/queues/{queue}/resume": Surface(unknown={"group": 404, "queue": 404}),
     "POST /api/v1/consumer-groups/{group}/queues/{queue}/seek": Surface(
         reads_body=True,
         body='{"toEnd": true}',
@@ -494,10 +501,36 @@ _SURFACES: dict[str, Surface] = {
             '{"toEnd": false}': "toEnd",
             '{"timestamp": 5}': "timestamp must be",
             '{"timestamp": "0000-00-00"}': "timestamp must be",
+            '{"offset": -1}': "offset",
+            '{"offset": "1"}': "offset",
+            '{"toEnd": true, "offset": 1}': "only one of",
+            '{"toBeginning": true, "timestamp": "2026-01-01T00:00:00Z"}': "only one of",
+        },
+    ),
+    "GET /api/v1/consumer-groups/{group}/queues/{queue}/seek/preview": Surface(
+        query="toEnd=true",
+        unknown={"group": 200, "queue": 404},
+        numbers=("limit",),
+        names=("partition",),
+        refused_query={
+            "toEnd=false": "Must specify",
+            "toEnd=true&offset=1": "only one of",
+            "offset=many": "offset",
+            "offset=-1": "offset",
+            **{f"timestamp={text}": "timestamp" for text in _TIMES},
         },
     ),
     "POST /api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek": Surface(
-        unknown={"group": 200, "queue": 404, "partition": 404}
+        reads_body=True,
+        needs_body=False,
+        unknown={"group": 200, "queue": 404, "partition": 404},
+        refused={'{"offset": -1}': "offset", '{"toEnd": true, "toBeginning": true}': "only one of"},
+    ),
+    "POST /api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/release": Surface(
+        reads_body=True,
+        needs_body=False,
+        unknown={"group": 404, "queue": 404, "partition": 404},
+        refused={'{"leaseId": 1}': "leaseId"},
     ),
     "GET /api/v1/read/{queue}": Surface(unknown={"queue": 404}, refused_query={f"at={text}": "at" for text in _TIMES}),
     "GET /api/v1/read/{queue}/partition/{partition}": Surface(
@@ -528,6 +561,44 @@ _SURFACES: dict[str, Surface] = {
         },
         refused_query={f"consumerGroup={text}": "consumerGroup" for text in (_LONG, "%00")},
     ),
+    "GET /api/v1/messages/search": Surface(
+        query="queue=q",
+        numbers=("limit",),
+        names=("queue", "partition"),
+        refused_query={
+            "": "queue is required",
+            "queue=q&status=lost": "status",
+            "queue=q&where=nothing": "where must be",
+            "queue=q&where=a~b": "where must be",
+            "queue=q&where=[1]": "where must be",
+            "queue=q&cursor=x": "cursor must be",
+            'queue=q&cursor=["a"]': "cursor must be",
+            **{f"queue=q&{query}": key for query, key in _BAD_TIMES.items()},
+        },
+    ),
+    **{
+        f"POST /api/v1/messages/{what}": Surface(
+            reads_body=True,
+            refused={
+                "{}": "queue",
+                '{"queue": 1}': "queue",
+                f'{{"queue": "{_LONG}", "filter": {{}}}}': "queue",
+                '{"queue": "q"}': "either 'messages' or 'filter'",
+                '{"queue": "q", "messages": [], "filter": {}}': "either 'messages' or 'filter'",
+                '{"queue": "q", "messages": [{}]}': "partitionId",
+                '{"queue": "q", "messages": [{"partitionId": 1, "transactionId": "t"}]}': "partitionId",
+                '{"queue": "q", "filter": {"colour": 1}}': "colour",
+                '{"queue": "q", "filter": {"status": "lost"}}': "status",
+                '{"queue": "q", "filter": {"from": "yesterday"}}': "filter.from",
+                '{"queue": "q", "filter": {"where": "a=1"}}': "where",
+                '{"queue": "q", "filter": {"where": ["nothing"]}}': "where must be",
+                '{"queue": "q", "filter": {"partition": ""}}': "partition",
+                '{"queue": "q", "filter": {}, "limit": 0}': "limit",
+                '{"queue": "q", "filter": {}, "limit": 10001}': "limit",
+            },
+        )
+        for what in ("delete", "retry", "dlq")
+    },
     "GET /api/v1/dlq": Surface(
         numbers=_PAGE, words=("queue", "consumerGroup", "partition"), refused_query=dict(_BAD_TIMES)
     ),
@@ -830,7 +901,7 @@ async def test_a_bad_path_is_refused_or_finds_nothing_and_changes_nothing(site: 
         cases = {"nobody": unknown, _NO_UUID: unknown, "-1": unknown, "9" * 200: unknown}
         cases |= dict.fromkeys((_LONG, *_CONTROLS), surface.unnamable) | dict.fromkeys(_NOT_TEXT, 400)
         for value, status in cases.items():
-            answer = await site.ask(method, site.target(route, **{key: value}), surface.body)
+            answer = await site.ask(method, site.target(route, surface.query, **{key: value}), surface.body)
             assert answer.status == status, (key, value, answer)
             # What is refused with 400 is named with its place: the parameter, or the text that cannot be read.
             assert status != 400 or key in answer.body["error"] or value in answer.body["error"], (key, value, answer)

@@ -13,7 +13,6 @@ import pytest
 
 from queen.http.api.table import all_routes
 from queen.http.routing.document import TAGS, build_document
-from queen.http.routing.route import by_key
 from queen.http.server.message import Access, Response, Route
 from tests.support.api import Api
 
@@ -35,7 +34,7 @@ def key(route: Route) -> str:
 async def test_every_declared_route_is_served_and_no_other(api: Api) -> None:
     assert api.worker is not None
     served = [key(route) for route in api.worker.shell.router.routes]
-    assert sorted(served) == sorted(by_key(all_routes()))
+    assert sorted(served) == sorted(operation.key for operation in all_routes())
     assert len(served) == len(all_routes())
 
 

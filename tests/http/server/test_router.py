@@ -156,25 +156,6 @@ def test_queries_are_decoded(query: bytes, expected: dict[str, str]) -> None:
     assert router_with("GET /q").match(b"GET", b"/q?" + query).query == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("12", 12), ("-3", -3), ("12x", 7), ("1_0", 7), (" 1", 7), ("", 7), ("-", 7), ("9" * 30, 7), ("٣", 7)],
-)
-def test_a_number_in_a_query_falls_back_to_its_default(text: str, number: int) -> None:
-    request = Request("GET", "/", {}, {"n": text}, {}, b"")
-    assert (request.query_int("n", 7), request.query_int("absent", 7)) == (number, 7)
-
-
-@pytest.mark.parametrize(
-    ("text", "flag"), [("true", True), ("1", True), ("false", False), ("0", False), ("yes", False)]
-)
-def test_a_flag_in_a_query_is_true_only_for_true_and_1(text: str, flag: bool) -> None:
-    request = Request("GET", "/", {}, {"f": text, "empty": ""}, {}, b"")
-    assert [request.query_bool("f", default) for default in (True, False)] == [flag, flag]
-    for name in ("empty", "absent"):
-        assert [request.query_bool(name, default) for default in (True, False)] == [True, False]
-
-
 def test_a_repeated_target_is_resolved_once() -> None:
     router = router_with("GET /queues/{queue}")
     assert router.match(b"GET", b"/queues/a") is router.match(b"GET", b"/queues/a")

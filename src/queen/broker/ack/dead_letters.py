@@ -14,8 +14,8 @@ from queen.errors import Conflict, NotFound
 from queen.log.catalog import Catalog, Queue
 from queen.log.segments import Place
 from queen.storage.database import Database, Record, can_be_stored, storable
-from queen.wire.api.dead_letters import DeadLetter, DeadLetterList, Purged, Retried
 from queen.wire.api.fields import Pagination
+from queen.wire.api.messages.dead_letters import DeadLetter, DeadLetterList, Purged, Retried
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import partition_uuid
 from queen.wire.times import iso_millis

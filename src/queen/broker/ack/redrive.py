@@ -86,12 +86,16 @@ class Redriver:
 
     async def message(self, queue: Queue, copy: Copy, producer: str | None) -> Redriven:
         """Store a copy of one message that is no dead letter."""
+        return (await self.messages(queue, [copy], producer))[0]
+
+    async def messages(self, queue: Queue, copies: Sequence[Copy], producer: str | None) -> list[Redriven]:
+        """Store copies of messages of one producer that are no dead letters, all or none."""
 
         async def work(transaction: Transaction, keep_ids: bool) -> _Sent | None:
-            return await self._store(transaction, queue, [copy], producer, keep_ids)
+            return await self._store(transaction, queue, copies, producer, keep_ids)
 
-        redriven, _ = await self._carry_out(queue, [copy.partition.id], work)
-        return redriven[0]
+        redriven, _ = await self._carry_out(queue, sorted({copy.partition.id for copy in copies}), work)
+        return redriven
 
     async def letters(self, queue: Queue, places: Sequence[Place], group_id: int | None) -> tuple[list[Redriven], int]:
         """Store a copy of each message that still has dead letters (of the group, or any); all of one producer.
@@ -117,7 +121,7 @@ class Redriver:
         return await self._carry_out(queue, partition_ids, work)
 
     async def _carry_out(self, queue: Queue, partition_ids: list[int], work: _Work) -> tuple[list[Redriven], int]:
-        """Do the work in a transaction; again after a deadlock, and with new ids when the old turn out to be taken."""
+        """Do the work in a transaction; again after a deadlock, and with new ids if the old ones exist already."""
         for attempt in range(1, _ATTEMPTS + 1):
             known = await self._catalog.queue(queue.name)
             partitions = await self._catalog.partitions_by_id(partition_ids)

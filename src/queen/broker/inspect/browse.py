@@ -16,7 +16,7 @@ from queen.broker.inspect.find import MessageFinder
 from queen.log.catalog import QUEUE_MODE, Catalog, Partition, Queue
 from queen.log.segments import Place, StoredMessage, StoredMessages
 from queen.storage.database import Database, Fetcher, Record, can_be_stored
-from queen.wire.api.messages import (
+from queen.wire.api.messages.browse import (
     BusStatus,
     ConsumptionMode,
     MessageConsumer,
@@ -348,7 +348,7 @@ class MessageBrowser:
             message, partition = stored.get(place), partitions.get(place[0])
             queue = queues.get(partition.queue_id) if partition is not None else None
             if message is not None and partition is not None and queue is not None:
-                described.append(_listed(message, partition, queue, place, readers[place[0]], place in dead))
+                described.append(listed_message(message, partition, queue, place, readers[place[0]], place in dead))
         return described
 
 
@@ -370,9 +370,10 @@ def _identify(message: StoredMessage, partition: Partition, queue: Queue) -> dic
     }
 
 
-def _listed(
+def listed_message(
     message: StoredMessage, partition: Partition, queue: Queue, place: Place, readers: Readers, dead: bool
 ) -> MessageInList:
+    """A message as lists show it."""
     offset = place[1]
     return MessageInList(
         **_identify(message, partition, queue),

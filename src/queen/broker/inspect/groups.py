@@ -12,13 +12,20 @@ from datetime import datetime
 from typing import Final, TypeAlias
 
 from queen.broker.change_log import log_group_change
-from queen.broker.events import Event
+from queen.broker.events import Event, EventKind, named
 from queen.concurrency import chunked_map
 from queen.errors import NotFound
 from queen.log.catalog import Catalog
 from queen.log.segments import Moment, offsets_after
-from queen.storage.database import Database, Record, Transaction
-from queen.wire.api.groups import GroupOnPartition, GroupOnQueue, GroupSummary, LaggingPartition
+from queen.storage.database import Database, Fetcher, Record
+from queen.wire.api.resources.groups import (
+    GroupOnPartition,
+    GroupOnQueue,
+    GroupSummary,
+    LaggingPartition,
+    PartitionMove,
+    SeekPreview,
+)
 from queen.wire.ids import partition_uuid
 from queen.wire.times import iso_millis
 
@@ -30,7 +37,7 @@ Pair: TypeAlias = tuple[int, int]
 
 
 class Oldest:
-    """Finds them by a look at the segments of every partition, and remembers them for those who stay where they are.
+    """Reads them from the segments of every partition, and caches them for groups that have not moved.
 
     `places` of a pair is a hash of the partitions where the group is behind, and of where it is on each: as long as it
     is the same, so is the oldest message, for the time of a stored message never changes.
@@ -59,10 +66,19 @@ _LAGGING_SECONDS: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class PartitionSeek:
-    """What a seek of one partition did: whether the group was known there, and the time of its last message."""
+    """What a seek of one partition did: whether the group was known there, the time of its last message, and where the
+    group is now."""
 
     updated: bool
     moved_to: datetime | None
+    offset: int | None
+
+
+BEGINNING: Final = 0
+END: Final = (1 << 63) - 1
+
+Place: TypeAlias = datetime | int
+"""Where a seek goes: after the last message stored at or before a time, or to an offset, or the nearest there is."""
 
 
 class Groups:
@@ -108,7 +124,7 @@ class Groups:
         ]
 
     async def detail(self, group: str) -> dict[str, GroupOnQueue]:
-        """Where a group is on every partition it knows, by queue; empty when nobody knows the group."""
+        """Positions of a group on its partitions, by queue; empty for an unknown group."""
         group_id = await self._group(group)
         rows = [] if group_id is None else await self._positions([group_id], None, None, 0)
         queues: dict[str, GroupOnQueue] = {}
@@ -119,18 +135,25 @@ class Groups:
     async def delete(self, group: str, queue: str | None, *, with_subscriptions: bool) -> int:
         """Forget where a group is, on one queue or on all; returns on how many partitions.
 
-        With its subscriptions gone it begins anew at its next pop, else again where they say. Dead letters stay.
+        With its subscriptions gone it begins anew at its next pop, else again where they say. Dead letters stay, and
+        it is not paused any more.
         """
         group_id = await self._group(group)
-        if group_id is None:
-            return 0
+        forgotten: Sequence[Record] = ()
+        partitions = 0
         async with self._database.transaction() as transaction:
-            forgotten = await transaction.fetch("forget_subscriptions", group_id, queue) if with_subscriptions else []
-            (row,) = await transaction.fetch("forget_cursors", group_id, queue)
-            changed = forgotten or row["partitions"]
-            changes = [await log_group_change(transaction, group)] if changed else []
+            if group_id is not None:
+                if with_subscriptions:
+                    forgotten = await transaction.fetch("forget_subscriptions", group_id, queue)
+                (row,) = await transaction.fetch("forget_cursors", group_id, queue)
+                partitions = row["partitions"]
+            resumed = await transaction.fetch("forget_pauses", group, queue)
+            changes = [await log_group_change(transaction, group)] if forgotten or partitions else []
+        for one in resumed:
+            self._catalog.refresh_queue(one["name"])
+            changes.append(named(EventKind.QUEUE_CHANGED, one["name"]))
         self._publish(changes)
-        return int(row["partitions"])
+        return partitions
 
     async def move_subscriptions(self, group: str, since: datetime) -> int:
         """Have a group start after `since` on partitions it has not met; returns how many subscriptions it has."""
@@ -143,38 +166,91 @@ class Groups:
         self._publish(changes)
         return len(rows)
 
-    async def seek(self, group: str, queue: str, moment: datetime | None) -> int:
-        """Have a group go on after the last message stored at or before a moment (None: after the last there is).
+    async def seek(self, group: str, queue: str, place: Place) -> int:
+        """Have a group go on at a place in every partition of a queue.
 
         Its leases end, its failed attempts stay counted. Returns how many partitions it knows and was moved on.
         """
-        return len(await self._seek(group, queue, None, moment))
+        return len((await self._seek(group, queue, None, place))[0])
 
-    async def seek_partition(self, group: str, queue: str, partition: str) -> PartitionSeek:
-        """Have a group skip all there is on one partition."""
+    async def seek_partition(self, group: str, queue: str, partition: str, place: Place) -> PartitionSeek:
+        """The same for one partition."""
+        await self._partition(queue, partition)
+        spans, targets = await self._seek(group, queue, partition, place)
+        return PartitionSeek(True, spans[0]["last_at"], targets[0]) if spans else PartitionSeek(False, None, None)
+
+    async def preview_seek(self, group: str, queue: str, partition: str | None, place: Place, most: int) -> SeekPreview:
+        """What a seek would do. Nothing is changed, so it may do otherwise if the group goes on meanwhile."""
         records = await self._database.fetch("queue_by_name", queue)
-        if not records or not await self._database.fetch("partitions_by_names", [records[0]["id"]], [partition]):
-            raise NotFound("Partition not found")
-        moved = await self._seek(group, queue, partition, None)
-        return PartitionSeek(bool(moved), moved[0]["last_at"] if moved else None)
+        if not records:
+            raise NotFound("Queue not found")
+        if partition is not None:
+            await self._partition(queue, partition)
+        group_id = await self._group(group)
+        rows: Sequence[Record] = []
+        if group_id is not None:
+            starts = await self._starts([group_id])
+            rows = await self._database.fetch("seek_positions", group_id, records[0]["id"], partition, *starts)
+        targets = await _targets(self._database, rows, place)
+        moves = [
+            PartitionMove(
+                row["name"],
+                partition_uuid(self._catalog.shard, row["id"]),
+                row["position"],
+                target,
+                max(0, row["position"] - target),
+                max(0, target - row["position"]),
+                row["leased"],
+            )
+            for row, target in zip(rows, targets, strict=True)
+        ]
+        effect = sorted(moves, key=lambda move: (-(move.redelivered + move.skipped), not move.leased, move.partition))
+        return SeekPreview(
+            group,
+            queue,
+            sum(move.redelivered for move in moves),
+            sum(move.skipped for move in moves),
+            sum(move.leased for move in moves),
+            sum(move.position != move.target for move in moves),
+            effect[:most],
+        )
 
-    async def _seek(self, group: str, queue: str, partition: str | None, moment: datetime | None) -> Sequence[Record]:
-        """Returns what the partitions hold on which the group was moved."""
+    async def current_lease(self, group: str, queue: str, partition: str) -> tuple[int, str]:
+        """The partition's number, and the id of the live lease that a group has there. Raises `NotFound` for none."""
+        partition_id = await self._partition(queue, partition)
+        group_id = await self._group(group)
+        rows = await self._database.fetch("live_lease", partition_id, group_id) if group_id is not None else []
+        if not rows:
+            raise NotFound(f"The group has no lease on partition {partition!r}")
+        return partition_id, rows[0]["lease_id"]
+
+    async def _partition(self, queue: str, partition: str) -> int:
+        records = await self._database.fetch("queue_by_name", queue)
+        found = await self._database.fetch("partitions_by_names", [records[0]["id"]], [partition]) if records else []
+        if not found:
+            raise NotFound("Partition not found")
+        partition_id: int = found[0]["id"]
+        return partition_id
+
+    async def _seek(
+        self, group: str, queue: str, partition: str | None, place: Place
+    ) -> tuple[Sequence[Record], Sequence[int]]:
+        """Returns what the partitions hold on which the group was moved, and to which offset of each."""
         group_id = await self._group(group)
         records = await self._database.fetch("queue_by_name", queue)
         if group_id is None or not records:
-            return []
+            return [], []
         queue_id = records[0]["id"]
         await self._meet(group_id, queue_id, partition)
         async with self._database.transaction() as transaction:
             held = await transaction.fetch("hold_group_cursors", group_id, queue_id, partition)
             # Read only now: what was consumed while the locks were waited for must not be delivered again.
             spans = await transaction.fetch("partition_spans", [row["partition_id"] for row in held])
-            targets = await _targets(transaction, spans, moment)
+            targets = await _targets(transaction, spans, place)
             await transaction.fetch("move_cursors", group_id, [span["id"] for span in spans], targets)
             changes = [await log_group_change(transaction, group)] if spans else []
         self._publish(changes)
-        return spans
+        return spans, targets
 
     async def _meet(self, group_id: int, queue_id: int, partition: str | None) -> None:
         """Make the cursors that a subscription promises; before the transaction, whose locks are taken in order."""
@@ -200,12 +276,12 @@ class Groups:
         return [row["group_id"] for row in rows], [row["id"] for row in rows], offsets
 
 
-async def _targets(transaction: Transaction, spans: Sequence[Record], moment: datetime | None) -> Sequence[int]:
-    """Where a cursor stands after the last message stored at or before the moment, for each partition."""
-    if moment is None:
-        return [span["next_offset"] for span in spans]
+async def _targets(fetcher: Fetcher, spans: Sequence[Record], place: Place) -> Sequence[int]:
+    """Where a cursor stands at a place, for each partition."""
+    if isinstance(place, int):
+        return [min(max(place, span["floor_offset"]), span["next_offset"]) for span in spans]
     return await offsets_after(
-        transaction, [Moment(span["id"], span["floor_offset"], span["next_offset"], moment) for span in spans]
+        fetcher, [Moment(span["id"], span["floor_offset"], span["next_offset"], place) for span in spans]
     )
 
 
@@ -236,4 +312,6 @@ def _summary(row: Record, oldest: datetime | None) -> GroupSummary:
         row["mode"],
         iso_millis(row["since"]),
         iso_millis(row["subscribed_at"]),
+        row["paused"],
+        row["queue_paused"],
     )

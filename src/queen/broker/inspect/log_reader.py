@@ -1,4 +1,4 @@
-"""Reading logs by offset, without consuming: for those who read whole queues, and cannot reach PostgreSQL."""
+"""Reads logs by offset, without consuming: for readers of whole queues that have no access to PostgreSQL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from queen.errors import Conflict, NotFound
 from queen.log.segments import Moment, offsets_after
 from queen.storage.database import Database, Record
-from queen.wire.api.reading import LogPosition, LogPositions
+from queen.wire.api.messages.reading import LogPosition, LogPositions
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import partition_uuid
 from queen.wire.segment import Frame, encode_frame

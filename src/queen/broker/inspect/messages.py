@@ -14,7 +14,7 @@ from queen.errors import NotFound
 from queen.log.catalog import QUEUE_MODE, Catalog
 from queen.log.segments import UnreadableSegment, read_segment
 from queen.storage.database import Database, Transaction
-from queen.wire.api.messages import MessageDeadLettered, MessageDeleted, MessageRetried
+from queen.wire.api.messages.browse import MessageDeadLettered, MessageDeleted, MessageRetried
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.segment import MalformedSegment
 

@@ -14,7 +14,15 @@ import msgspec
 from queen.concurrency import chunked_map
 from queen.errors import NotFound
 from queen.storage.database import Database, Record
-from queen.wire.api.queues import (
+from queen.wire.api.monitoring.status import (
+    QueueStatus,
+    WatchedConfig,
+    WatchedCursor,
+    WatchedPartition,
+    WatchedQueue,
+    WatchedTotals,
+)
+from queen.wire.api.resources.queues import (
     Counters,
     LabelCounters,
     NamespaceView,
@@ -25,14 +33,6 @@ from queen.wire.api.queues import (
     QueueView,
     ShortCounters,
     TaskView,
-)
-from queen.wire.api.status import (
-    QueueStatus,
-    WatchedConfig,
-    WatchedCursor,
-    WatchedPartition,
-    WatchedQueue,
-    WatchedTotals,
 )
 from queen.wire.ids import partition_uuid
 from queen.wire.times import iso_millis
@@ -66,6 +66,7 @@ class Resources:
                     max(0, row["pending"] - (0 if with_processing else row["processing"])),
                     row["processing"],
                 ),
+                row["paused"],
             )
             for row in rows
         ]
@@ -86,6 +87,8 @@ class Resources:
             iso_millis(queue["created_at"]),
             partitions,
             _total(partition.stats for partition in partitions),
+            queue["paused"],
+            sorted(queue["paused_groups"]),
         )
 
     async def partitions(self, queue_name: str, limit: int, offset: int) -> tuple[list[PartitionInList], int]:
@@ -144,6 +147,8 @@ class Resources:
                     queue["dead_letter_queue"],
                 ),
                 QueueOptions(*(queue[field] for field in QueueOptions.__struct_fields__)),
+                queue["paused"],
+                sorted(queue["paused_groups"]),
             ),
             partitions,
             WatchedTotals(**msgspec.structs.asdict(totals), messages=totals),

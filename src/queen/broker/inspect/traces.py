@@ -14,7 +14,14 @@ from queen.log.catalog import QUEUE_MODE, Catalog
 from queen.log.segments import StoredMessages, UnreadableSegment, find_message
 from queen.storage.database import Database, Record, can_be_stored, storable
 from queen.wire.api.fields import Pagination
-from queen.wire.api.traces import NamedTraceList, TraceByName, TraceList, TraceName, TraceNameList, TraceOfMessage
+from queen.wire.api.messages.traces import (
+    NamedTraceList,
+    TraceByName,
+    TraceList,
+    TraceName,
+    TraceNameList,
+    TraceOfMessage,
+)
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import parse_partition_uuid, partition_uuid
 from queen.wire.times import iso_millis

@@ -120,7 +120,7 @@ class TimingWheel:
 
 PAGE = 1000
 UNSETTLED_SECONDS = 60.0
-"""For so long after a partition was made, one with a lower id may yet turn up: its transaction has not ended."""
+"""For so long after a partition was created, one with a lower id may still be committed."""
 _LIFE_SECONDS = 86_400.0
 """After that everything is read again, in case something was missed."""
 _MOST_FRESH = 100_000
@@ -129,7 +129,7 @@ _BETWEEN_ROUNDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the schedules of a job share: room for partitions, and for those among them that were pushed to lately.
+    """What the schedules of a job share: room for partitions, and for those that were pushed to recently.
 
     The former take about 10 bytes each, the latter about 80.
     """
@@ -191,7 +191,7 @@ class Schedule:
         ids = [id_ for id_, _ in page if id_ not in self._fresh]
         self._only_woken.difference_update(ids)
         if not self._overfull:
-            # With very many new ones, those that turn up late are left to the next day.
+            # With very many new ones, those committed late are found the next day.
             few = len(self._fresh) < _MOST_FRESH
             self._fresh.update(id_ for id_, settled in page if few and not settled)
             self._settled = max([self._settled, *(id_ for id_, settled in page if settled or not few)])

@@ -92,7 +92,7 @@ class Claimer:
         now = clock()
         for claim in claims:
             for pop in claim.pops:
-                if pop.options.wait:
+                if pop.request.wait:
                     # How long it waited for a message to be there says nothing of how fast it is served.
                     pop.began = now
         claims.sort(key=_lock_order)
@@ -285,7 +285,7 @@ class Claimer:
         for claim in claims:
             start = claim.start
             for pop in claim.pops:
-                end = min(claim.end, start + pop.options.batch)
+                end = min(claim.end, start + pop.request.batch)
                 if end > start:
                     shares.setdefault(pop, []).append((claim, start, end))
                 start = end
@@ -346,7 +346,7 @@ class Claimer:
 
     def _render(self, pop: Pop, shares: list[tuple[Claim, int, int]], partitions: dict[int, Partition]) -> bytes | None:
         """The answer of a pop, or None when every message in its spans was deleted."""
-        group = _encode(pop.group)
+        group = _encode(pop.request.group)
         out: list[bytes] = []
         now = time.time()
         for claim, start, end in shares:

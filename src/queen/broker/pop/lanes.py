@@ -110,7 +110,7 @@ class Lane:
     def admit(self, pop: Pop) -> None:
         """A pop comes to be served here (and perhaps in other lanes too)."""
         pop.lanes.add(self)
-        if not pop.options.wait:
+        if not pop.request.wait:
             self.nonblocking.add(pop)
 
     def forget(self, pop: Pop) -> None:
@@ -265,7 +265,7 @@ class Holds:
         return touched
 
     def _sweep(self) -> None:
-        """Most leases are acked long before their end: let go of what was lifted, or it would pile up till then."""
+        """Drop holds that were lifted: most leases are acked long before their end, and would accumulate until then."""
         self._heap = [entry for entry in self._heap if entry[2].held.get(entry[3]) == entry[0]]
         heapq.heapify(self._heap)
         self._sweep_at = max(_FEWEST_SWEPT, 2 * len(self._heap))

@@ -31,8 +31,8 @@ class Matcher:
                 del lane.targeted[partition_id]
                 continue
             taken = [pops.popleft()]
-            if taken[0].options.auto_ack:
-                while pops and pops[0].options.auto_ack:
+            if taken[0].request.auto_ack:
+                while pops and pops[0].request.auto_ack:
                     taken.append(pops.popleft())
             if not pops:
                 del lane.targeted[partition_id]
@@ -44,7 +44,7 @@ class Matcher:
                 continue
             if pop.busy:
                 busy.append(pop)
-            elif pop.options.auto_ack and pop.options.partitions == 1:
+            elif pop.request.auto_ack and pop.request.partitions == 1:
                 self._match_auto_ack(lane, pop, claims)
             else:
                 self._match_several(lane, pop, claims)
@@ -53,29 +53,29 @@ class Matcher:
     def _match_auto_ack(self, lane: Lane, pop: Pop, claims: list[Claim]) -> None:
         """Consuming at once needs no lease of its own: pops share a partition as far as its messages go."""
         partition_id, available = next(iter(lane.ready.items()))
-        taken, wanted = [pop], pop.options.batch
+        taken, wanted = [pop], pop.request.batch
         while wanted < available and lane.waiting:
             other = lane.waiting[0]
             if not other.done:
-                if other.busy or not other.options.auto_ack or other.options.partitions != 1:
+                if other.busy or not other.request.auto_ack or other.request.partitions != 1:
                     break
                 taken.append(other)
-                wanted += other.options.batch
+                wanted += other.request.batch
             lane.waiting.popleft()
         self._claim_for(lane, partition_id, taken, claims)
 
     def _match_several(self, lane: Lane, pop: Pop, claims: list[Claim]) -> None:
         """Up to `partitions` partitions for one pop, together at most `batch` messages."""
-        room = pop.options.batch
+        room = pop.request.batch
         chosen: list[tuple[int, int]] = []
         for partition_id, available in lane.ready.items():
-            last = len(chosen) + 1 == pop.options.partitions
+            last = len(chosen) + 1 == pop.request.partitions
             want = room if last else min(room, available)
             chosen.append((partition_id, want))
             room -= want
             if last or room <= 0:
                 break
-        lease_id = "" if pop.options.auto_ack else self._lease_id(chosen[0][0], several=len(chosen) > 1)
+        lease_id = "" if pop.request.auto_ack else self._lease_id(chosen[0][0], several=len(chosen) > 1)
         for partition_id, want in chosen:
             del lane.ready[partition_id]
             lane.claiming.add(partition_id)
@@ -85,9 +85,9 @@ class Matcher:
     def _claim_for(self, lane: Lane, partition_id: int, pops: list[Pop], claims: list[Claim]) -> None:
         del lane.ready[partition_id]
         lane.claiming.add(partition_id)
-        auto_ack = pops[0].options.auto_ack
+        auto_ack = pops[0].request.auto_ack
         lease_id = "" if auto_ack else self._lease_id(partition_id, several=False)
-        want = sum(pop.options.batch for pop in pops)
+        want = sum(pop.request.batch for pop in pops)
         for pop in pops:
             pop.busy = True
         claims.append(Claim(lane, partition_id, want, pops, lease_id))

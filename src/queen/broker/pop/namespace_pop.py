@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from queen.broker.pop.popper import Popper
-from queen.broker.pop.requests import PopOptions
+from queen.broker.pop.requests import PopRequest, unchanged
 from queen.log.catalog import Catalog
 
 _REFRESH_SECONDS = 2.0
@@ -18,20 +18,21 @@ class NamespacePops:
         self._catalog = catalog
         self._popper = popper
 
-    async def pop(self, namespace: str, task: str, group: str, options: PopOptions) -> bytes | None:
+    async def pop(self, namespace: str, task: str, request: PopRequest) -> bytes | None:
         """Pop from the queues that match, those of higher priority first; queues made meanwhile join in."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + options.timeout
+        deadline = loop.time() + request.timeout
         while True:
             queues = await self._matching(namespace, task)
             left = deadline - loop.time()
             if queues:
-                slice_seconds = max(0.0, min(left, _REFRESH_SECONDS))
-                promise = self._popper.pop(queues, None, group, options.waiting(slice_seconds), lambda body: body)
-                body = await promise
-                if body is not None or not options.wait:
+                some = request.of(queues)
+                if request.wait:
+                    some = some.waiting(max(0.0, min(left, _REFRESH_SECONDS)))
+                body = await self._popper.pop(some, unchanged)
+                if body is not None or not request.wait:
                     return body
-            elif not options.wait:
+            elif not request.wait:
                 return None
             left = deadline - loop.time()
             if left <= 0:

@@ -18,7 +18,7 @@ from queen.broker.notifications import Handlers, Notifications
 from queen.broker.pop.claims import Claim, Claimer
 from queen.broker.pop.lanes import UNKNOWN, Holds, Lane, LaneRegister
 from queen.broker.pop.matcher import MOST_CLAIMS, Matcher
-from queen.broker.pop.requests import MissingQueuePops, Pop, PopOptions
+from queen.broker.pop.requests import ClosedQueuePops, Pop, PopRequest
 from queen.broker.pop.scanner import HoldTimer, LaneScanner, Share
 from queen.errors import DatabaseUnavailable, QueenError
 from queen.log.catalog import QUEUE_MODE, Catalog, Queue
@@ -39,20 +39,20 @@ class Subscriptions:
 
         Returns the time from which it wants the queue's messages, if any, and whether it has no subscription at all.
         """
-        if pop.group == QUEUE_MODE:
+        request = pop.request
+        if request.group == QUEUE_MODE:
             return None, True
-        options = pop.options
-        mode = options.subscription_mode or self._default_mode
-        partition = pop.partition_name or ""
+        mode = request.subscription_mode or self._default_mode
+        partition = request.partition or ""
         rows = await self._database.fetch("subscription", group_id, queue_name)
-        since = options.subscription_from
+        since = request.subscription_from
         wanted = since is not None or mode in ("new", "new-only", "now")
         if wanted and not any(row["partition_name"] in ("", partition) for row in rows):
             kind = "new" if since is None else "timestamp"
             made = await self._database.fetch("subscribe", group_id, queue_name, partition, kind, since)
             rows = await self._database.fetch("subscription", group_id, queue_name)
             if made:
-                self._on_subscribed(pop.group, made[0]["xid"])
+                self._on_subscribed(request.group, made[0]["xid"])
         whole = [row["since"] for row in rows if row["partition_name"] == ""]
         return whole[0] if whole else None, not rows
 
@@ -93,7 +93,7 @@ class Popper:
         self._subscriptions = Subscriptions(database, self._subscribed, default_subscription)
         self._safety_poll = safety_poll
         self._lanes = LaneRegister()
-        self._missing = MissingQueuePops()
+        self._closed = ClosedQueuePops()
         self._holds = Holds()
         self._hold_timer = HoldTimer(self._holds, self._came_free)
         self._scanner = LaneScanner(
@@ -119,7 +119,7 @@ class Popper:
         for lane in self._lanes:
             for pop in list(lane.all_parked()):
                 pop.expire()
-        for pop in self._missing:
+        for pop in self._closed:
             pop.expire()
 
     async def stop(self) -> None:
@@ -131,54 +131,38 @@ class Popper:
 
     @property
     def parked(self) -> int:
-        return self._lanes.parked + len(self._missing)
+        return self._lanes.parked + len(self._closed)
 
     def parked_by_queue(self) -> dict[str, int]:
         """How many pops wait for each queue, as long as their clients do."""
-        found = self._missing.waiting()
+        found = self._closed.waiting()
         for lane in self._lanes:
-            waiting = sum(1 for pop in lane.all_parked() if pop.options.wait and not pop.done)
+            waiting = sum(1 for pop in lane.all_parked() if pop.request.wait and not pop.done)
             if waiting:
                 found[lane.queue_name] = found.get(lane.queue_name, 0) + waiting
         return found
 
-    def pop(
-        self,
-        queue_names: tuple[str, ...],
-        partition_name: str | None,
-        group: str,
-        options: PopOptions,
-        render: Callable[[bytes | None], T],
-    ) -> asyncio.Future[T]:
-        """Ask for messages of one queue, or of several in the order given.
-
-        The future gives what `render` makes of the JSON that answers it, or of None when there is nothing.
-        """
-        answer: asyncio.Future[T] = self.begin(queue_names, partition_name, group, options, render).answer
+    def pop(self, request: PopRequest, render: Callable[[bytes | None], T]) -> asyncio.Future[T]:
+        """Ask for messages: the future gives what `render` makes of their JSON, or of None when there are none."""
+        answer: asyncio.Future[T] = self.begin(request, render).answer
         return answer
 
-    def begin(
-        self,
-        queue_names: tuple[str, ...],
-        partition_name: str | None,
-        group: str,
-        options: PopOptions,
-        render: Callable[[bytes | None], Any],
-    ) -> Pop:
+    def begin(self, request: PopRequest, render: Callable[[bytes | None], Any]) -> Pop:
         """The same, as a pop that the caller can expire."""
         loop = asyncio.get_running_loop()
-        pop = Pop(queue_names, partition_name, group, options, render, loop.create_future(), self._meter)
-        self._meter.pop_requested(queue_names)
+        pop = Pop(request, render, loop.create_future(), self._meter)
+        queues = request.queues
+        self._meter.pop_requested(queues)
         if self.paused:
             pop.resolve(None)
             return pop
         if self._database.availability.down:
             pop.fail(self._database.availability.error())
             return pop
-        if options.wait:
+        if request.wait:
             pop.park(loop)
-        lane = self._lanes.find(queue_names[0], group) if len(queue_names) == 1 else None
-        if lane is not None and partition_name is None and lane.scanned_at is not None and "" in lane.subscribed:
+        lane = self._lanes.find(queues[0], request.group) if len(queues) == 1 else None
+        if lane is not None and request.partition is None and lane.scanned_at is not None and "" in lane.subscribed:
             lane.used_at = loop.time()
             lane.admit(pop)
             lane.waiting.append(pop)
@@ -202,7 +186,7 @@ class Popper:
         }
 
     def poll(self) -> None:
-        """Look for messages that no notification told of: now, rather than when the safety poll is due."""
+        """Run the safety poll now."""
         if self.parked:
             self._poll_now.set()
 
@@ -267,7 +251,7 @@ class Popper:
     def _on_queue_changed(self, event: Event) -> None:
         # How long its partitions are held depends on its options, and it may be another one than before.
         self._drop_lanes(lambda lane: lane.queue_name == event[5])
-        self._queue_exists(event[5])
+        self._admit_waiting(event[5])
 
     def _on_queue_gone(self, event: Event) -> None:
         self._drop_lanes(lambda lane: lane.queue_name == event[5])
@@ -282,14 +266,14 @@ class Popper:
 
     def known_queues(self) -> set[str]:
         """The names of the queues that pops have asked for."""
-        return self._lanes.queue_names() | self._missing.queue_names()
+        return self._lanes.queue_names() | self._closed.queue_names()
 
     def correct(self, stored: Mapping[str, Queue | None]) -> None:
         """Drop the lanes of queues that are stored otherwise; pops that waited for one of them enter it now."""
         self._drop_lanes(lambda lane: lane.queue_name in stored and lane.queue != stored[lane.queue_name])
         for name, queue in stored.items():
             if queue is not None:
-                self._queue_exists(name)
+                self._admit_waiting(name, queue)
 
     def forget_everything(self) -> None:
         self._drop_lanes(lambda lane: True)
@@ -303,12 +287,15 @@ class Popper:
         """Bring a pop to its lanes, making them as needed."""
         try:
             lanes = []
-            for name in pop.queue_names:
+            closed = []
+            for name in pop.request.queues:
                 lane = await self._lane(name, pop)
                 if lane is not None:
                     lanes.append(lane)
+                else:
+                    closed.append(name)
             if not lanes:
-                await self._wait_for_queue(pop)
+                await self._wait_for_queues(pop, closed)
                 return
             if len(lanes) > 1:
                 # Priority decides among queues, so what each of them has is known before any is served.
@@ -316,44 +303,51 @@ class Popper:
                 if any(lane.dropped for lane in lanes):
                     self._spawn(self._enter(pop))
                     return
+            if pop.request.partition is None:
+                # It may come for a queue that was resumed, and wait in the others already.
+                lanes = [lane for lane in lanes if lane not in pop.lanes]
             for lane in lanes:
                 lane.admit(pop)
             for lane in lanes:
-                if pop.partition_name is not None:
-                    await self._target(lane, pop, pop.partition_name)
+                if pop.request.partition is not None:
+                    await self._target(lane, pop, pop.request.partition)
                 else:
                     lane.waiting.append(pop)
                 self._kick(lane)
+            if closed and pop.request.wait:
+                await self._wait_for_queues(pop, closed)
         except (QueenError, asyncpg.PostgresError) as error:
             pop.fail(error)
 
-    async def _wait_for_queue(self, pop: Pop) -> None:
-        if not pop.options.wait:
+    async def _wait_for_queues(self, pop: Pop, names: Sequence[str]) -> None:
+        """Wait until one of these queues, which are missing or paused, is there to be popped from."""
+        if not pop.request.wait:
             pop.resolve(None)
             return
-        for name in pop.queue_names:
-            self._missing.add(name, pop)
-        for name in pop.queue_names:
-            # It may have been created, and notified of, just before the pop began to wait for it.
-            if await self._catalog.queue(name) is not None:
-                self._queue_exists(name)
+        for name in names:
+            self._closed.add(name, pop)
+        for name in names:
+            # It may have been created or resumed, and notified of, just before the pop began to wait for it.
+            queue = await self._catalog.queue(name)
+            if queue is not None:
+                self._admit_waiting(name, queue)
 
-    def _queue_exists(self, name: str) -> None:
-        """A queue exists now: pops that wait for it enter again."""
-        for pop in self._missing.leave(name):
+    def _admit_waiting(self, name: str, queue: Queue | None = None) -> None:
+        """A queue exists, or was resumed: pops that wait for it enter again, unless it is known to be paused."""
+        for pop in self._closed.leave(name, queue):
             self._spawn(self._enter(pop))
 
     async def _lane(self, queue_name: str, pop: Pop) -> Lane | None:
-        lane = self._lanes.find(queue_name, pop.group)
-        partition = pop.partition_name or ""
+        lane = self._lanes.find(queue_name, pop.request.group)
+        partition = pop.request.partition or ""
         if lane is None or partition not in lane.subscribed:
-            group_id = await self._catalog.group(pop.group)
+            group_id = await self._catalog.group(pop.request.group)
             assert group_id is not None
             since, plain = await self._subscriptions.place(queue_name, group_id, pop)
             queue = await self._catalog.queue(queue_name)
-            if queue is None:
+            if queue is None or queue.is_paused_for(pop.request.group):
                 return None
-            lane = self._lanes.open(queue, group_id, pop.group)
+            lane = self._lanes.open(queue, group_id, pop.request.group)
             lane.since, lane.plain = since, plain
             lane.subscribed.add(partition)
         lane.used_at = asyncio.get_running_loop().time()
@@ -368,7 +362,7 @@ class Popper:
         if lane.dropped:
             self._spawn(self._enter(pop))
             return
-        if partition is None and pop.options.wait:
+        if partition is None and pop.request.wait:
             lane.unresolved.setdefault(partition_name, []).append(pop)
             # It may have been created, and notified of, just before the pop began to wait for it.
             partition = await self._catalog.partition(queue, partition_name) if queue else None
@@ -498,10 +492,10 @@ class Popper:
         pop.busy = False
         if pop.expired:
             pop.resolve(None)
-        elif lane.dropped or (claim.gone and pop.partition_name is not None):
+        elif lane.dropped or (claim.gone and pop.request.partition is not None):
             pop.lanes.discard(lane)
             self._spawn(self._enter(pop))
-        elif pop.partition_name is not None:
+        elif pop.request.partition is not None:
             lane.targeted.setdefault(claim.partition_id, deque()).appendleft(pop)
         else:
             lane.waiting.appendleft(pop)
@@ -511,7 +505,7 @@ class Popper:
             self._kick(lane)
 
     async def _safety_polls(self) -> None:
-        """The safety poll: finds what no notification told of, and removes lanes that are no longer used."""
+        """The safety poll: finds messages whose notification was lost, and removes idle lanes."""
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -528,15 +522,16 @@ class Popper:
                     await self._look(lane)
                 elif not lane.parked and not lane.claiming and now - lane.used_at > _IDLE_LANE_SECONDS:
                     self._lanes.remove(lane)
-            self._missing.sweep()
-            for name in self._missing.queue_names():
-                if await self._queue_appeared(name):
-                    self._queue_exists(name)
+            self._closed.sweep()
+            for name in self._closed.queue_names():
+                queue = await self._queue_appeared(name)
+                if queue is not None:
+                    self._admit_waiting(name, queue)
             # However many lanes there are, and however often something is written: a tenth of the time at most.
             await asyncio.sleep(_POLL_REST * (loop.time() - now))
 
     async def _look(self, lane: Lane) -> None:
-        """Find out what a lane has that no notification told of."""
+        """Find messages of a lane whose notification was lost."""
         await self._scanner.scan(lane)
         if lane.unresolved:
             await self._resolve_partitions(lane)

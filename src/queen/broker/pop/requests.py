@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
 
+import msgspec
+from msgspec.structs import replace
+
+from queen.log.catalog import QUEUE_MODE, Queue
 from queen.metrics.meter import Meter, clock
 
 
-@dataclass(frozen=True, slots=True)
-class PopOptions:
-    """What a pop asks for."""
+class PopRequest(msgspec.Struct, frozen=True, gc=False):
+    """What a pop asks for: messages of one queue, or of several in the order given."""
 
+    queues: tuple[str, ...] = ()
+    partition: str | None = None
+    group: str = QUEUE_MODE
     batch: int = 1
     partitions: int = 1
     auto_ack: bool = False
@@ -23,9 +28,22 @@ class PopOptions:
     subscription_mode: str = ""
     subscription_from: datetime | None = None
 
-    def waiting(self, seconds: float) -> PopOptions:
+    def waiting(self, seconds: float) -> PopRequest:
         """The same, waiting at most this long."""
-        return replace(self, timeout=seconds)
+        return replace(self, wait=True, timeout=seconds)
+
+    def at_once(self) -> PopRequest:
+        """The same, without waiting."""
+        return replace(self, wait=False)
+
+    def of(self, queues: tuple[str, ...]) -> PopRequest:
+        """The same for other queues."""
+        return replace(self, queues=queues)
+
+
+def unchanged(body: bytes | None) -> bytes | None:
+    """The `render` of pops whose caller wants the JSON itself."""
+    return body
 
 
 class WaitList(Protocol):
@@ -42,31 +60,18 @@ class Pop:
         "began",
         "busy",
         "expired",
-        "group",
         "lanes",
         "meter",
-        "options",
         "parked_at",
-        "partition_name",
-        "queue_names",
         "render",
+        "request",
         "timer",
     )
 
     def __init__(
-        self,
-        queue_names: tuple[str, ...],
-        partition_name: str | None,
-        group: str,
-        options: PopOptions,
-        render: Callable[[bytes | None], Any],
-        answer: asyncio.Future[Any],
-        meter: Meter,
+        self, request: PopRequest, render: Callable[[bytes | None], Any], answer: asyncio.Future[Any], meter: Meter
     ) -> None:
-        self.queue_names = queue_names
-        self.partition_name = partition_name
-        self.group = group
-        self.options = options
+        self.request = request
         self.render = render
         self.answer = answer
         self.meter = meter
@@ -90,9 +95,9 @@ class Pop:
         return asyncio.get_running_loop().time() - self.parked_at > seconds
 
     def park(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait, at most as long as the options say."""
+        """Wait, at most as long as the request says."""
         self.parked_at = loop.time()
-        self.timer = loop.call_later(self.options.timeout, self.expire)
+        self.timer = loop.call_later(self.request.timeout, self.expire)
 
     def expire(self) -> None:
         """The time to wait is over."""
@@ -105,7 +110,7 @@ class Pop:
         if self.answer.done():
             return
         if body is None:
-            self.meter.pop_found_nothing(self.queue_names)
+            self.meter.pop_found_nothing(self.request.queues)
         else:
             self.meter.pop_latency.observe(clock() - self.began)
         try:
@@ -130,8 +135,8 @@ class Pop:
         self.lanes.clear()
 
 
-class MissingQueuePops:
-    """Pops by the name of the queue that they wait for."""
+class ClosedQueuePops:
+    """Pops by the name of the queue that they wait for, which does not exist or is paused."""
 
     def __init__(self) -> None:
         self._pops: dict[str, list[Pop]] = {}
@@ -150,9 +155,15 @@ class MissingQueuePops:
         waiting[:] = [other for other in waiting if not other.done]
         waiting.append(pop)
 
-    def leave(self, name: str) -> list[Pop]:
-        """The queue exists now: the pops that waited for it, and still do."""
-        return [pop for pop in self._pops.pop(name, ()) if not pop.done]
+    def leave(self, name: str, queue: Queue | None = None) -> list[Pop]:
+        """The pops that waited for a queue and still do; where it is given, without those that it is paused for."""
+        waiting = [pop for pop in self._pops.pop(name, ()) if not pop.done]
+        if queue is None:
+            return waiting
+        staying = [pop for pop in waiting if queue.is_paused_for(pop.request.group)]
+        if staying:
+            self._pops[name] = staying
+        return [pop for pop in waiting if not queue.is_paused_for(pop.request.group)]
 
     def waiting(self) -> dict[str, int]:
         """How many pops wait for each queue."""

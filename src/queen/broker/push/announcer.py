@@ -54,7 +54,7 @@ class Announcer:
         self._notifications.send_hosts(events)
 
     def published(self, counts: Sequence[tuple[Partition, int]]) -> None:
-        """Messages were stored past the appender, whose ids no worker has learnt."""
+        """Messages were stored without the appender: no worker has their ids in its dedup filter."""
         for partition, count in counts:
             self._meter.stored(partition.queue_name, count)
         self._notifications.publish([pushed(partition.queue_id, partition.id, count) for partition, count in counts])

@@ -23,7 +23,7 @@ class AppendLock:
     """An `async with` lock over the processes that share a directory. The kernel frees it when its holder dies."""
 
     def __init__(self, directory: Path, *, wanted: Callable[[], None], released: Callable[[], None]) -> None:
-        """`wanted` and `released` notify the other workers, which call `peer_wants` and `peer_released` in turn."""
+        """`wanted` and `released` notify the other workers, which call `peer_wants` and `peer_released`."""
         self._path = directory / "turn.lock"
         self._notify_wanted = wanted
         self._notify_released = released

@@ -25,7 +25,7 @@ from queen.log.slices import Push, PushSlice, SlicePreparer, Target, split_by_ta
 from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Fetcher, Link, TransactionConflict
 from queen.wire.ids import IdSource
-from queen.wire.push import Hold, PushItem
+from queen.wire.push import PushItem, PushRequest
 
 _LARGEST_BATCH_BYTES = 4 << 20
 _MOST_WAITING_BYTES = 64 << 20
@@ -129,20 +129,11 @@ class Pusher:
         self.buffering = _batcher(self._buffer, meter)
         self._meter = meter
 
-    def push(
-        self,
-        items: list[PushItem],
-        nbytes: int,
-        render: Callable[[bytes], T],
-        subject: str | None = None,
-        hold: Hold | None = None,
-    ) -> asyncio.Future[T]:
-        """Store the items (at least one); the future gives what `render` makes of the JSON array that answers them.
-
-        With a `hold` they go to the spool, and from there to PostgreSQL when that says.
-        """
+    def push(self, request: PushRequest, render: Callable[[bytes], T]) -> asyncio.Future[T]:
+        """Store the items; the future gives what `render` makes of the JSON array that answers them."""
+        items, hold = request.items, request.hold
         self._assign_ids(items)
-        push = Push(len(items), nbytes, subject, render, EagerFuture(), clock())
+        push = Push(len(items), request.nbytes, request.subject, render, EagerFuture(), clock())
         push.slices = split_by_target(push, items)
         self._meter.push_requested([slice_.target[0] for slice_ in push.slices])
         # While the batch before is being stored, this one is made ready.

@@ -1,8 +1,8 @@
 """Idempotency keys and quotas of namespaces whose topics lie on several shards.
 
-A namespace has a home shard. It keeps the quota, and says which shard a key belongs to: that is claimed before the item
-is stored, and the shard itself then stores a key at most once. Who dies between the two leaves a claim without an item.
-The same request finds the claim its own and stores the item; another shard may take the key over after a while.
+A namespace has a home shard, which counts the quota and records which shard owns a key. A key is claimed there before
+its item is stored; the owner then stores a key at most once. A crash between the two leaves a claim without an item: a
+retry of the request on the same shard uses the claim, another shard may take the key over after a timeout.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from queen.wire.topics import EnqueueItem
 
 log = logging.getLogger(__name__)
 
-# Longer than any statement may take: whoever claimed the key has stored its item by then, or never will.
+# Longer than any statement may take: the owner of the claim has stored its item by then, or never will.
 _ABANDONED_SECONDS: Final = 120.0
 
 
@@ -39,7 +39,7 @@ class _Wanted:
 
 @dataclass(slots=True)
 class Duplicates:
-    """Items, by their places in a request, that are not to be stored."""
+    """Items of a request, by position, that are duplicates and not stored."""
 
     owners: dict[int, int] = field(default_factory=dict)
     """The item on another shard that has the key."""
@@ -54,11 +54,11 @@ class Duplicates:
 
 
 class KeyRegister:
-    """The keys that one shard keeps as the home of their namespaces; requests that come together are one statement."""
+    """Claims of keys on one home shard; concurrent requests are batched into one statement."""
 
     def __init__(self, database: Database) -> None:
         self._link = database.link()
-        self._lane: RequestBatcher[_Wanted] = RequestBatcher(
+        self._batcher: RequestBatcher[_Wanted] = RequestBatcher(
             self._run,
             weigh=lambda wanted: len(wanted.shards),
             limit=5000,
@@ -66,9 +66,9 @@ class KeyRegister:
         )
 
     def claim(self, shards: dict[Key, int]) -> asyncio.Future[dict[Key, tuple[int, float]]]:
-        """Claim keys for shards, unless they are claimed; gives whose each one is, and for how many seconds."""
+        """Claim keys for shards, unless they are claimed; gives the owner of each, and since how many seconds."""
         wanted = _Wanted(shards, asyncio.get_running_loop().create_future())
-        self._lane.submit(wanted)
+        self._batcher.submit(wanted)
         return wanted.answer
 
     async def _run(self, batch: list[_Wanted]) -> None:
@@ -76,7 +76,7 @@ class KeyRegister:
         columns = ([key[0] for key, _ in claims], [key[1] for key, _ in claims], [shard for _, shard in claims])
         owners: dict[Key, tuple[int, float]] = {}
         while len(owners) < len({key for key, _ in claims}):
-            # The second time, if somebody else claimed one just now: then it is seen.
+            # A second time if another session claimed one concurrently: its row is visible then.
             rows = await self._link.fetch("claim_topic_keys", *columns)
             owners |= {(row["namespace"], row["key"]): (row["shard"], row["age"]) for row in rows}
         for wanted in batch:
@@ -85,7 +85,7 @@ class KeyRegister:
 
 
 class NamespaceRules:
-    """What holds for a namespace as a whole."""
+    """Quotas and idempotency keys of namespaces over all shards."""
 
     def __init__(self, directory: Directory, brokers: Sequence[Broker]) -> None:
         self._directory = directory
@@ -109,11 +109,11 @@ class NamespaceRules:
             except DatabaseUnavailable:
                 if home in stored_at_home:
                     raise
-                # Items of other shards are rather admitted over quota than refused.
-                log.warning("shard %d is unavailable: the quotas that it keeps are not enforced", home)
+                # Availability before exactness: items of other shards are admitted over quota.
+                log.warning("shard %d is unavailable: quotas of its namespaces are not enforced", home)
 
     async def claim(self, items: Sequence[EnqueueItem], shards: Sequence[int]) -> Duplicates:
-        """Claim the keys of items for their shards; gives those that are duplicates of items on other shards."""
+        """Claim the keys of items for their shards; returns the duplicates of items on other shards."""
         duplicates = Duplicates()
         firsts: dict[Key, int] = {}
         for place, item in enumerate(items):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Final, TypeVar
 
 import asyncpg
@@ -18,13 +18,14 @@ from queen.wire.shards import Name
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
+K = TypeVar("K", bound=Hashable)
 
 _ATTEMPTS: Final = 8
 _LAYOUT_SECONDS: Final = 0.1
 
 
 class Scattered(Overloaded):
-    """Names that were on one shard are on several by now."""
+    """Names of one request have moved to different shards."""
 
 
 class ShardRouter:
@@ -35,7 +36,7 @@ class ShardRouter:
         self.rules = rules
 
     async def on_shard_of(self, names: Sequence[Name], ask: Callable[[int], Awaitable[R]]) -> R:
-        """Run on the one shard on which all the names live; when it no longer has one of them, where it is now."""
+        """Run on the shard that has all the names; if one has moved meanwhile, on its new shard."""
         return await self.placed(lambda: self._shard_of(names), ask)
 
     async def on_shard_of_partition(self, partition_id: int, ask: Callable[[int], Awaitable[R]]) -> R:
@@ -47,7 +48,7 @@ class ShardRouter:
         return await self.placed(find, ask)
 
     async def placed(self, find: Callable[[], Awaitable[int]], ask: Callable[[int], Awaitable[R]]) -> R:
-        """Run on the shard that is found; should it refuse, look whether another is found by now."""
+        """Run on the shard that `find` gives; if it rejects the call, again where `find` then points."""
         for attempt in range(_ATTEMPTS):
             shard = await find()
             try:
@@ -63,16 +64,16 @@ class ShardRouter:
         raise Overloaded("what the request names is being moved to another shard; try again soon")
 
     async def on_available_shards(self, ask: Callable[[int], Awaitable[R]]) -> list[R]:
-        """Run on all shards; those that are unavailable are left out, unless it is all of them."""
+        """Run on all shards; unavailable ones are skipped, unless all are."""
         answers = await asyncio.gather(*map(ask, range(self.directory.count)), return_exceptions=True)
         results = [answer for answer in answers if not isinstance(answer, BaseException)]
         for shard, answer in enumerate(answers):
             if not isinstance(answer, BaseException):
                 continue
-            # What is wrong with the request is wrong with it everywhere.
+            # A bad request is bad on every shard.
             if not results or not is_outage(answer):
                 raise answer
-            log.warning("shard %d is left out of an answer: %s", shard, answer)
+            log.warning("shard %d was skipped: %s", shard, answer)
         return results
 
     async def on_every_shard(self, ask: Callable[[int], Awaitable[R]]) -> list[R]:
@@ -107,20 +108,45 @@ class ShardRouter:
             return False
         if isinstance(error, asyncpg.PostgresError) and error.sqlstate == BEING_LAID_OUT:
             await asyncio.sleep(_LAYOUT_SECONDS)
-            await self.directory.look()
+            await self.directory.refresh()
             return True
         return await self._has_moved(shard, find)
 
     async def _has_moved(self, shard: int, find: Callable[[], Awaitable[int]]) -> bool:
-        await self.directory.look([shard])
+        await self.directory.refresh([shard])
         return await find() != shard
 
 
 def is_refusal(result: Any) -> bool:
-    """Whether a result says that something is not there."""
+    """Whether a result says that something was not found."""
     return getattr(result, "success", True) is False or getattr(result, "status", None) in (404, 409)
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether a shard failed for reasons of its own, not of the request."""
+    """Whether a shard failed, rather than the request being wrong."""
     return isinstance(error, QueenError) and not isinstance(error, BadRequest | NotFound | Conflict | QuotaExceeded)
+
+
+async def gather_by_key(
+    keys: Sequence[K],
+    ask: Callable[[K, list[int]], Awaitable[Sequence[R]]],
+    failed: Callable[[int, QueenError], R] | None = None,
+) -> list[R]:
+    """The result of each position; positions of equal keys are asked for together.
+
+    The error of one group becomes the result of `failed` where another group succeeded, else it is raised.
+    """
+    groups: dict[K, list[int]] = {}
+    for index, key in enumerate(keys):
+        groups.setdefault(key, []).append(index)
+    answers = await asyncio.gather(*(ask(key, indexes) for key, indexes in groups.items()), return_exceptions=True)
+    succeeded = any(not isinstance(answer, BaseException) for answer in answers)
+    results: dict[int, R] = {}
+    for indexes, answer in zip(groups.values(), answers, strict=True):
+        if not isinstance(answer, BaseException):
+            results |= zip(indexes, answer, strict=True)
+        elif isinstance(answer, QueenError) and succeeded and failed is not None:
+            results |= {index: failed(index, answer) for index in indexes}
+        else:
+            raise answer
+    return [results[index] for index in range(len(keys))]

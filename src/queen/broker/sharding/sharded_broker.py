@@ -1,59 +1,57 @@
-"""The brokers of all shards as one: the parts of a `Broker` that work on several queues or topics at a time."""
+"""The brokers of all shards as one: the components of a `Broker` whose requests may concern several shards."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 import asyncpg
 import msgspec
+from msgspec.structs import replace
 
 from queen.broker.ack.leases import HeldLease
 from queen.broker.broker import Broker
-from queen.broker.pop.requests import Pop, PopOptions
+from queen.broker.pop.requests import Pop, PopRequest, unchanged
+from queen.broker.sharding.background import InboxForwarder, ShardSetup, SpoolForwarder
 from queen.broker.sharding.directory import Directory
 from queen.broker.sharding.namespace_rules import NamespaceRules
-from queen.broker.sharding.shard_router import Scattered, ShardRouter
+from queen.broker.sharding.shard_router import Scattered, ShardRouter, gather_by_key
 from queen.broker.sharding.sharded_topics import ShardedTopics
-from queen.broker.sharding.upkeep import Forwarding, Joining
 from queen.errors import QueenError
 from queen.log.catalog import Queue
 from queen.settings import Settings
 from queen.wire.ack import AckItem
-from queen.wire.api.messaging import AckResult, PushResult
+from queen.wire.api.messages.messaging import AckResult, PushResult
 from queen.wire.ids import lease_partition, partition_number
-from queen.wire.push import Hold, PushItem
+from queen.wire.push import PushRequest
 from queen.wire.shards import Name
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-R = TypeVar("R")
-K = TypeVar("K", bound=Hashable)
 
 _ATTEMPTS: Final = 4
 _REFRESH_SECONDS: Final = 2.0
-_LONGEST_NAP: Final = 0.25
-_SHORTEST_NAP: Final = 0.01
+_MOST_PAUSE: Final = 0.25
+_LEAST_PAUSE: Final = 0.01
 
 _push_results = msgspec.json.Decoder(list[PushResult])
 _ack_results = msgspec.json.Decoder(list[AckResult])
 
 
 class ShardedBroker:
-    """Has the parts of a `Broker`, and sends what they are given to the shards it belongs to."""
+    """Has the components of a `Broker`; each dispatches its requests to the shards they belong to."""
 
     def __init__(self, settings: Settings, brokers: Sequence[Broker]) -> None:
         self.settings = settings
         self.brokers = brokers
         self.meter = brokers[0].meter
-        self._joining = Joining(settings.database_dsns)
+        self._setup = ShardSetup(settings.database_dsns)
         self.directory = Directory([broker.database for broker in brokers])
         rules = NamespaceRules(self.directory, brokers)
         self.router = ShardRouter(self.directory, rules)
@@ -65,24 +63,25 @@ class ShardedBroker:
         self.releaser = ShardedReleaser(self.directory, brokers)
         self.catalog = ShardedCatalog(self.directory, brokers)
         self.topics = ShardedTopics(self.router, rules, brokers)
-        Forwarding(self.directory, rules, brokers)
+        SpoolForwarder(self.directory, brokers)
+        InboxForwarder(self.directory, rules, brokers)
         for broker in brokers:
             broker.siblings = brokers
 
     async def join(self) -> None:
-        """Before any of the brokers is used: have every database be its shard."""
-        await self._joining.start()
+        """Before any of the brokers is used: give every database its shard number."""
+        await self._setup.start()
 
     async def start(self) -> None:
         await self.directory.start()
 
     async def stop(self) -> None:
-        await self._joining.stop()
+        await self._setup.stop()
         await self.directory.stop()
 
 
 class ShardedCatalog:
-    """What is known of queues."""
+    """Cached queues of all shards."""
 
     def __init__(self, directory: Directory, brokers: Sequence[Broker]) -> None:
         self._directory = directory
@@ -100,45 +99,37 @@ class ShardedPusher:
         self._router = router
         self._brokers = brokers
 
-    def push(
-        self,
-        items: list[PushItem],
-        nbytes: int,
-        render: Callable[[bytes], T],
-        subject: str | None = None,
-        hold: Hold | None = None,
-    ) -> asyncio.Future[T]:
+    def push(self, request: PushRequest, render: Callable[[bytes], T]) -> asyncio.Future[T]:
         async def push() -> T:
-            return render(await self._push(items, nbytes, subject, hold))
+            return render(await self._push(request))
 
         return asyncio.ensure_future(push())
 
-    async def _push(self, items: list[PushItem], nbytes: int, subject: str | None, hold: Hold | None) -> bytes:
+    async def _push(self, request: PushRequest) -> bytes:
+        items = request.items
         names = {item.queue: Name.queue(item.queue) for item in items}
         find = self._router.directory.find
         shards = {queue: await find(name) for queue, name in names.items()}
         if len(set(shards.values())) == 1:
             try:
                 return await self._router.on_shard_of(
-                    list(names.values()),
-                    lambda shard: self._brokers[shard].pusher.push(items, nbytes, bytes, subject, hold),
+                    list(names.values()), lambda shard: self._brokers[shard].pusher.push(request, bytes)
                 )
             except Scattered:
-                # Nothing was stored: a shard that refuses one queue refuses all that came with it.
-                return await self._push(items, nbytes, subject, hold)
+                # Nothing was stored: a shard that rejects one queue rejects the whole request.
+                return await self._push(request)
 
-        groups = grouped([shards[item.queue] for item in items])
-
-        async def push_some(indexes: Sequence[int]) -> list[PushResult]:
+        async def push_some(shard: int, indexes: Sequence[int]) -> list[PushResult]:
             some = [items[index] for index in indexes]
-            # Should one of its queues move meanwhile, it is split once more.
-            return _push_results.decode(await self._push(some, nbytes * len(some) // len(items), subject, hold))
+            # If one of its queues moves meanwhile, it is split once more.
+            nbytes = request.nbytes * len(some) // len(items)
+            return _push_results.decode(await self._push(replace(request, items=some, nbytes=nbytes)))
 
         def failed(index: int, error: QueenError) -> PushResult:
             item = items[index]
             return PushResult("failed", item.queue, index, item.transaction_id, error=str(error))
 
-        results = await gather_in_order(groups, push_some, failed)
+        results = await gather_by_key([shards[item.queue] for item in items], push_some, failed)
         for index, result in enumerate(results):
             result.index = index
         return msgspec.json.encode(results)
@@ -163,53 +154,41 @@ class ShardedAcker:
         results: list[AckResult | None] = [None] * len(items)
         left = list(range(len(items)))
         for _ in range(_ATTEMPTS):
-            groups = [[left[place] for place in group] for group in grouped([shards[index] for index in left])]
-            if len(groups) == 1 and len(left) == len(items):
+            if len(left) == len(items) and len(set(shards)) == 1:
                 body = await self._brokers[shards[0]].acker.ack(items, group, bytes, batch=batch)
                 results = list(_ack_results.decode(body))
             else:
                 body = b""
-                await self._ack_groups(items, group, groups, shards, results, batch=batch)
+                found = await self._ack_some(
+                    [items[index] for index in left], [shards[index] for index in left], group, batch
+                )
+                for index, result in zip(left, found, strict=True):
+                    results[index] = result
             left = await self._moved(results, partitions, shards)
             if not left:
                 return body or self._encoded(results)
         return self._encoded(results)
 
-    async def _ack_groups(
-        self,
-        items: list[AckItem],
-        group: str,
-        groups: Sequence[Sequence[int]],
-        shards: Sequence[int],
-        results: list[AckResult | None],
-        *,
-        batch: bool,
-    ) -> None:
-        async def ack_some(indexes: Sequence[int]) -> list[AckResult]:
-            acker = self._brokers[shards[indexes[0]]].acker
-            return _ack_results.decode(await acker.ack([items[index] for index in indexes], group, bytes, batch=batch))
+    async def _ack_some(
+        self, items: Sequence[AckItem], shards: Sequence[int], group: str, batch: bool
+    ) -> list[AckResult]:
+        async def ack(shard: int, indexes: Sequence[int]) -> list[AckResult]:
+            some = [items[index] for index in indexes]
+            return _ack_results.decode(await self._brokers[shard].acker.ack(some, group, bytes, batch=batch))
 
         def failed(index: int, error: QueenError) -> AckResult:
             return AckResult(index, items[index].transaction_id, False, str(error), None, None, False, False)
 
-        order = [index for indexes in groups for index in indexes]
-        numbered = grouped([place for place, indexes in enumerate(groups) for _ in indexes])
-        found = await gather_in_order(
-            numbered,
-            lambda places: ack_some([order[place] for place in places]),
-            lambda place, error: failed(order[place], error),
-        )
-        for index, result in zip(order, found, strict=True):
-            results[index] = result
+        return await gather_by_key(shards, ack, failed)
 
     async def _moved(
         self, results: Sequence[AckResult | None], partitions: Sequence[int], shards: list[int]
     ) -> list[int]:
-        """Which of those that were refused are on another shard by now; `shards` is corrected."""
+        """Rejected items whose partition is on another shard by now; `shards` is corrected."""
         refused = [index for index, result in enumerate(results) if result is not None and not result.success]
         if not refused:
             return []
-        await self._directory.look(sorted({shards[index] for index in refused}))
+        await self._directory.refresh(sorted({shards[index] for index in refused}))
         moved = []
         for index in refused:
             shard = self._directory.of_partition(partitions[index])
@@ -267,43 +246,28 @@ class ShardedPopper:
         self._brokers = brokers
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def pop(
-        self,
-        queue_names: tuple[str, ...],
-        partition_name: str | None,
-        group: str,
-        options: PopOptions,
-        render: Callable[[bytes | None], T],
-    ) -> asyncio.Future[T]:
-        if options.wait:
-            answer: asyncio.Future[T] = self.begin(queue_names, partition_name, group, options, render).answer
+    def pop(self, request: PopRequest, render: Callable[[bytes | None], T]) -> asyncio.Future[T]:
+        if request.wait:
+            answer: asyncio.Future[T] = self.begin(request, render).answer
             return answer
         return asyncio.ensure_future(
             self._router.on_shard_of(
-                [Name.queue(queue_names[0])],
-                lambda shard: self._brokers[shard].popper.pop(queue_names, partition_name, group, options, render),
+                [Name.queue(request.queues[0])], lambda shard: self._brokers[shard].popper.pop(request, render)
             )
         )
 
-    def begin(
-        self,
-        queue_names: tuple[str, ...],
-        partition_name: str | None,
-        group: str,
-        options: PopOptions,
-        render: Callable[[bytes | None], Any],
-    ) -> MovingPop:
-        (queue,) = queue_names
+    def begin(self, request: PopRequest, render: Callable[[bytes | None], Any]) -> MovingPop:
+        (queue,) = request.queues
         name = Name.queue(queue)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + options.timeout
+        deadline = loop.time() + request.timeout
         pop = MovingPop(loop.create_future())
 
         async def run() -> None:
             while not pop.answer.done():
                 shard = await self._directory.find(name)
-                left = options.waiting(max(0.0, deadline - loop.time())) if options.wait else options
-                pop.follow(self._brokers[shard].popper.begin(queue_names, partition_name, group, left, render))
+                left = request.waiting(max(0.0, deadline - loop.time())) if request.wait else request
+                pop.follow(self._brokers[shard].popper.begin(left, render))
                 await self._until_moved(pop, name, shard)
 
         self._spawn(run(), pop.answer)
@@ -335,7 +299,7 @@ class ShardedPopper:
 
 
 class MovingPop:
-    """A pop that may be begun again on another shard."""
+    """A pop that is restarted on another shard when its queue moves."""
 
     def __init__(self, answer: asyncio.Future[Any]) -> None:
         self.answer = answer
@@ -386,20 +350,20 @@ class ShardedNamespacePops:
         self._brokers = brokers
         self._turn = 0
 
-    async def pop(self, namespace: str, task: str, group: str, options: PopOptions) -> bytes | None:
+    async def pop(self, namespace: str, task: str, request: PopRequest) -> bytes | None:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + options.timeout
-        once, nap, read_at = dataclasses.replace(options, wait=False), _SHORTEST_NAP, -math.inf
+        deadline = loop.time() + request.timeout
+        once, pause, read_at = request.at_once(), _LEAST_PAUSE, -math.inf
         heads: list[_Head] = []
         while True:
             if loop.time() - read_at > _REFRESH_SECONDS:
                 heads, read_at = await self._heads(namespace, task), loop.time()
-            body = await self._first(heads, group, once)
+            body = await self._first(heads, once)
             left = deadline - loop.time()
-            if body is not None or not options.wait or left <= 0:
+            if body is not None or not request.wait or left <= 0:
                 return body
-            await asyncio.sleep(min(nap, left))
-            nap = min(_LONGEST_NAP, nap * 2)
+            await asyncio.sleep(min(pause, left))
+            pause = min(_MOST_PAUSE, pause * 2)
 
     async def _heads(self, namespace: str, task: str) -> list[_Head]:
         """The queues of each shard and priority, the highest first. Raises when every shard is unavailable."""
@@ -418,49 +382,18 @@ class ShardedNamespacePops:
             raise failures[0]
         return sorted(_Head(priority, shard, tuple(names)) for (priority, shard), names in found.items())
 
-    async def _first(self, heads: Sequence[_Head], group: str, options: PopOptions) -> bytes | None:
-        """The first batch there is; among queues of one priority another shard begins each time."""
+    async def _first(self, heads: Sequence[_Head], request: PopRequest) -> bytes | None:
+        """The first batch found; among queues of one priority the shards take turns."""
         self._turn += 1
         for _, level in itertools.groupby(heads, key=lambda head: head.priority):
             some = list(level)
             for place in range(len(some)):
                 head = some[(self._turn + place) % len(some)]
                 try:
-                    body = await self._brokers[head.shard].popper.pop(head.queues, None, group, options, _unchanged)
+                    body = await self._brokers[head.shard].popper.pop(request.of(head.queues), unchanged)
                 except (QueenError, asyncpg.PostgresError) as error:
-                    log.debug("shard %d is left out of a pop: %s", head.shard, error)
+                    log.debug("pop: shard %d was skipped: %s", head.shard, error)
                     continue
                 if body is not None:
                     return body
         return None
-
-
-def _unchanged(body: bytes | None) -> bytes | None:
-    return body
-
-
-def grouped(keys: Sequence[K]) -> list[list[int]]:
-    """The positions of equal keys."""
-    groups: dict[K, list[int]] = {}
-    for index, key in enumerate(keys):
-        groups.setdefault(key, []).append(index)
-    return list(groups.values())
-
-
-async def gather_in_order(
-    groups: Sequence[Sequence[int]],
-    ask: Callable[[Sequence[int]], Awaitable[Sequence[R]]],
-    failed: Callable[[int, QueenError], R],
-) -> list[R]:
-    """The result of each position. An error becomes a result where other groups were served, else it is raised."""
-    answers = await asyncio.gather(*(ask(indexes) for indexes in groups), return_exceptions=True)
-    served = any(not isinstance(answer, BaseException) for answer in answers)
-    results: dict[int, R] = {}
-    for indexes, answer in zip(groups, answers, strict=True):
-        if not isinstance(answer, BaseException):
-            results |= zip(indexes, answer, strict=True)
-        elif isinstance(answer, QueenError) and served:
-            results |= {index: failed(index, answer) for index in indexes}
-        else:
-            raise answer
-    return [results[index] for index in range(len(results))]

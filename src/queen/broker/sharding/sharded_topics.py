@@ -1,11 +1,11 @@
-"""Topics that live on several shards, with the parts that a broker's topics have."""
+"""Topics on several shards: the components of a broker's topics."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
 import logging
-from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -14,7 +14,7 @@ import asyncpg
 
 from queen.broker.broker import Broker
 from queen.broker.sharding.namespace_rules import NamespaceRules
-from queen.broker.sharding.shard_router import ShardRouter
+from queen.broker.sharding.shard_router import ShardRouter, gather_by_key
 from queen.broker.topics.settle import Nacked
 from queen.errors import BadRequest, QueenError
 from queen.log.topics import TopicKey
@@ -26,11 +26,10 @@ log = logging.getLogger(__name__)
 
 Ref = TypeVar("Ref", bound=ItemRef)
 R = TypeVar("R")
-K = TypeVar("K", bound=Hashable)
 
 _ATTEMPTS: Final = 4
-_LONGEST_NAP: Final = 0.25
-_SHORTEST_NAP: Final = 0.01
+_MOST_PAUSE: Final = 0.25
+_LEAST_PAUSE: Final = 0.01
 
 
 class ShardedTopics:
@@ -61,18 +60,15 @@ class ShardedTopicWriter:
         await self._rules.admit(items, shards)
         duplicates = await self._rules.claim(items, shards)
         fresh = [index for index in range(len(items)) if index not in duplicates]
-        groups = _grouped({index: names[index] for index in fresh})
 
-        async def enqueue_some(name: Name, indexes: Sequence[int]) -> list[int]:
-            some = [items[index] for index in indexes]
+        async def enqueue(name: Name, places: Sequence[int]) -> list[int]:
+            some = [items[fresh[place]] for place in places]
             return await self._router.on_shard_of(
                 [name], lambda shard: self._brokers[shard].topics.writer.enqueue(some)
             )
 
-        answers = await asyncio.gather(*(enqueue_some(name, indexes) for name, indexes in groups.items()))
-        ids = dict(duplicates.owners)
-        for indexes, some in zip(groups.values(), answers, strict=True):
-            ids |= zip(indexes, some, strict=True)
+        stored = await gather_by_key([names[index] for index in fresh], enqueue)
+        ids = {**duplicates.owners, **dict(zip(fresh, stored, strict=True))}
         ids |= {place: ids[first] for place, first in duplicates.twins.items()}
         return [ids[index] for index in range(len(items))]
 
@@ -161,7 +157,7 @@ class ShardedMultiTopicDequeuer:
     ) -> list[Any]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_seconds
-        nap = _SHORTEST_NAP
+        pause = _LEAST_PAUSE
         while True:
             places = await self._places(namespace, names)
             if len(places) == 1:
@@ -175,8 +171,8 @@ class ShardedMultiTopicDequeuer:
             remaining = deadline - loop.time()
             if rows or remaining <= 0:
                 return rows
-            await asyncio.sleep(min(nap, remaining))
-            nap = min(_LONGEST_NAP, nap * 2)
+            await asyncio.sleep(min(pause, remaining))
+            pause = min(_MOST_PAUSE, pause * 2)
 
     async def _places(self, namespace: str, names: Collection[str]) -> dict[int, list[str]]:
         """The topics to ask each shard for; none: all it has of the namespace."""
@@ -207,7 +203,7 @@ class ShardedMultiTopicDequeuer:
                 heads[shard] = list(answer)
                 topics.update(request.topics)
             elif isinstance(answer, QueenError | asyncpg.PostgresError) and not isinstance(answer, BadRequest):
-                log.warning("shard %d is left out of a dequeue: %s", shard, answer)
+                log.warning("dequeue: shard %d was skipped: %s", shard, answer)
                 failures.append(answer)
             else:
                 raise answer
@@ -218,7 +214,7 @@ class ShardedMultiTopicDequeuer:
     async def _keep_first(
         self, heads: dict[int, list[Any]], namespace: str, limit: int, topics: dict[int, str]
     ) -> list[Any]:
-        """The first so many over all shards; the leases of those behind them are released."""
+        """The first `limit` items over all shards; the leases of the others are released."""
         ranked = [[(_rank(row), shard, row) for row in rows] for shard, rows in heads.items()]
         merged = list(heapq.merge(*ranked, key=lambda one: one[:2]))
         kept = [row for _, _, row in merged[:limit]]
@@ -228,7 +224,7 @@ class ShardedMultiTopicDequeuer:
                 continue
             refs = [ItemRef(row["id"], namespace, topics[row["topic_id"]], row["lease_owner"]) for row in back]
             released = await self._brokers[shard].topics.settler.release(refs)
-            # What is delivered at most once is gone already: rather a few more than the limit than lost.
+            # Items delivered at most once are settled already: better a few over the limit than lost ones.
             kept += [row for row, outcome in zip(back, released, strict=True) if outcome is None]
         return kept
 
@@ -244,21 +240,12 @@ class _ByTopic:
         self, refs: Sequence[Ref], settle: Callable[[Broker, Sequence[Ref]], Awaitable[Sequence[R | None]]]
     ) -> list[Any]:
         """The outcome of each; an error where its shard failed and another did not."""
-        groups = _grouped({index: Name.topic(ref.namespace, ref.topic) for index, ref in enumerate(refs)})
-        answers = await asyncio.gather(
-            *(self._of_topic(name, [refs[index] for index in indexes], settle) for name, indexes in groups.items()),
-            return_exceptions=True,
-        )
-        served = any(not isinstance(answer, BaseException) for answer in answers)
-        outcomes: dict[int, Any] = {}
-        for indexes, answer in zip(groups.values(), answers, strict=True):
-            if not isinstance(answer, BaseException):
-                outcomes |= zip(indexes, answer, strict=True)
-            elif isinstance(answer, QueenError) and served:
-                outcomes |= dict.fromkeys(indexes, answer)
-            else:
-                raise answer
-        return [outcomes[index] for index in range(len(refs))]
+
+        def ask(name: Name, indexes: Sequence[int]) -> Awaitable[Sequence[Any]]:
+            return self._of_topic(name, [refs[index] for index in indexes], settle)
+
+        names = [Name.topic(ref.namespace, ref.topic) for ref in refs]
+        return await gather_by_key(names, ask, lambda index, error: error)
 
     async def _of_topic(
         self,
@@ -266,14 +253,14 @@ class _ByTopic:
         refs: Sequence[Ref],
         settle: Callable[[Broker, Sequence[Ref]], Awaitable[Sequence[R | None]]],
     ) -> list[R | None]:
-        """Items of one topic: what is refused is tried again where the topic is by then."""
+        """Items of one topic; rejected ones are retried if the topic has moved."""
         shard = await self._directory.find(name)
         outcomes = list(await settle(self._brokers[shard], refs))
         for _ in range(_ATTEMPTS):
             refused = [index for index, outcome in enumerate(outcomes) if outcome is None]
             if not refused:
                 break
-            await self._directory.look([shard])
+            await self._directory.refresh([shard])
             now = await self._directory.find(name)
             if now == shard:
                 break
@@ -301,7 +288,7 @@ class ShardedSettler(_ByTopic):
 
 
 class ShardedTopicDeadLetters(_ByTopic):
-    """What can be done about dead letters."""
+    """Deletes and retries dead letters."""
 
     async def delete(self, refs: Sequence[ItemRef]) -> list[bool | None]:
         return await self._settle(refs, lambda broker, some: broker.topics.dead_letters.delete(some))
@@ -312,11 +299,3 @@ class ShardedTopicDeadLetters(_ByTopic):
 
 def _rank(row: Any) -> tuple[int, datetime, int]:
     return row["priority"], row["deliver_after"], row["id"]
-
-
-def _grouped(keys: dict[int, K]) -> dict[K, list[int]]:
-    """The positions of equal keys."""
-    groups: dict[K, list[int]] = {}
-    for index, key in keys.items():
-        groups.setdefault(key, []).append(index)
-    return groups

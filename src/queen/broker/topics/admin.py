@@ -9,9 +9,10 @@ import msgspec
 
 from queen.broker.topics.context import OnFed
 from queen.broker.topics.settle import find_places
+from queen.errors import NotFound
 from queen.log.topics import LOCKS, Topic, TopicCatalog, TopicKey, lock_keys, topic_options
 from queen.storage.database import Database, Record
-from queen.wire.api.topics import ConfiguredTopic, TopicCounts, TopicOptions
+from queen.wire.api.resources.topics import ConfiguredTopic, TopicCounts, TopicOptions
 from queen.wire.options import read_options
 from queen.wire.topics import ItemRef
 
@@ -81,6 +82,16 @@ class TopicAdmin:
         self._on_changed(key)
         return ConfiguredTopic(topic.namespace, topic.name, topic_options(topic))
 
+    async def pause(self, key: TopicKey, paused: bool) -> bool:
+        """Stop delivering items of a topic, or go on; returns whether that is a change. Enqueues are not affected."""
+        topic = await self._catalog.one(key)
+        if topic is None:
+            raise NotFound("Topic not found")
+        changed = bool(await self._database.fetch("topic_pause", topic.id, paused))
+        if changed:
+            self._on_changed(key)
+        return changed
+
     async def active(self, namespace: str) -> list[str]:
         """The names of the topics of a namespace that have ready or leased items."""
         return [row["name"] for row in await self._database.fetch("topic_active", namespace)]
@@ -97,6 +108,7 @@ class TopicAdmin:
                 row["leased"],
                 row["dead"],
                 topic_options(Topic.from_record(row)),
+                row["paused"],
             )
             for row in rows
         ]

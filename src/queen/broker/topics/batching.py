@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from queen.broker.batcher import BatchedRequest, Batcher, fail_request
 from queen.metrics.meter import clock
 from queen.storage.database import Database, Link, Record
-
-if TYPE_CHECKING:
-    from queen.broker.topics.throttle import TenantThrottle
 
 T = TypeVar("T")
 RequestT = TypeVar("RequestT", bound=BatchedRequest)
@@ -19,43 +17,33 @@ RequestT = TypeVar("RequestT", bound=BatchedRequest)
 LIGHT: Final = 64
 """A tenant with no more than this waiting is served quickly."""
 _SHARE: Final = 1000
-"""Items of one tenant in a batch: so many that few more would go together cheaper, and no other waits long for them."""
-_THROTTLED_SHARE: Final = 100
-"""What a throttled tenant does in one go: so little that others find a gap soon."""
+"""Items of one tenant in a batch: larger batches are hardly cheaper per item, and others would wait longer for them."""
 
-_LIGHT_SLOT: Final = 0
-_HEAVY_SLOT: Final = 1
+LIGHT_SLOT: Final = 0
+HEAVY_SLOT: Final = 1
 
 
 class FairShare(Generic[T]):
     """A backlog in which tenants take turns, and requests of a tenant go together and in order.
 
     Two batches run at a time: one of tenants that have little waiting, one of those that have much, so that the former
-    never wait for the latter; and the latter pause as far as `throttle` asks them to. `limit` is how much a batch may
-    hold, `share` how much of it may be one tenant's. A tenant is in one batch at a time.
+    never wait for the latter. `limit` is how much a batch may hold, `share` how much of it may be one tenant's. A
+    tenant is in one batch at a time.
     """
 
     slots = 2
 
-    def __init__(
-        self,
-        tenant: Callable[[T], str],
-        weigh: Callable[[T], int],
-        *,
-        limit: int,
-        share: int,
-        throttle: TenantThrottle | None = None,
-    ) -> None:
+    def __init__(self, tenant: Callable[[T], str], weigh: Callable[[T], int], *, limit: int, share: int) -> None:
         self._tenant = tenant
         self._weigh = weigh
         self._limit = limit
         self._share = share
-        self._throttle = throttle
         self._tenants: dict[str, _Waiting[T]] = {}
         """By tenant; one that has been served goes to the end."""
         self._busy: set[str] = set()
-        self._running: dict[int, _Running] = {}
-        self._pause = 0.0
+        self._running: dict[int, set[str]] = {}
+        self.since = 0.0
+        """Since when the first tenant of the last batch had waited."""
 
     def add(self, item: T, weight: int) -> int:
         tenant = self._tenant(item)
@@ -64,28 +52,25 @@ class FairShare(Generic[T]):
             waiting = self._tenants[tenant] = _Waiting(clock())
         waiting.items.append(item)
         waiting.weight += weight
-        return _HEAVY_SLOT if waiting.weight > LIGHT else _LIGHT_SLOT
+        return HEAVY_SLOT if waiting.weight > LIGHT else LIGHT_SLOT
 
     def waits(self, slot: int) -> bool:
-        return bool(self._candidates(slot))
+        return bool(self.candidates(slot))
 
     def ready(self, slot: int, resume: Callable[[], None]) -> bool:
-        candidates = self._candidates(slot)
-        if slot != _HEAVY_SLOT or self._throttle is None or not candidates:
-            return bool(candidates)
-        self._pause = max(map(self._throttle.pause_of, candidates))
-        return not self._pause or self._throttle.enter(resume)
+        return bool(self.candidates(slot))
 
     def take(self, slot: int) -> tuple[list[T], int]:
-        """As much of each tenant of the slot as of others."""
-        pause = self._pause if slot == _HEAVY_SLOT else 0.0
-        most_of_one = min(self._share, _THROTTLED_SHARE) if pause else self._share
-        candidates = self._candidates(slot)
-        share = min(most_of_one, max(1, self._limit // max(1, len(candidates))))
+        """The same amount of each tenant of the slot."""
+        return self.take_shares(slot, self._share)
+
+    def take_shares(self, slot: int, most: int) -> tuple[list[T], int]:
+        """The same amount of each tenant of the slot, at most `most` of one."""
+        candidates = self.candidates(slot)
+        share = min(most, max(1, self._limit // max(1, len(candidates))))
         taken: set[str] = set()
         batch: list[T] = []
-        total, began = 0, clock()
-        since = began
+        total, since = 0, math.inf
         for tenant in candidates:
             if total >= self._limit:
                 break
@@ -100,23 +85,12 @@ class FairShare(Generic[T]):
             taken.add(tenant)
             total += own
         self._busy |= taken
-        self._running[slot] = _Running(taken, began if slot == _HEAVY_SLOT else since, pause)
-        if slot == _HEAVY_SLOT and self._throttle is not None:
-            self._throttle.heavy_batch()
+        self._running[slot] = taken
+        self.since = since
         return batch, total
 
     def done(self, slot: int) -> None:
-        running = self._running.pop(slot)
-        self._busy -= running.tenants
-        if self._throttle is None:
-            return
-        seconds = clock() - running.since
-        if slot == _LIGHT_SLOT:
-            self._throttle.served(running.tenants, seconds)
-            return
-        self._throttle.heavy_batch()
-        if running.pause:
-            self._throttle.leave(seconds * running.pause)
+        self._busy -= self._running.pop(slot)
 
     def waiting(self) -> Sequence[T]:
         return [item for waiting in self._tenants.values() for item in waiting.items]
@@ -124,9 +98,9 @@ class FairShare(Generic[T]):
     def __len__(self) -> int:
         return sum(len(waiting.items) for waiting in self._tenants.values())
 
-    def _candidates(self, slot: int) -> list[str]:
+    def candidates(self, slot: int) -> list[str]:
         """The tenants that have much waiting, or little, and of which no batch runs."""
-        heavy = slot == _HEAVY_SLOT
+        heavy = slot == HEAVY_SLOT
         return [
             tenant
             for tenant, waiting in self._tenants.items()
@@ -145,15 +119,12 @@ class _Waiting(Generic[T]):
         self.since = since
 
 
-class _Running:
-    """Whose batch runs, since when it counts, and for how many times as long its tenants pause after it."""
+class FairShareMaker(Protocol):
+    """Makes the backlog of a batcher: `FairShare`, or one that throttles heavy tenants."""
 
-    __slots__ = ("pause", "since", "tenants")
-
-    def __init__(self, tenants: set[str], since: float, pause: float) -> None:
-        self.tenants = tenants
-        self.since = since
-        self.pause = pause
+    def __call__(
+        self, tenant: Callable[[Any], str], weigh: Callable[[Any], int], *, limit: int, share: int
+    ) -> FairShare[Any]: ...
 
 
 class RequestBatcher(Batcher[RequestT]):
@@ -171,7 +142,7 @@ class RequestBatcher(Batcher[RequestT]):
         most: int = 100_000,
         tenant: Callable[[RequestT], str] = lambda request: "",
         spare: Callable[[RequestT, Exception], bool] = lambda request, error: False,
-        throttle: TenantThrottle | None = None,
+        fair_share: FairShareMaker = FairShare,
     ) -> None:
         def fail(request: RequestT, error: Exception) -> None:
             if request.answer.done() or not spare(request, error):
@@ -182,7 +153,7 @@ class RequestBatcher(Batcher[RequestT]):
             weigh=weigh,
             limit=limit,
             most=most,
-            backlog=FairShare(tenant, weigh, limit=limit, share=min(limit, _SHARE), throttle=throttle),
+            backlog=fair_share(tenant, weigh, limit=limit, share=min(limit, _SHARE)),
             fail=fail,
         )
 

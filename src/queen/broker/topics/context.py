@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from queen.broker.topics.batching import FairShareMaker
 from queen.log.topics import TopicCatalog, TopicKey
 from queen.metrics.meter import Meter
 from queen.storage.database import Database
 from queen.wire.ids import IdSource
-
-if TYPE_CHECKING:
-    from queen.broker.topics.throttle import TenantThrottle
 
 OnFed: TypeAlias = Callable[[Sequence[tuple[TopicKey, float]]], None]
 """Called with topics that have new or freed items, and in how many seconds the first of them is due."""
@@ -29,4 +27,4 @@ class TopicContext:
     on_fed: OnFed
     on_leased: Callable[[float], None]
     """Called with the seconds of each lease that begins or is extended."""
-    throttle: TenantThrottle | None
+    fair_share: FairShareMaker

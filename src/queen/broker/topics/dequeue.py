@@ -216,7 +216,7 @@ class Dequeuer:
         self._ids = context.ids
         self._on_leased = context.on_leased
         self._meter = context.meter
-        self._throttle = context.throttle
+        self._fair_share = context.fair_share
         self.waiting: WaitLists[TopicKey, Dequeue] = WaitLists(
             context.database.availability, self.submit, self.wake_all
         )
@@ -278,7 +278,7 @@ class Dequeuer:
             most=_MOST_WAITING,
             tenant=lambda request: request.key[0],
             spare=lambda request, error: self.waiting.keep(request.key, request, error),
-            throttle=self._throttle,
+            fair_share=self._fair_share,
         )
 
     def submit(self, request: Dequeue) -> None:
@@ -287,7 +287,8 @@ class Dequeuer:
     async def _serve(self, batch: list[Dequeue]) -> None:
         topics = await self._catalog.find({request.key for request in batch})
         requests = sorted(
-            (request for request in batch if request.key in topics), key=lambda request: topics[request.key].id
+            (request for request in batch if request.key in topics and not topics[request.key].paused),
+            key=lambda request: topics[request.key].id,
         )
         items = await self.claim(requests, topics) if requests else []
         given = {id(request): some for request, some in zip(requests, items, strict=True)}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from queen.broker.topics.batching import Links, RequestBatcher
+from queen.broker.topics.batching import FairShare, FairShareMaker, Links, RequestBatcher
 from queen.broker.topics.context import OnFed
 from queen.concurrency import BackgroundTasks
 from queen.errors import RedisUnavailable
@@ -18,9 +18,6 @@ from queen.metrics.meter import Meter
 from queen.redis.interfaces import Keys
 from queen.storage.database import Database, Fetcher
 from queen.wire.topics import EnqueueItem
-
-if TYPE_CHECKING:
-    from queen.broker.topics.throttle import TenantThrottle
 
 _KEY_SECONDS: Final = 600.0
 
@@ -83,7 +80,7 @@ class Enqueuer:
         keys: SeenKeys,
         on_fed: OnFed,
         meter: Meter,
-        throttle: TenantThrottle | None = None,
+        fair_share: FairShareMaker = FairShare,
     ) -> None:
         self._link = Links(database)
         self._catalog = catalog
@@ -97,7 +94,7 @@ class Enqueuer:
             weigh=lambda request: len(request.entries),
             limit=5000,
             tenant=lambda request: request.entries[0].item.namespace,
-            throttle=throttle,
+            fair_share=fair_share,
         )
 
     async def enqueue(self, items: Sequence[EnqueueItem]) -> list[int]:

@@ -115,7 +115,7 @@ class MultiTopicDequeuer:
             most=_MOST_WAITING,
             tenant=lambda request: request.key[0],
             spare=lambda request, error: self.waiting.keep(self._topic_set(request), request, error),
-            throttle=context.throttle,
+            fair_share=context.fair_share,
         )
         self.waiting: WaitLists[TopicSet, MultiTopicDequeue] = WaitLists(
             context.database.availability, self.lane.submit, self.wake_all
@@ -216,7 +216,7 @@ class MultiTopicDequeuer:
         starts = [0, *itertools.accumulate(request.limit for request in requests)][:-1]
         for _ in range(_MOST_TRIES):
             keys = topic_set.look(asyncio.get_running_loop().time())
-            topics = {topic.id: topic for topic in (await self._catalog.find(keys)).values()}
+            topics = {topic.id: topic for topic in (await self._catalog.find(keys)).values() if not topic.paused}
             if not topics:
                 topic_set.found_empty(keys)
                 return [], {}

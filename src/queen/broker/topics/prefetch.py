@@ -164,7 +164,7 @@ class PrefetchBuffers:
         """Lease items ahead until the buffer is full. Raises `NotBuffered`."""
         turn = await self._begin(buffer, 0)
         rows = await self._prefetch(buffer, turn, self.size - turn.depth) if turn.depth < self.size else []
-        await self._end(buffer, turn, 0, rows)
+        await self._end(buffer, 0, rows)
 
     async def recall(self, topic: Topic, token: str, barred_seconds: float) -> None:
         """Close a buffer: its items are ready as before. The topic gets no other one for so many seconds."""
@@ -218,7 +218,7 @@ class PrefetchBuffers:
             items = _merge(items, await self._prefetch(buffer, turn, wanted, before=items[:wanted][-1]))
             # At most as many as were asked for can come first, so these are the most urgent as of that statement.
             rows = await self._hand_out(buffer, turn, asked, items[:wanted], checked=False)
-        await self._end(buffer, turn, len(turn.items), items[wanted:])
+        await self._end(buffer, len(turn.items), items[wanted:])
         return await self._deal(buffer, asked, items[:wanted], rows)
 
     async def _begin(self, buffer: PrefetchBuffer, limit: int) -> FillTurn:
@@ -232,7 +232,7 @@ class PrefetchBuffers:
                 await self._give_up(buffer)
             await asyncio.sleep(_BUSY_SECONDS)
 
-    async def _end(self, buffer: PrefetchBuffer, turn: FillTurn, taken: int, offered: Sequence[ReadyItem]) -> None:
+    async def _end(self, buffer: PrefetchBuffer, taken: int, offered: Sequence[ReadyItem]) -> None:
         buffer.depth = await self._queue.end(buffer.topic.id, buffer.token, buffer.turn, taken, offered)
 
     def _next(self, buffer: PrefetchBuffer, turn: FillTurn) -> tuple[int, int]:
@@ -317,7 +317,7 @@ class PrefetchBuffers:
             dealt.append(mine)
             start += count
         self.stats.handed_out += len(items)
-        await self._add_payloads(buffer, dealt)
+        await self._add_payloads(dealt)
         if expired:
             expired.sort(key=attrgetter("id"))
             await self._fetch(
@@ -328,7 +328,7 @@ class PrefetchBuffers:
             )
         return dealt
 
-    async def _add_payloads(self, buffer: PrefetchBuffer, dealt: list[list[ReadyItem]]) -> None:
+    async def _add_payloads(self, dealt: list[list[ReadyItem]]) -> None:
         large = {item.id: item for items in dealt for item in items if not item.whole}
         if not large:
             return
@@ -536,7 +536,11 @@ class PrefetchingDequeuer(Dequeuer):
     ) -> None:
         """Requests that were given nothing go to the buffer of their topic, if another worker has opened one."""
         served = {request.key for request in batch if given.get(id(request))}
-        unserved = [topics[key] for key in {request.key for request in batch} - served if key in topics]
+        unserved = [
+            topics[key]
+            for key in {request.key for request in batch} - served
+            if key in topics and not topics[key].paused
+        ]
         buffered = await self._buffers.adopt(unserved) if unserved else set()
         for request in batch:
             if request.key in buffered:
@@ -546,7 +550,7 @@ class PrefetchingDequeuer(Dequeuer):
     async def _serve_buffered(self, batch: list[Dequeue]) -> None:
         topic = await self._catalog.one(batch[0].key) if batch else None
         try:
-            if topic is None:
+            if topic is None or topic.paused:
                 raise NotBuffered
             leases = [lease_seconds_of(request, topic) for request in batch]
             items = await self._buffers.take(
@@ -622,6 +626,13 @@ class PrefetchingAdmin(TopicAdmin):
     ) -> None:
         super().__init__(database, catalog, on_changed)
         self._buffers = buffers
+
+    async def pause(self, key: TopicKey, paused: bool) -> bool:
+        changed = await super().pause(key, paused)
+        topic = await self._catalog.one(key)
+        if topic is not None and topic.paused:
+            await self._buffers.close([topic])
+        return changed
 
     async def remove_items(self, topic: Topic) -> int:
         await self._buffers.close([topic])

@@ -115,10 +115,10 @@ class Settler:
         self._meter = context.meter
         self._links = Links(context.database)
         self._acks: RequestBatcher[Settlement[ItemRef, bool]] = RequestBatcher(
-            self._run_acks, weigh=_weigh, limit=5000, tenant=_tenant, throttle=context.throttle
+            self._run_acks, weigh=_weigh, limit=5000, tenant=_tenant, fair_share=context.fair_share
         )
         self._nacks: RequestBatcher[Settlement[NackRef, Nacked]] = RequestBatcher(
-            self._run_nacks, weigh=_weigh, limit=2000, tenant=_tenant, throttle=context.throttle
+            self._run_nacks, weigh=_weigh, limit=2000, tenant=_tenant, fair_share=context.fair_share
         )
         self._extensions: RequestBatcher[Settlement[ExtendRef, datetime]] = RequestBatcher(
             self._run_extensions, weigh=_weigh, limit=2000, tenant=_tenant

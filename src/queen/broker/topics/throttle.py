@@ -18,8 +18,10 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
+from queen.broker.topics.batching import HEAVY_SLOT, LIGHT_SLOT, FairShare
+from queen.metrics.meter import clock
 from queen.shared_memory import share
 
 _WINDOW_SECONDS: Final = 0.1
@@ -36,6 +38,10 @@ _RECENT_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 0.002
 _LONGEST_WAIT: Final = 1.0
 """After so long the holder of the mutex is taken for stopped."""
+_THROTTLED_SHARE: Final = 100
+"""Items of a throttled tenant in one batch: so few that others find a gap soon."""
+
+T = TypeVar("T")
 
 # When a worker published, its pause, its p95 without heavy tenants, and two light tenants it served.
 _SLOT: Final = struct.Struct("<dddII")
@@ -71,6 +77,12 @@ class TenantThrottle:
         """Light tenants and when they were last served, the latest last."""
         self._busy = False
         self._waiting: dict[Callable[[], None], None] = {}
+
+    def fair_share(
+        self, tenant: Callable[[Any], str], weigh: Callable[[Any], int], *, limit: int, share: int
+    ) -> FairShare[Any]:
+        """A backlog whose heavy tenants are throttled."""
+        return ThrottledFairShare(self, tenant, weigh, limit=limit, share=share)
 
     def served(self, tenants: Iterable[str], seconds: float) -> None:
         """Light tenants were served after so many seconds."""
@@ -163,6 +175,52 @@ class TenantThrottle:
         while self._quiet and now - self._quiet[0][0] > _QUIET_SECONDS:
             self._quiet.popleft()
         return statistics.median(p95 for _, p95 in self._quiet) if len(self._quiet) >= _LEAST_SAMPLES else 0.0
+
+
+class ThrottledFairShare(FairShare[T]):
+    """A backlog whose heavy tenants pause as long as the throttle says."""
+
+    def __init__(
+        self,
+        throttle: TenantThrottle,
+        tenant: Callable[[T], str],
+        weigh: Callable[[T], int],
+        *,
+        limit: int,
+        share: int,
+    ) -> None:
+        super().__init__(tenant, weigh, limit=limit, share=share)
+        self._throttle = throttle
+        self._throttled_share = min(share, _THROTTLED_SHARE)
+        self._pause = 0.0
+        self._began = [0.0, 0.0]
+        """By slot: since when the running batch counts; of light tenants, since the first of them waits."""
+
+    def ready(self, slot: int, resume: Callable[[], None]) -> bool:
+        candidates = self.candidates(slot)
+        if slot != HEAVY_SLOT or not candidates:
+            return bool(candidates)
+        self._pause = max(map(self._throttle.pause_of, candidates))
+        return not self._pause or self._throttle.enter(resume)
+
+    def take(self, slot: int) -> tuple[list[T], int]:
+        if slot == LIGHT_SLOT:
+            taken = super().take(slot)
+            self._began[slot] = min(self.since, clock())
+            return taken
+        self._began[slot] = clock()
+        self._throttle.heavy_batch()
+        return self.take_shares(slot, self._throttled_share) if self._pause else super().take(slot)
+
+    def done(self, slot: int) -> None:
+        tenants, seconds = self._running[slot], clock() - self._began[slot]
+        super().done(slot)
+        if slot == LIGHT_SLOT:
+            self._throttle.served(tenants, seconds)
+            return
+        self._throttle.heavy_batch()
+        if self._pause:
+            self._throttle.leave(seconds * self._pause)
 
 
 class _WorkerTimestamps:

@@ -13,6 +13,7 @@ import asyncpg
 
 from queen.broker.events import Event, EventKind, named, signal, topic_fed
 from queen.broker.topics.admin import TopicAdmin, TopicDeadLetters
+from queen.broker.topics.batching import FairShare
 from queen.broker.topics.buffered import SYNC, SendOn, TopicBuffer, TopicRecords, TopicWriter, WriteModes
 from queen.broker.topics.context import TopicContext
 from queen.broker.topics.dequeue import Dequeuer, Heads
@@ -52,8 +53,8 @@ TOPIC_EVENTS: Final = frozenset(
         EventKind.TOPICS_BUFFERED,
     }
 )
-# Names hold no control characters, so this cannot be part of one.
-_BETWEEN: Final = "\n"
+BETWEEN_NAMES: Final = "\n"
+"""Between the namespace and the topic of an event: names hold no control characters."""
 _POLLS_PER_FULL_SEARCH: Final = 12
 # Of the drainer of buffered items.
 _POLL_SECONDS: Final = 0.1
@@ -83,6 +84,8 @@ class Topics:
         self._send = send
         self._poll_seconds = settings.pop_safety_poll_ms / 1000
         self._background = BackgroundTask()
+        self.on_change: Callable[[Event], None] = lambda event: None
+        """Called when this worker has changed a topic or the quota of a namespace."""
         self.redis = _redis_link(settings)
         self.throttle = _throttle(settings, runtime_dir, worker_id)
         self.counters: Counters = MemoryCounters()
@@ -97,15 +100,14 @@ class Topics:
         self.quotas = Quotas(database, dict(settings.namespace_quotas), meter, shared)
         node = settings.mqueue_node_id
         self._item_ids = ItemIds(database, node + worker_id if node >= 0 else None)
+        fair_share = self.throttle.fair_share if self.throttle is not None else FairShare
         self.enqueuer = Enqueuer(
-            database, self.catalog, self._item_ids, self.quotas, self._keys, self._fed, meter, self.throttle
+            database, self.catalog, self._item_ids, self.quotas, self._keys, self._fed, meter, fair_share
         )
         self.transaction_ops = TopicTransactionOps(self.catalog, self.enqueuer, self.quotas)
         self.dead_letters = TopicDeadLetters(database, self.catalog, self._fed)
         self.heads = Heads(database)
-        self._compose(
-            settings, TopicContext(database, self.catalog, ids, meter, self._fed, self._leased, self.throttle)
-        )
+        self._compose(settings, TopicContext(database, self.catalog, ids, meter, self._fed, self._leased, fair_share))
         self.wal = wal
         self.modes = WriteModes(database, dict(settings.namespace_modes))
         self.buffer = TopicBuffer(wal, self._item_ids, ids, self._buffered, meter, most=settings.max_buffer_length)
@@ -213,7 +215,7 @@ class Topics:
     async def set_quota(self, namespace: str, per_minute: int | None) -> None:
         """Set the quota of a namespace here and at every other worker."""
         await self.quotas.set(namespace, per_minute)
-        self._send([named(EventKind.QUOTAS_CHANGED, namespace)])
+        self._publish(named(EventKind.QUOTAS_CHANGED, namespace))
 
     async def set_mode(self, namespace: str, mode: str | None) -> None:
         """Set the write mode of a namespace here and at every other worker."""
@@ -246,11 +248,13 @@ class Topics:
 
     def handle(self, event: Event) -> None:
         """Apply a notification of another worker."""
-        namespace, _, name = event[5].partition(_BETWEEN)
+        namespace, _, name = event[5].partition(BETWEEN_NAMES)
         if event[0] == EventKind.TOPIC_FED:
             self._awaken((namespace, name), event[4] / 1000)
         elif event[0] == EventKind.TOPIC_CHANGED:
             self.catalog.forget((namespace, name))
+            # It may have been resumed.
+            self._awaken((namespace, name), 0.0)
         elif event[0] == EventKind.QUOTAS_CHANGED:
             self.quotas.forget()
         elif event[0] == EventKind.TOPIC_MODES_CHANGED:
@@ -270,7 +274,7 @@ class Topics:
     def _fed(self, topics: Sequence[tuple[TopicKey, float]]) -> None:
         for key, seconds in topics:
             self._awaken(key, seconds)
-        self._send([topic_fed(_BETWEEN.join(key), seconds) for key, seconds in topics])
+        self._send([topic_fed(BETWEEN_NAMES.join(key), seconds) for key, seconds in topics])
 
     def _awaken(self, key: TopicKey, seconds: float) -> None:
         self.dequeuer.fed(key, seconds)
@@ -278,7 +282,12 @@ class Topics:
 
     def _changed(self, key: TopicKey) -> None:
         self.catalog.forget(key)
-        self._send([named(EventKind.TOPIC_CHANGED, _BETWEEN.join(key))])
+        self._awaken(key, 0.0)
+        self._publish(named(EventKind.TOPIC_CHANGED, BETWEEN_NAMES.join(key)))
+
+    def _publish(self, event: Event) -> None:
+        self.on_change(event)
+        self._send([event])
 
     async def _prepare(self) -> None:
         """Have at hand what a buffered enqueue needs, should PostgreSQL become unavailable before the first one."""

@@ -227,7 +227,7 @@ class InboxDrainer:
             return False
         self._release_held()
         seen = self._seen
-        since = (0, (), [*self._held], 0, 0)
+        since: tuple[Any, ...] = (0, (), [*self._held], 0, 0)
         if seen is not None:
             since = (self._high, seen.running, [*self._held], seen.end, self._taken_by)
         (row,) = await session.fetch("inbox_look", *since)

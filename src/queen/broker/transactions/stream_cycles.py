@@ -23,8 +23,8 @@ from queen.broker.push.pusher import NotStored, Pusher, StoredPush
 from queen.broker.transactions.stream_queries import StreamQueries
 from queen.log.catalog import QUEUE_MODE, Catalog, Partition, Queue
 from queen.storage.database import Database, Transaction, TransactionRefused, retry_transaction
-from queen.wire.api.messaging import PushResult
-from queen.wire.api.streams import StreamAckResult, StreamCycleResult
+from queen.wire.api.messages.messaging import PushResult
+from queen.wire.api.resources.streams import StreamAckResult, StreamCycleResult
 from queen.wire.envelope import Envelope
 from queen.wire.ids import is_uuid, parse_partition_uuid
 from queen.wire.streams import Cycle, CycleAck, window_end

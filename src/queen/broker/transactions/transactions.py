@@ -14,7 +14,7 @@ from queen.log.segments import leased_offsets, locate
 from queen.log.topic_store import Entry
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Transaction, TransactionRefused, retry_transaction
-from queen.wire.api.messaging import (
+from queen.wire.api.messages.messaging import (
     AckDone,
     AckItemDone,
     EnqueueDone,
@@ -177,7 +177,7 @@ class Transactions:
         partitions: dict[int, Partition],
         stored: StoredPush,
     ) -> None:
-        """Committed: let those who wait know."""
+        """After the commit: update caches and publish notifications."""
         self._pusher.settle(stored)
         self._on_freed(
             [

@@ -15,7 +15,7 @@ from queen.cli.common.session import Session, check_answer
 from queen.cli.common.times import age, iso, parse_time
 from queen.cli.common.tree import command, group
 
-app = group("Consumer groups: list, lag, seek, delete.")
+app = group("Consumer groups: list, lag, seek, pause, resume, delete.")
 
 GroupName = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP")]
 
@@ -73,17 +73,55 @@ def lag(
     example="""
 queen group seek billing orders --to '1h ago'
 queen group seek billing orders --to end --dry-run
+queen group seek billing orders --offset 1200
 """,
 )
 def seek(
     ctx: typer.Context,
     name: GroupName,
     queue: QueueName,
-    to: Annotated[str, typer.Option("--to", help="A time, beginning, or end.")],
+    to: Annotated[str | None, typer.Option("--to", help="A time, beginning, or end.")] = None,
+    offset: Annotated[int | None, typer.Option("--offset", min=0, help="An offset, in every partition.")] = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Move a group on a queue; its leases end."""
-    seek_group(Session.of(ctx), name, queue, to, dry_run, "seek")
+    """Move a group on a queue; its leases end.
+
+    [bold]--dry-run[/bold] says how many messages would come again, and how many would be skipped.
+    """
+    seek_group(Session.of(ctx), name, queue, to, dry_run, "seek", offset)
+
+
+@command(
+    app, "release", example="queen group release billing orders p1\nqueen group release billing orders p1 --lease $ID"
+)
+def release(
+    ctx: typer.Context,
+    name: GroupName,
+    queue: QueueName,
+    partition: Annotated[str, typer.Argument(help="The partition.", metavar="PARTITION")],
+    lease: Annotated[str | None, typer.Option("--lease", help="Only if it is this lease.")] = None,
+) -> None:
+    """End the lease of a group on a partition: its messages come again at once."""
+    session = Session.of(ctx)
+    answer = check_answer(session.admin.release_lease(name, queue, partition, lease))
+    session.out.said(f"released cg={name} partition={partition} available={answer['available']}", answer)
+
+
+@command(app, "pause", example="queen group pause billing orders")
+def pause(ctx: typer.Context, name: GroupName, queue: QueueName) -> None:
+    """Stop delivering messages of a queue to a group; other groups go on."""
+    session = Session.of(ctx)
+    answer = check_answer(session.admin.pause_consumer_group(name, queue))
+    session.out.said(f"paused cg={name} queue={queue}" + ("" if answer["changed"] else ", as it was"), answer)
+
+
+@command(app, "resume", example="queen group resume billing orders")
+def resume(ctx: typer.Context, name: GroupName, queue: QueueName) -> None:
+    """Deliver messages of a queue to a group again; its waiting pops are served at once."""
+    session = Session.of(ctx)
+    answer = check_answer(session.admin.resume_consumer_group(name, queue))
+    note = "" if answer["changed"] else ", which was not paused"
+    session.out.said(f"resumed cg={name} queue={queue}{note}", answer)
 
 
 @command(app, "subscribe", example="queen group subscribe billing --from '1d ago'")

@@ -55,6 +55,7 @@ LAG_COLUMNS = (
     Column("MESSAGES", "totalLag", right=True),
     Column("LAG", lambda row: age(row["maxTimeLag"]), right=True),
     Column("STATE", "state"),
+    Column("PAUSED", lambda row: row.get("paused") or row.get("queuePaused"), wide=True),
     Column("PARTITIONS", "members", wide=True, right=True),
     Column("SUBSCRIBED", lambda row: row["subscriptionTimestamp"] or row["subscriptionMode"], wide=True),
 )

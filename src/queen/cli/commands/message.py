@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from queen.cli.commands.trace import MESSAGE_TRACES
 from queen.cli.common.arguments import Offset, Partition, QueueName, Since, Until, Yes
 from queen.cli.common.exits import NothingFound, UserError
-from queen.cli.common.filters import Grep, Where, message_filter
-from queen.cli.common.log import read_log
+from queen.cli.common.filters import Grep, Where, is_pattern, message_filter
 from queen.cli.common.output import Column
 from queen.cli.common.session import Session, check_answer
-from queen.cli.common.times import optional_time, parse_time
+from queen.cli.common.times import optional_time
 from queen.cli.common.tree import command, group
 
 app = group("Look at single messages, search and delete them.")
@@ -119,29 +119,42 @@ def search(
     where: Where = None,
     grep: Grep = None,
     partition: Partition = None,
+    status: Annotated[str | None, typer.Option("--status", help=", ".join(_STATUSES))] = None,
     since: Since = None,
     until: Until = None,
     limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="Stop after so many.")] = 100,
 ) -> None:
     """Search the data of a queue's messages; nothing is consumed.
 
-    Reads the log partition by partition: narrow it down by time or partition where it is long.
-    Exit code 4 when nothing was found.
+    The server reads them partition by partition, the newest first: narrow it down by time or partition where there are
+    many. Exit code 4 when nothing was found.
     """
+    if status is not None and status not in _STATUSES:
+        raise UserError(f"--status is {', '.join(_STATUSES)}, not {status!r}")
     session = Session.of(ctx)
-    matches = message_filter(where, grep, text)
-    end = None if until is None else parse_time(until)
+    # Regular expressions are looked for here, in what passes the rest.
+    matches = message_filter(where, grep)
+    asked: dict[str, Any] = {
+        "partition": partition,
+        "status": status,
+        "text": text,
+        "where": msgspec.json.encode([one for one in where or [] if not is_pattern(one)]).decode(),
+        "from": optional_time(since),
+        "to": optional_time(until),
+        "cursor": None,
+    }
     found: list[dict[str, Any]] = []
     with session.out.progress(f"searching {queue}") as bar:
-        for message in read_log(session, queue, partition, optional_time(since), end):
-            bar.advance()
-            if matches(message):
-                found.append(message)
-                if len(found) == limit:
-                    break
+        while len(found) < limit:
+            page = check_answer(session.admin.search_messages(queue, **asked, limit=min(limit - len(found), 1000)))
+            bar.advance(page["scanned"])
+            found += [message for message in page["messages"] if matches(message)]
+            asked["cursor"] = page["cursor"]
+            if asked["cursor"] is None:
+                break
     if not found:
         raise NothingFound
-    session.out.rows(found, _FOUND)
+    session.out.rows(found[:limit], _FOUND)
 
 
 @command(

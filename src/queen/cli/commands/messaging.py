@@ -309,13 +309,35 @@ def replay(
     seek_group(Session.of(ctx), cg, queue, to, dry_run, "replayed")
 
 
-def seek_group(session: Session, cg: str, queue: str, to: str, dry_run: bool, verb: str) -> None:
-    """Move a group on a queue: to its end, or to a time."""
+def seek_body(to: str | None, offset: int | None) -> tuple[dict[str, Any], str]:
+    """What a seek asks for, and what that is called: an offset, the end, the beginning, or a time."""
+    if (to is None) == (offset is None):
+        raise UserError("say where to: either --to or --offset")
+    if to is None:
+        return {"offset": offset}, f"offset {offset}"
     word = to.strip().lower()
-    body: dict[str, Any] = {"toEnd": True} if word in END_WORDS else {"timestamp": iso(parse_time(to))}
-    place = "end" if word in END_WORDS else "beginning" if word in BEGINNING_WORDS else body["timestamp"]
+    if word in END_WORDS:
+        return {"toEnd": True}, "end"
+    if word in BEGINNING_WORDS:
+        return {"toBeginning": True}, "beginning"
+    timestamp = iso(parse_time(to))
+    return {"timestamp": timestamp}, timestamp
+
+
+def preview_seek(session: Session, cg: str, queue: str, body: Mapping[str, Any], what: str, **more: Any) -> None:
+    """Say what a seek would do."""
+    answer = check_answer(session.admin.preview_seek(cg, queue, **body, **more))
+    effect = f"redelivered={answer['redelivered']} skipped={answer['skipped']} leases={answer['leases']}"
+    session.out.said(f"would have {what} {effect}", answer)
+
+
+def seek_group(
+    session: Session, cg: str, queue: str, to: str | None, dry_run: bool, verb: str, offset: int | None = None
+) -> None:
+    """Move a group on a queue: to its end, its beginning, an offset, or a time."""
+    body, place = seek_body(to, offset)
     if dry_run:
-        session.out.said(f"would have {verb} cg={cg} queue={queue} to={place}", body)
+        preview_seek(session, cg, queue, body, f"{verb} cg={cg} queue={queue} to={place}")
         return
     answer = check_answer(session.admin.seek_consumer_group(cg, queue, body))
     session.out.said(f"{verb} cg={cg} queue={queue} to={place} partitions={answer['partitionsUpdated']}", answer)

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
+from queen.cli.commands.messaging import preview_seek, seek_body
 from queen.cli.common.arguments import (
+    DryRun,
     Namespace,
     NeededGroup,
     Offset,
@@ -27,10 +29,10 @@ from queen.cli.common.exits import NothingFound, ServerFailed, UserError
 from queen.cli.common.log import positions, read_log
 from queen.cli.common.output import Column
 from queen.cli.common.session import Session, check_answer
-from queen.cli.common.times import END_WORDS, optional_time, parse_time
+from queen.cli.common.times import optional_time, parse_time
 from queen.cli.common.tree import command, group
 
-app = group("Queues: list, describe, configure, clear, delete, export, import.")
+app = group("Queues: list, describe, configure, pause, resume, clear, delete, export, import.")
 partition_app = group("Partitions of queues.")
 namespace_app = group("Namespaces of queues.")
 task_app = group("Tasks of queues.")
@@ -46,6 +48,7 @@ _LIST = (
     Column("PENDING", "messages.pending", right=True),
     Column("PRIORITY", "options.priority", right=True),
     Column("LEASE", lambda row: f"{row['options']['leaseTime']}s", right=True),
+    Column("PAUSED", "paused", wide=True),
     Column("RETRY", "options.retryLimit", wide=True, right=True),
     Column("MAXSIZE", "options.maxSize", wide=True, right=True),
     Column("ENCRYPTED", "options.encryptionEnabled", wide=True),
@@ -184,7 +187,7 @@ def configure(
     session = Session.of(ctx)
     options = {name: given[flag] for name, flag in OPTION_FLAGS.items() if given[flag] is not None}
     if "retentionSeconds" in options or "completedRetentionSeconds" in options:
-        # Retention without its switch would do nothing, which nobody means who names a time.
+        # Retention without its switch would do nothing: naming a time means it.
         options.setdefault("retentionEnabled", True)
     present = None if reset else queue_settings(session, queue)
     if present is not None:
@@ -204,7 +207,7 @@ def queue_settings(session: Session, name: str) -> dict[str, Any] | None:
     except NotFoundError:
         return None
     if "options" not in found:
-        raise ServerFailed("the server is too old to tell the options of a queue; upgrade it")
+        raise ServerFailed("the server is too old to show the options of a queue; upgrade it")
     return found
 
 
@@ -233,6 +236,22 @@ def clear(ctx: typer.Context, queue: QueueName, partition: Partition = None, yes
     session.confirm(yes, f"removing the messages of {queue}" + (f"/{partition}" if partition else ""))
     answer = check_answer(session.admin.clear_queue(queue, partition))
     session.out.said(f'cleared "{queue}": {answer["messages"]} messages', answer)
+
+
+@command(app, "pause", example="queen queue pause orders")
+def pause(ctx: typer.Context, queue: QueueName) -> None:
+    """Stop delivering messages of a queue; pushes are stored as before."""
+    session = Session.of(ctx)
+    answer = check_answer(session.admin.pause_queue(queue))
+    session.out.said(f'paused "{queue}"' + ("" if answer["changed"] else ", as it was"), answer)
+
+
+@command(app, "resume", example="queen queue resume orders")
+def resume(ctx: typer.Context, queue: QueueName) -> None:
+    """Deliver messages of a queue again; waiting pops are served at once."""
+    session = Session.of(ctx)
+    answer = check_answer(session.admin.resume_queue(queue))
+    session.out.said(f'resumed "{queue}"' + ("" if answer["changed"] else ", which was not paused"), answer)
 
 
 @command(app, "stats", example="queen queue stats --namespace billing")
@@ -354,22 +373,31 @@ def describe_partition(ctx: typer.Context, queue: QueueName, partition: Partitio
     )
 
 
-@command(partition_app, "seek", example="queen partition seek orders p1 --cg billing --to end")
+@command(
+    partition_app,
+    "seek",
+    example="""
+queen partition seek orders p1 --cg billing --to end
+queen partition seek orders p1 --cg billing --offset 1200
+""",
+)
 def seek_partition(
     ctx: typer.Context,
     queue: QueueName,
     partition: PartitionName,
     cg: NeededGroup,
-    to: Annotated[
-        str, typer.Option("--to", help="Only `end`; queen group seek moves a whole queue to a time.")
-    ] = "end",
+    to: Annotated[str | None, typer.Option("--to", help="A time, beginning, or end.")] = None,
+    offset: Annotated[int | None, typer.Option("--offset", min=0, help="An offset.")] = None,
+    dry_run: DryRun = False,
 ) -> None:
-    """Have a group skip all there is on one partition."""
-    if to.lower() not in END_WORDS:
-        raise UserError(f"a single partition can be moved to its end alone, not to {to!r}; see queen group seek")
+    """Move a group on one partition; its lease there ends."""
     session = Session.of(ctx)
-    answer = check_answer(session.admin.seek_partition_to_end(cg, queue, partition))
-    session.out.said(f"seek cg={cg} partition={partition} to=end", answer)
+    body, place = seek_body("end" if to is None and offset is None else to, offset)
+    what = f"seek cg={cg} partition={partition} to={place}"
+    if dry_run:
+        preview_seek(session, cg, queue, body, what, partition=partition)
+        return
+    session.out.said(what, check_answer(session.admin.seek_partition(cg, queue, partition, body)))
 
 
 @partition_app.callback()

@@ -100,7 +100,7 @@ def serve(
     requests in progress, then stops the workers and the embedded PostgreSQL;
     a second Ctrl-C does not wait.
     """
-    from queen.cli.logs import configure_logging
+    from queen.cli.serve.logs import configure_logging
     from queen.setting_hints import environment_hints
     from queen.settings import Settings, describe_settings
     from queen.telemetry import span_exporters
@@ -120,7 +120,7 @@ def serve(
         logging.getLogger("queen").warning("%s", hint)
     span_exporters(os.environ)
 
-    from queen.cli.supervisor import Supervisor
+    from queen.cli.serve.supervisor import Supervisor
     from queen.http.auth.guard import check_security
     from queen.storage.migrate import migrate
 

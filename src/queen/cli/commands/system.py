@@ -88,4 +88,4 @@ _analytics("queue-parked", "get_parked_consumers", "How many pops waited for mes
 _analytics("retention", "get_retention", "What retention, expiry and eviction removed.")
 _analytics("system", "get_system_metrics", "CPU, memory and connections of the servers.")
 _analytics("worker", "get_worker_metrics", "What the workers did.")
-_analytics("postgres", "get_postgres_stats", "What PostgreSQL tells about itself.", ranged=False)
+_analytics("postgres", "get_postgres_stats", "Statistics of PostgreSQL.", ranged=False)

@@ -126,7 +126,7 @@ class _Tail:
         self._printed = 0
 
     def follow(self, idle_millis: int | None) -> None:
-        """Until the limit is reached, nothing comes any more, or somebody says so."""
+        """Until the limit, the end of the queue, or a signal."""
         last = time.monotonic()
         try:
             while not self.ended.is_set():

@@ -35,6 +35,7 @@ _LIST = (
     Column("DELAYED", "delayed", right=True),
     Column("LEASED", "leased", right=True),
     Column("DEAD", "dead", right=True),
+    Column("PAUSED", "paused", wide=True),
     Column("RETRIES", "options.max_retries", wide=True, right=True),
     Column("LEASE", lambda row: f"{row['options']['lease_seconds']}s", wide=True, right=True),
     Column("TTL", "options.ttl_seconds", wide=True, right=True),
@@ -125,6 +126,23 @@ def configure(
         options["ttl_seconds"] = None if ttl == "none" else int(parse_duration(ttl))
     answer = session.admin.configure_topic(namespace, topic, options)
     session.out.said(f'configured "{namespace}/{topic}"', answer)
+
+
+@command(app, "pause", example="queen topic pause payments refunds")
+def pause(ctx: typer.Context, namespace: NamespaceName, topic: TopicName) -> None:
+    """Stop delivering items of a topic; items are enqueued as before."""
+    session = Session.of(ctx)
+    answer = session.admin.pause_topic(namespace, topic)
+    session.out.said(f"paused {namespace}/{topic}" + ("" if answer["changed"] else ", as it was"), answer)
+
+
+@command(app, "resume", example="queen topic resume payments refunds")
+def resume(ctx: typer.Context, namespace: NamespaceName, topic: TopicName) -> None:
+    """Deliver items of a topic again; waiting dequeues are served at once."""
+    session = Session.of(ctx)
+    answer = session.admin.resume_topic(namespace, topic)
+    note = "" if answer["changed"] else ", which was not paused"
+    session.out.said(f"resumed {namespace}/{topic}{note}", answer)
 
 
 @command(

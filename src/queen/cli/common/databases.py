@@ -85,27 +85,18 @@ def find_tool(name: str, least_version: int) -> Path:
 
 def _version(tool: Path) -> int:
     try:
-        told = subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
+        output = subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return 0
-    found = _VERSION.search(told)
+    found = _VERSION.search(output)
     return int(found[1]) if found else 0
-
-
-async def server_version(dsn: str) -> int:
-    """The major version of a PostgreSQL server. Raises `UserError` when it cannot be reached."""
-    connection = await connected(dsn)
-    try:
-        return int(connection.get_server_version().major)
-    finally:
-        await connection.close()
 
 
 async def connected(dsn: str, **options: Any) -> Any:
     """A connection, or a `UserError` that names the database."""
     import asyncpg
 
-    from queen.cli.database import describe_dsn
+    from queen.cli.serve.database import describe_dsn
 
     try:
         return await asyncpg.connect(dsn, timeout=10, **options)

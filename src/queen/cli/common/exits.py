@@ -42,7 +42,7 @@ class NothingFound(CommandFailed):
 
 
 def explain(error: BaseException, server: str | None = None) -> tuple[int, str]:
-    """The exit code of an error, and the line that tells a person about it."""
+    """The exit code of an error, and its message."""
     # The client is imported by then, or the error is not one of its own.
     from queen.client.errors import (
         AuthError,

@@ -170,7 +170,7 @@ class Output:
 
 
 class Progress:
-    """A bar for work that takes longer than a second; does nothing where nobody sees it.
+    """A bar for work that takes longer than a second; does nothing where stderr is no terminal.
 
     with out.progress("pushing", total=1000) as bar:
         bar.advance(100)

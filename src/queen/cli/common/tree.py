@@ -237,7 +237,7 @@ class UsageProblem(Exception):
 
 
 def _usage_errors() -> tuple[type[Exception], ...]:
-    """What the parser raises: typer may bring its own or use that of click, so they are found by their kin."""
+    """Exceptions of the parser: typer has its own or uses those of click, so they are found by their base classes."""
     return tuple(
         kind for kind in typer.BadParameter.__mro__ if issubclass(kind, Exception) and kind.__module__ != "builtins"
     )

@@ -147,7 +147,7 @@ def restore(
     out = Output(output, quiet=quiet)
     manifest = read_manifest(directory)
     settings = server_settings(database_url, data_dir)
-    _check_spool(settings, manifest, force)
+    _check_spool(settings, force)
     with _target(database_url, data_dir) as databases:
         if len(databases.dsns) != len(manifest.shards):
             raise UserError(
@@ -190,7 +190,7 @@ class _Snapshot:
 
 
 async def _back_up(databases: Databases, directory: Path, out: Output, with_spool: bool) -> BackupManifest:
-    from queen.cli.database import describe_dsn
+    from queen.cli.serve.database import describe_dsn
 
     created_at = datetime.now(UTC)
     async with _snapshots(databases, directory if with_spool else None) as snapshots:
@@ -369,7 +369,7 @@ def _copy_records(place: Path, target: Path) -> bool:
     return True
 
 
-def _check_spool(settings: Settings, manifest: BackupManifest, force: bool) -> None:
+def _check_spool(settings: Settings, force: bool) -> None:
     for place in _spool_places(settings).values():
         if (
             not force
@@ -399,9 +399,9 @@ async def _run(tool: Path, arguments: Sequence[str], dsn: str, bar: Progress, gr
     while not waiting.done():
         await asyncio.wait([waiting], timeout=_POLL_SECONDS)
         bar.update(completed=_size(grows) or int(time.monotonic() - began))
-    _, told = await waiting
+    _, output = await waiting
     if process.returncode:
-        lines = " ".join(told.decode(errors="replace").split())
+        lines = " ".join(output.decode(errors="replace").split())
         raise UserError(f"{tool.name} ended with {process.returncode}: {lines[-500:]}")
 
 
@@ -420,6 +420,6 @@ def _without_password(dsn: str) -> tuple[str, Mapping[str, str]]:
 
 
 def _place(dsn: str) -> str:
-    from queen.cli.database import describe_dsn
+    from queen.cli.serve.database import describe_dsn
 
     return describe_dsn(dsn)

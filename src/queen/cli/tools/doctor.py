@@ -158,9 +158,9 @@ def _ready(queen: Any) -> Iterator[Finding]:
 
 def _clock(queen: Any) -> Iterator[Finding]:
     before = datetime.now(UTC)
-    told = datetime.fromisoformat(queen.admin.get_overview()["timestamp"])
+    server_time = datetime.fromisoformat(queen.admin.get_overview()["timestamp"])
     after = datetime.now(UTC)
-    skew = (told - before - (after - before) / 2).total_seconds()
+    skew = (server_time - before - (after - before) / 2).total_seconds()
     if abs(skew) > _SKEW_SECONDS + (after - before).total_seconds():
         yield Finding("clock", WARN, f"the server is {skew:+.1f} s off this host", "run NTP (chrony) on both hosts")
     else:
@@ -262,15 +262,15 @@ def _certificate(session: Session) -> Iterator[Finding]:
 
 
 def _open_to_all(session: Session) -> Iterator[Finding]:
-    """Whether anybody may administer the server, and whether anybody can reach it."""
+    """Whether the server can be administered without a token, and from where it can be reached."""
     from queen.client.errors import AuthError, QueenError
     from queen.client.sync import QueenSync
 
     with QueenSync(
         session.server.url, retry_attempts=1, timeout_millis=5000, insecure=session.server.insecure
-    ) as nobody:
+    ) as anonymous:
         try:
-            nobody.admin.get_maintenance_mode()
+            anonymous.admin.get_maintenance_mode()
         except AuthError:
             yield Finding("access", OK, "a token is needed")
             return
@@ -281,9 +281,9 @@ def _open_to_all(session: Session) -> Iterator[Finding]:
     step = "set JWT_ENABLED=true and a key, put the proxy in front, or listen on 127.0.0.1"
     place = _place(host)
     if place == "public":
-        yield Finding("access", FAIL, f"anybody may administer {host}, which has a public address", step)
+        yield Finding("access", FAIL, f"{host} has a public address and can be administered without a token", step)
     elif place == "private":
-        yield Finding("access", WARN, f"anybody in the network may administer {host}", step)
+        yield Finding("access", WARN, f"{host} can be administered without a token by its whole network", step)
     else:
         yield Finding("access", OK, "no token is needed, from this host")
 

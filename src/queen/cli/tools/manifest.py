@@ -3,15 +3,16 @@
 kind: Queue            kind: ConsumerGroup     kind: Topic               kind: Quota
 name: orders           name: billing           namespace: payments       namespace: payments
 namespace: billing     queue: orders           name: refunds             perMinute: 5000
-config:                seek-to: beginning      config:
-  leaseTime: 60                                  max_retries: 5          kind: WriteMode …
+paused: true           seek-to: beginning      config:
+config:                paused: false             max_retries: 5          kind: WriteMode …
+  leaseTime: 60
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -34,13 +35,20 @@ apply_app = group("Bring queues, groups, topics, quotas and write modes into the
 export_app = group("Write the file that `queen apply` reads.")
 
 _FIELDS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    "Queue": (("name",), ("namespace", "task", "config")),
-    "ConsumerGroup": (("name", "queue"), ("seek-to",)),
-    "Topic": (("namespace", "name"), ("config",)),
+    "Queue": (("name",), ("namespace", "task", "config", "paused")),
+    "ConsumerGroup": (("name", "queue"), ("seek-to", "paused")),
+    "Topic": (("namespace", "name"), ("config", "paused")),
     "Quota": (("namespace", "perMinute"), ()),
     "WriteMode": (("namespace", "mode"), ()),
 }
 """Kinds of documents: the fields that they must have, and those that they may have."""
+
+_PAUSES: Final[Mapping[str, tuple[str, str]]] = {
+    "Queue": ("pause_queue", "resume_queue"),
+    "ConsumerGroup": ("pause_consumer_group", "resume_consumer_group"),
+    "Topic": ("pause_topic", "resume_topic"),
+}
+"""The calls that pause and resume what a document is about; they take the fields that it must have."""
 
 # Groups need their queues, and what is deleted may be needed by nothing that is made.
 _ORDER: Final = ("Queue", "ConsumerGroup", "Topic", "Quota", "WriteMode")
@@ -97,13 +105,13 @@ def apply(
     doomed = [change for change in changes if change.action == "delete"]
     if doomed and not dry_run:
         session.confirm(yes, f"deleting {', '.join(f'{one.kind} {one.name}' for one in doomed)}")
-    told = session.out.given in (None, "table", "wide")
+    as_table = session.out.given in (None, "table", "wide")
     for change in changes:
         if change.act is not None and not dry_run:
             change.act()
-        if told:
+        if as_table:
             _describe(session.out, change, diff, dry_run)
-    if not told:
+    if not as_table:
         session.out.value([change.row for change in changes])
 
 
@@ -162,7 +170,7 @@ def plan(session: Session, documents: Sequence[dict[str, Any]], *, prune: bool, 
     state = _State(session)
     planners: dict[str, Callable[[dict[str, Any]], Change]] = {
         "Queue": lambda document: _plan_queue(session, document),
-        "ConsumerGroup": lambda document: _plan_group(session, state, document, made, seek),
+        "ConsumerGroup": lambda document: _plan_group(session, document, made, seek),
         "Topic": lambda document: _plan_topic(session, state, document),
         "Quota": lambda document: _plan_quota(session, state, document),
         "WriteMode": lambda document: _plan_mode(session, state, document),
@@ -170,7 +178,10 @@ def plan(session: Session, documents: Sequence[dict[str, Any]], *, prune: bool, 
     for kind in _ORDER:
         for document in documents:
             if document["kind"] == kind:
-                yield planners[kind](document)
+                change = planners[kind](document)
+                if document.get("paused") is not None:
+                    change = _with_pause(session, change, document, state.is_paused(document))
+                yield change
     if prune:
         yield from _plan_prune(session, state, documents)
 
@@ -196,11 +207,36 @@ class _State:
             self._modes = self._session.admin.get_write_modes() or {}
         return self._modes
 
+    def is_paused(self, document: Mapping[str, Any]) -> bool:
+        """Whether the thing that a document is about exists and is paused."""
+        if document["kind"] == "Topic":
+            return bool(self.topics(document["namespace"]).get(document["name"], {}).get("paused"))
+        of_group = document["kind"] == "ConsumerGroup"
+        found = queue_settings(self._session, document["queue"] if of_group else document["name"]) or {}
+        return document["name"] in found.get("pausedGroups", ()) if of_group else bool(found.get("paused"))
+
     def topics(self, namespace: str) -> dict[str, dict[str, Any]]:
         if namespace not in self._topics:
             found = self._session.admin.get_topic_counts(namespace) or []
             self._topics[namespace] = {topic["topic"]: topic for topic in found}
         return self._topics[namespace]
+
+
+def _with_pause(session: Session, change: Change, document: Mapping[str, Any], paused: bool) -> Change:
+    """The change, after which the thing is paused or not as the document says."""
+    wanted = document["paused"]
+    if wanted == paused:
+        return change
+    call = getattr(session.admin, _PAUSES[change.kind][0 if wanted else 1])
+    names = [document[name] for name in _FIELDS[change.kind][0]]
+
+    def act() -> None:
+        if change.act is not None:
+            change.act()
+        check_answer(call(*names))
+
+    action = "change" if change.action == "keep" else change.action
+    return replace(change, action=action, act=act, differences={**change.differences, "paused": (paused, wanted)})
 
 
 def _plan_queue(session: Session, document: Mapping[str, Any]) -> Change:
@@ -236,7 +272,7 @@ def _plan_queue(session: Session, document: Mapping[str, Any]) -> Change:
     )
 
 
-def _plan_group(session: Session, state: _State, document: Mapping[str, Any], made: set[str], seek: bool) -> Change:
+def _plan_group(session: Session, document: Mapping[str, Any], made: set[str], seek: bool) -> Change:
     name, queue, to = document["name"], document["queue"], str(document.get("seek-to", "beginning"))
     label = f"{name} on {queue}"
     group_positions = (session.admin.get_consumer_group(name) or {}).get(queue)
@@ -327,19 +363,25 @@ def present_documents(session: Session, topic_namespaces: Sequence[str]) -> Iter
         found = queue_settings(session, queue["name"])
         if found is not None:
             labels = {"namespace": found["namespace"], "task": found["task"]}
-            yield {"kind": "Queue", "name": found["name"], **labels, "config": found["options"]}
+            yield {"kind": "Queue", "name": found["name"], **labels, "config": found["options"], **_paused(found)}
     for row in session.admin.list_consumer_groups() or []:
         if row["name"] != QUEUE_MODE:
             start = row["subscriptionTimestamp"] or "beginning"
-            yield {"kind": "ConsumerGroup", "name": row["name"], "queue": row["queueName"], "seek-to": start}
+            names = {"name": row["name"], "queue": row["queueName"]}
+            yield {"kind": "ConsumerGroup", **names, "seek-to": start, **_paused(row)}
     for namespace in sorted({*state.quotas, *state.modes, *topic_namespaces, *_topic_namespaces(session)}):
         for topic in state.topics(namespace).values():
-            yield {"kind": "Topic", "namespace": namespace, "name": topic["topic"], "config": topic["options"]}
+            names = {"namespace": namespace, "name": topic["topic"]}
+            yield {"kind": "Topic", **names, "config": topic["options"], **_paused(topic)}
     for namespace, per_minute in sorted(state.quotas.items()):
         if namespace != "default":
             yield {"kind": "Quota", "namespace": namespace, "perMinute": per_minute}
     for namespace, mode in sorted(state.modes.items()):
         yield {"kind": "WriteMode", "namespace": namespace, "mode": mode}
+
+
+def _paused(found: Mapping[str, Any]) -> dict[str, bool]:
+    return {"paused": True} if found.get("paused") else {}
 
 
 def _topic_namespaces(session: Session) -> set[str]:
@@ -369,6 +411,8 @@ def _check(document: Any, where: str) -> None:
         raise UserError(f"{where}: mode is sync or buffered, not {document['mode']!r}")
     if kind == "Quota" and (not isinstance(document["perMinute"], int) or document["perMinute"] < 0):
         raise UserError(f"{where}: perMinute is a whole number, not {document['perMinute']!r}")
+    if not isinstance(document.get("paused", False), bool):
+        raise UserError(f"{where}: paused is true or false, not {document['paused']!r}")
     if kind in ("Queue", "Topic"):
         _check_config(document, where, QUEUE_OPTIONS if kind == "Queue" else TOPIC_OPTIONS)
     if "seek-to" in document and str(document["seek-to"]).lower() not in END_WORDS:

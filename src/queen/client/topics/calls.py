@@ -9,11 +9,11 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from queen.client.acks import AckResult
+from queen.client.consume.acks import AckResult
+from queen.client.consume.transport import GRACE_SECONDS
 from queen.client.errors import LeaseLostError, NotFoundError, QueenConnectionError, RequestError
 from queen.client.http import HttpClient, Response, decode_as, decode_json, encode_json
 from queen.client.topics.items import ItemRef, ItemRefs, TopicItem, decode_items
-from queen.client.transport import GRACE_SECONDS
 
 PATH: Final = "/api/v1/topics"
 NOT_LEASED: Final = "Item not found or not leased"

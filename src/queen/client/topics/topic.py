@@ -10,9 +10,9 @@ from typing import Any, Self, TypeVar, overload
 
 import msgspec
 
-from queen.client.acks import AckResult
 from queen.client.config import ClientLog
-from queen.client.consumer import ConsumeOptions, Consumer
+from queen.client.consume.acks import AckResult
+from queen.client.consume.consumer import ConsumeOptions, Consumer
 from queen.client.engine import Engine
 from queen.client.errors import QueenError
 from queen.client.http import decode_as

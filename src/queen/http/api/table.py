@@ -5,28 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from queen.http.api import (
-    analytics,
-    audit,
-    cluster,
-    consume,
-    dead_letters,
-    groups,
-    health,
-    maintenance,
-    messages,
-    messaging,
-    metrics,
-    openapi,
-    queues,
-    reading,
-    stages,
-    status,
-    streams,
-    system,
-    topics,
-    traces,
-)
+from queen.http.api import openapi
+from queen.http.api.messages import browse, consume, dead_letters, messaging, reading, stages, traces
+from queen.http.api.monitoring import analytics, events, metrics, status
+from queen.http.api.operations import audit, cluster, health, maintenance, system
+from queen.http.api.resources import groups, queues, streams, topics
 from queen.http.routing.call import Call
 from queen.http.routing.context import Api, Shard
 from queen.http.routing.route import Operation, bind_shard, bind_worker, parse_query, serving
@@ -43,13 +26,14 @@ _MODULES: Final = (
     consume,
     queues,
     groups,
-    messages,
+    browse,
     reading,
     dead_letters,
     traces,
     maintenance,
     audit,
     status,
+    events,
     analytics,
     metrics,
     streams,
@@ -87,6 +71,7 @@ def add_routes(
             upgrade=_bind_upgrade(operation, api),
             parse_query=parse_query(operation),
             declaration=operation,
+            streams=operation.streams,
         )
     api.routes = router.routes
 

@@ -21,12 +21,20 @@ _MOST_BODY: Final = 8192
 _AUDITED: Final = frozenset(
     {
         "POST /api/v1/configure",
+        "POST /api/v1/resources/queues/{queue}/pause",
+        "POST /api/v1/resources/queues/{queue}/resume",
+        "POST /api/v1/consumer-groups/{group}/queues/{queue}/pause",
+        "POST /api/v1/consumer-groups/{group}/queues/{queue}/resume",
         "POST /api/v1/consumer-groups/{group}/subscription",
         "POST /api/v1/consumer-groups/{group}/queues/{queue}/seek",
         "POST /api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek",
+        "POST /api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/release",
         "DELETE /api/v1/messages/{partition}/{transaction}",
         "POST /api/v1/messages/{partition}/{transaction}/retry",
         "POST /api/v1/messages/{partition}/{transaction}/dlq",
+        "POST /api/v1/messages/delete",
+        "POST /api/v1/messages/retry",
+        "POST /api/v1/messages/dlq",
         "POST /api/v1/dlq/retry",
     }
 )

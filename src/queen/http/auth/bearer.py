@@ -10,9 +10,9 @@ _OFFER: Final = "bearer."
 
 
 def bearer_token(request: Request) -> bytes | None:
-    """The token of `Authorization: Bearer <token>`; for a WebSocket also of its protocols or its query.
+    """The token of `Authorization: Bearer <token>`; for WebSockets and event streams also of the query.
 
-    The word `Bearer` may be left out. A browser cannot set headers on a WebSocket. It can offer the protocols
+    The word `Bearer` may be left out. A browser cannot set headers on these. It can offer the protocols
     `queen.v1` and `bearer.<token>`, or, where the token is no word that a protocol may be called by, ask for
     `?token=<token>`.
     """
@@ -21,7 +21,7 @@ def bearer_token(request: Request) -> bytes | None:
         token = header[7:].strip() if header[:7].lower() == b"bearer " else header.strip()
         if token:
             return token
-    if request.route is None or request.route.upgrade is None:
+    if request.route is None or not request.route.holds_connection:
         return None
     for offered in offered_protocols(request):
         if offered.startswith(_OFFER) and len(offered) > len(_OFFER):

@@ -36,7 +36,7 @@ _SHORT_SECRET_BYTES: Final = 32
 _LARGEST_JWKS_BYTES: Final = 1 << 20
 _MOST_JWKS_KEYS: Final = 100
 _FETCH_SECONDS: Final = 10.0
-# An unknown `kid` asks the provider again, but strangers can invent such ids without end.
+# An unknown `kid` asks the provider again, but such ids can be made up without end.
 _REFETCH_FLOOR_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 15.0
 

@@ -84,10 +84,6 @@ class Principal:
         return any(needed in granted and names.admits(namespace) for names, granted in self.scopes)
 
 
-ANYBODY: Final = Principal(None, Access.ADMIN)
-"""Everyone, where authentication is off."""
-
-
 @dataclass(frozen=True, slots=True)
 class ClaimNames:
     """Where in a token to find what, and what roles are called there."""

@@ -44,7 +44,14 @@ _SHORT_TOPIC_PATHS: Final = frozenset(
     {"/enqueue", "/dequeue", "/ack", "/nack", "/topics", "/dlq", "/dlq/delete", "/dlq/retry"}
 )
 # What these show or do concerns groups, whether one is named or not.
-_ABOUT_GROUPS: Final = ("/api/v1/consumer-groups", "/api/v1/dlq", "/api/v1/pop", "/api/v1/ack", "/api/v1/status/queues")
+_ABOUT_GROUPS: Final = (
+    "/api/v1/consumer-groups",
+    "/api/v1/dlq",
+    "/api/v1/pop",
+    "/api/v1/ack",
+    "/api/v1/status/queues",
+    "/api/v1/events",
+)
 
 
 class QueueLookup(Protocol):
@@ -297,6 +304,19 @@ def _dead_letters(request: Request, named: Named) -> None:
         named.groups.add(group)
 
 
+def _bulk(request: Request, named: Named) -> None:
+    """Messages of other queues than the one that is named are not found."""
+    queue = optional_str(decode_object(request.body), "queue")
+    if not queue:
+        raise BadRequest("queue is required")
+    named.queues.add(queue)
+
+
+def _bulk_dead_letters(request: Request, named: Named) -> None:
+    _bulk(request, named)
+    named.groups.add(optional_str(decode_object(request.body), "consumerGroup") or QUEUE_MODE)
+
+
 def _give_up(request: Request, named: Named) -> None:
     body = decode_object(request.body) if request.body else {}
     named.groups.add(request.query.get("consumerGroup") or optional_str(body, "consumerGroup") or QUEUE_MODE)
@@ -418,6 +438,10 @@ READERS: Final[Mapping[str, BodyReader]] = {
     "GET /api/v1/resources/partitions": _by_query("queue"),
     "GET /api/v1/status/queues": _by_query("namespace"),
     "GET /api/v1/messages": _by_query("queue", "ns"),
+    "GET /api/v1/messages/search": _by_query("queue"),
+    "POST /api/v1/messages/delete": _bulk,
+    "POST /api/v1/messages/retry": _bulk,
+    "POST /api/v1/messages/dlq": _bulk_dead_letters,
     "POST /api/v1/messages/{partition}/{transaction}/dlq": _give_up,
     "GET /api/v1/dlq": _by_query("queue"),
     "POST /api/v1/dlq/retry": _dead_letters,
@@ -454,6 +478,8 @@ READERS: Final[Mapping[str, BodyReader]] = {
     f"GET {_TOPICS}/peek": _dequeue,
     f"GET {_TOPICS}/counts": _dequeue,
     f"POST {_TOPICS}/configure": _configure_topic,
+    f"POST {_TOPICS}/pause": _topic,
+    f"POST {_TOPICS}/resume": _topic,
     f"POST {_TOPICS}/purge": _topic,
     f"DELETE {_TOPICS}": _dequeue,
     f"PUT {_TOPICS}/quotas": _quota,

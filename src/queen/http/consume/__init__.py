@@ -1,1 +1,1 @@
-"""Consuming over a WebSocket: what clients ask, what they are told, and the session behind each connection."""
+"""Consuming over a WebSocket: requests, answers, and the session of each connection."""

@@ -1,4 +1,4 @@
-"""What a client is told over its WebSocket; docs/websocket.md explains each."""
+"""Messages to a client over its WebSocket, as in docs/websocket.md."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Consumers:
         self._closing = False
         self._empty = asyncio.Event()
         self._empty.set()
-        # That connections come and go is no news.
+        # Connections that open and close are not logged.
         self._frame_log = log.getChild("frames")
         self._frame_log.setLevel(logging.WARNING)
 
@@ -137,7 +137,7 @@ class Consumers:
 
 
 def _choose_protocol(frames: ServerProtocol, offered: Sequence[Subprotocol]) -> Subprotocol | None:
-    """The only one there is; whoever offers none gets none, as a client without a browser may."""
+    """The only one there is; a client that offers none gets none."""
     if not offered:
         return None
     if PROTOCOL not in offered:

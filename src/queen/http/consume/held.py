@@ -92,8 +92,8 @@ class HeldLeases:
             return
         ended = {(item.lease_id, item.partition_id) for item in items}
         if len(ended) > 1:
-            told = zip(items, _results.decode(results), strict=True)
-            ended = {(item.lease_id, item.partition_id) for item, result in told if result.released}
+            answered = zip(items, _results.decode(results), strict=True)
+            ended = {(item.lease_id, item.partition_id) for item, result in answered if result.released}
         for lease_id, partition in ended:
             place = parse_partition_uuid(partition)
             held = self._by_cursor.get((place[1], group)) if place else None
@@ -105,7 +105,7 @@ class HeldLeases:
                 del self._by_id[held.lease.lease_id]
 
     def take_all(self) -> list[HeldLease]:
-        """Everything that is held, for somebody who releases it; nothing is held afterwards."""
+        """Take everything that is held, to release it."""
         leases = [held.lease for held in self._by_id.values()]
         self._by_id.clear()
         self._by_cursor.clear()
@@ -119,7 +119,7 @@ class HeldLeases:
         return expired
 
     def take_of(self, subscription: str) -> list[HeldLease]:
-        """What one subscription holds, for somebody who releases it."""
+        """Take what one subscription holds, to release it."""
         own = [held for held in self._by_id.values() if held.subscription == subscription]
         for held in own:
             self.drop(held)

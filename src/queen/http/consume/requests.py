@@ -130,7 +130,7 @@ TYPES: Final[Sequence[str]] = ("subscribe", "credit", "unsubscribe", "ack", "nac
 
 
 class Misunderstood(BadRequest):
-    """A message is no request; what could be read of it says whom to tell."""
+    """A message is no valid request; `id` and `kind` are what could be read of it."""
 
     def __init__(self, text: str, id: RequestId = None, kind: str | None = None) -> None:
         super().__init__(text)

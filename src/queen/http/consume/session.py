@@ -12,7 +12,7 @@ import asyncpg
 
 from queen.broker.ack.leases import HeldLease
 from queen.broker.broker import Broker
-from queen.broker.pop.requests import PopOptions
+from queen.broker.pop.requests import PopRequest
 from queen.errors import BadRequest, Conflict, Forbidden, NotFound, QueenError
 from queen.http.auth.resources import ConsumerLimits
 from queen.http.consume import answers
@@ -103,7 +103,7 @@ class Session:
     # What the routes call.
 
     def keep_time(self, now: float) -> None:
-        """Tell the client of leases that ran out, and close when its token has."""
+        """Notify the client of expired leases, and close when its token has expired."""
         if self._limits is not None and self._limits.expired and self._socket.is_open:
             self._socket.close(POLICY_VIOLATION, "the token has expired: connect again with another")
             return
@@ -112,7 +112,7 @@ class Session:
         self._close_if_done()
 
     def drain(self, seconds: float) -> None:
-        """Deliver nothing more, and close when everything delivered is settled; after `seconds` somebody else will."""
+        """Deliver nothing more, and close when all that was delivered is settled (`Consumers` waits `seconds`)."""
         self._draining = True
         self._socket.send(answers.closing(_GOING_AWAY_TEXT, seconds))
         for subscription in list(self._subscriptions.values()):
@@ -133,13 +133,13 @@ class Session:
         self._socket.send(
             answers.subscribed(
                 subscription.id,
-                queue=subscription.queue,
-                partition=subscription.partition,
-                consumerGroup=subscription.group,
-                batch=subscription.options.batch,
-                partitions=subscription.options.partitions,
+                queue=subscription.request.queues[0],
+                partition=subscription.request.partition,
+                consumerGroup=subscription.request.group,
+                batch=subscription.request.batch,
+                partitions=subscription.request.partitions,
                 credit=subscription.credit,
-                autoAck=subscription.options.auto_ack,
+                autoAck=subscription.request.auto_ack,
             )
         )
 
@@ -158,10 +158,10 @@ class Session:
         if not self._socket.is_open or self._draining:
             self._spawn(self._release([lease]))
             return
-        queue = self._broker.catalog.cached_queue(subscription.queue)
+        queue = self._broker.catalog.cached_queue(subscription.request.queues[0])
         seconds = queue.lease_seconds if queue is not None else _DEFAULT_LEASE_SECONDS
         until = asyncio.get_running_loop().time() + seconds
-        self._held.add(lease, subscription.id, subscription.group, until)
+        self._held.add(lease, subscription.id, subscription.request.group, until)
         self._socket.send(answers.batch(answers.batch_head(subscription.id), body, seconds))
 
     # Requests.
@@ -196,7 +196,7 @@ class Session:
         self._follow(request, answer, partial(self._acked, request.id, items, group))
 
     def _check_held(self, leases: Sequence[str | None], group: str | None = None) -> None:
-        """Whoever may not consume everything settles what was delivered here, and nothing else."""
+        """A client with limits may settle only what was delivered on this connection."""
         limits = self._limits
         if limits is None or not limits.is_limited:
             return
@@ -212,7 +212,7 @@ class Session:
         if request.consumer_group:
             return checked_group(request.consumer_group)
         if subscription is not None:
-            return subscription.group
+            return subscription.request.group
         held = self._held.get(items[0].lease_id) if items else None
         return held.group if held is not None else QUEUE_MODE
 
@@ -264,10 +264,10 @@ class Session:
             raise BadRequest("subscriptionFrom must be `now` or a time such as 2026-01-31T10:00:00Z")
         subscription = self._subscriptions[request.id] = Subscription(
             request.id,
-            request.queue,
-            request.partition,
-            checked_group(request.consumer_group),
-            PopOptions(
+            PopRequest(
+                (request.queue,),
+                request.partition,
+                checked_group(request.consumer_group),
                 batch=request.batch or settings.default_batch_size,
                 partitions=request.partitions,
                 auto_ack=request.auto_ack,

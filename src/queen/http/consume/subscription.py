@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from queen.broker.pop.popper import Popper
-from queen.broker.pop.requests import Pop, PopOptions
+from queen.broker.pop.requests import Pop, PopRequest, unchanged
 from queen.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ class Outlet(Protocol):
 
     @property
     def is_paused(self) -> bool:
-        """Whether the client does not read for now."""
+        """Whether the client does not read at present."""
 
     def begun(self, subscription: Subscription) -> None:
         """The group has its place in the queue: whatever is pushed from now on is delivered."""
@@ -38,7 +37,7 @@ class Outlet(Protocol):
         """It could not begin."""
 
     def failed(self, subscription: Subscription, error: BaseException) -> None:
-        """Messages cannot be had at the moment; it goes on trying."""
+        """Popping failed; it is retried."""
 
     def deliver(self, subscription: Subscription, body: bytes) -> None:
         """A batch has come, the answer of a pop."""
@@ -50,30 +49,24 @@ class Subscription:
     def __init__(
         self,
         id: str,
-        queue: str,
-        partition: str | None,
-        group: str,
-        options: PopOptions,
+        request: PopRequest,
         credit: int,
         popper: Popper | ShardedPopper,
         outlet: Outlet,
     ) -> None:
         self.id = id
-        self.queue = queue
-        self.partition = partition
-        self.group = group
-        self.options = replace(options, wait=True, timeout=WAIT_SECONDS)
+        self.request = request.waiting(WAIT_SECONDS)
         self.credit = credit
         self._popper = popper
         self._outlet = outlet
         # Messages consumed at once are lost with the connection, so no more of them are fetched than can be sent.
-        self._most_pops = 1 if options.auto_ack else MOST_POPS
+        self._most_pops = 1 if request.auto_ack else MOST_POPS
         self._pops: set[Pop | MovingPop] = set()
         self._has_begun = False
         self._stopped = False
         self._when_idle: Callable[[], None] | None = None
         self._retry: asyncio.TimerHandle | None = None
-        self._complaint = ""
+        self._reported = ""
 
     @property
     def is_idle(self) -> bool:
@@ -82,7 +75,7 @@ class Subscription:
 
     def begin(self) -> None:
         """Look once, without waiting: the answer means that the group has its place in the queue."""
-        self._submit(replace(self.options, wait=False))
+        self._submit(self.request.at_once())
 
     def grant(self, credit: int) -> None:
         """The client will take so many batches more."""
@@ -94,7 +87,7 @@ class Subscription:
         if not self._has_begun or self._stopped or self._retry is not None or self._outlet.is_paused:
             return
         while len(self._pops) < min(self.credit, self._most_pops):
-            self._submit(self.options)
+            self._submit(self.request)
 
     def hold(self) -> None:
         """Wait for no more batches until asked to; those on their way still come."""
@@ -102,7 +95,7 @@ class Subscription:
             pop.expire()
 
     def stop(self, when_idle: Callable[[], None]) -> None:
-        """Want nothing more. `when_idle` is called once the last batch that was on its way has come."""
+        """Stop popping. `when_idle` is called once the last batch under way has arrived."""
         self._stopped = True
         self._when_idle = when_idle
         self._cancel_retry()
@@ -111,14 +104,14 @@ class Subscription:
             self._go_idle()
 
     def abandon(self) -> None:
-        """Nobody is there to take anything: what is being claimed goes back to the queue."""
+        """The client is gone: what is being claimed is released."""
         self._stopped = True
         self._cancel_retry()
         for pop in list(self._pops):
             pop.answer.cancel()
 
-    def _submit(self, options: PopOptions) -> None:
-        pop = self._popper.begin((self.queue,), self.partition, self.group, options, _as_it_is)
+    def _submit(self, request: PopRequest) -> None:
+        pop = self._popper.begin(request, unchanged)
         self._pops.add(pop)
         pop.answer.add_done_callback(partial(self._answered, pop))
 
@@ -130,7 +123,7 @@ class Subscription:
         if error is not None:
             self._fail(error)
         else:
-            self._complaint = ""
+            self._reported = ""
             self._take(answer.result())
             self.ask()
         if self._stopped and not self._pops:
@@ -149,10 +142,10 @@ class Subscription:
             self._stopped = True
             self._outlet.refused(self, error)
         elif not self._stopped and self._retry is None:
-            # An outage is one thing to complain about, however each attempt notices it.
-            complaint = DatabaseUnavailable.__name__ if isinstance(error, DatabaseUnavailable) else str(error)
-            if complaint != self._complaint:
-                self._complaint = complaint
+            # An outage is reported once, whatever error each attempt fails with.
+            failure = DatabaseUnavailable.__name__ if isinstance(error, DatabaseUnavailable) else str(error)
+            if failure != self._reported:
+                self._reported = failure
                 self._outlet.failed(self, error)
             self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._try_again)
 
@@ -168,7 +161,3 @@ class Subscription:
         when_idle, self._when_idle = self._when_idle, None
         if when_idle is not None:
             when_idle()
-
-
-def _as_it_is(body: bytes | None) -> bytes | None:
-    return body

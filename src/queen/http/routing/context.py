@@ -14,6 +14,7 @@ from queen.broker.queues import Queues
 from queen.http.consume.consumers import Consumers
 from queen.http.server.message import Route
 from queen.monitoring.history import History
+from queen.monitoring.live import LiveFeed
 from queen.monitoring.recorder import Recorder
 from queen.monitoring.scrape import Scraper
 from queen.monitoring.status import Status
@@ -53,6 +54,7 @@ class Api:
     scraper: Scraper
     metric_sources: Sequence[MetricSource]
     consumers: Consumers
+    live: LiveFeed
     key_trouble: Callable[[], str] = lambda: ""
     """Why good tokens may be refused; empty when they are not."""
     keep_bodies: bool = False

@@ -76,7 +76,7 @@ TAGS: Final[Mapping[str, str]] = {
 
 
 def build_document(routes: Sequence[Route]) -> dict[str, Any]:
-    """The document. A route without a declaration is in it too, with what its pattern and access tell."""
+    """The document. A route without a declaration is in it too, as far as its pattern and access describe it."""
     described = [(route, route.declaration or _undescribed(route)) for route in routes]
     schemas = _Schemas(_types(described))
     paths: dict[str, dict[str, Any]] = {}

@@ -14,7 +14,7 @@ A handler is of one of three kinds:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, TypeVar
@@ -85,6 +85,8 @@ class Operation:
     errors: tuple[int, ...] = ()
     cached: bool = False
     upgrade: Callable[[Api, Request, Connection], Response | None] | None = None
+    streams: bool = False
+    """A direct handler that answers with a `ResponseStream`."""
 
     @property
     def key(self) -> str:
@@ -254,11 +256,6 @@ def required(value: str, key: str) -> str:
     if not value:
         raise BadRequest(f"{key} is required (in the query)")
     return value
-
-
-def by_key(operations: Iterable[Operation]) -> dict[str, Operation]:
-    """Declarations by `METHOD /path`."""
-    return {operation.key: operation for operation in operations}
 
 
 def _camel(name: str) -> str:

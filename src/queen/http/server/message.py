@@ -73,19 +73,6 @@ class Request:
         self.disconnected = False
         self._disconnect_callbacks: list[Callable[[], object]] | None = None
 
-    def query_int(self, name: str, default: int) -> int:
-        """The query parameter as a whole number; `default` when it is absent or is not one."""
-        text = self.query.get(name, "")
-        digits = text[1:] if text[:1] in ("-", "+") else text
-        if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
-            return default
-        return int(text)
-
-    def query_bool(self, name: str, default: bool) -> bool:
-        """The query parameter as a flag; `default` when absent or empty, and only `true` and `1` mean yes."""
-        text = self.query.get(name, "")
-        return text in ("true", "1") if text else default
-
     def on_disconnect(self, callback: Callable[[], object]) -> None:
         """Call back when the client disconnects before it was answered; soon, when it already has."""
         if self.disconnected:
@@ -124,6 +111,32 @@ class Response:
         self.headers = headers
 
 
+class StreamWriter(Protocol):
+    """The sending side of an answer that goes on."""
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that were written and that the client has not taken yet."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def close(self) -> None:
+        """End the answer once all of it is sent."""
+
+    def abort(self) -> None:
+        """Drop the connection at once."""
+
+
+class ResponseStream:
+    """An answer of unknown length: `on_open` is given where to write it. It ends when either side closes it."""
+
+    __slots__ = ("content_type", "on_open")
+
+    def __init__(self, content_type: bytes, on_open: Callable[[StreamWriter], object]) -> None:
+        self.content_type = content_type
+        self.on_open = on_open
+
+
 Handler: TypeAlias = Callable[[Request], Response | Awaitable[Response]]
 
 
@@ -160,6 +173,13 @@ class Route:
     parameters: tuple[str, ...] = ()
     parse_query: Callable[[Mapping[str, str]], Any] | None = None
     declaration: Any = None
+    streams: bool = False
+    """Its handler answers with a `ResponseStream`."""
+
+    @property
+    def holds_connection(self) -> bool:
+        """Whether a request may have its connection to itself, for as long as it lasts."""
+        return self.streams or self.upgrade is not None
 
 
 class HttpError(Exception):
@@ -219,6 +239,12 @@ def head_start(status: int, content_type: bytes, common: bytes, policy: bool = T
     if status in BODILESS:
         return start
     return b"%b%bContent-Length: " % (start, header_line(b"Content-Type", content_type))
+
+
+def encode_stream_head(content_type: bytes, connection: bytes, common: bytes) -> bytes:
+    """The head of an answer that ends with its connection, and that no proxy is to keep or to gather."""
+    lines = head_start(200, content_type, common).removesuffix(b"Content-Length: ")
+    return b"%bCache-Control: no-store\r\nX-Accel-Buffering: no\r\n%b\r\n" % (lines, connection)
 
 
 def header_line(name: bytes, value: bytes) -> bytes:

@@ -20,8 +20,10 @@ from queen.http.server.message import (
     HttpError,
     Request,
     Response,
+    ResponseStream,
     UpgradeHandler,
     encode_head,
+    encode_stream_head,
     error_response,
 )
 from queen.http.server.reader import HeadCache, RequestReader
@@ -482,10 +484,24 @@ class HttpProtocol(asyncio.Protocol):
         request = self._request
         if request is None:
             return  # another protocol has the connection
+        if isinstance(result, ResponseStream):
+            self._open_stream(request, result)
+            return
         if not isinstance(result, Response):
             log.error("%s %s: the handler gave %r, not a response", request.method, request.path, result)
             result = error_response(500, "Internal server error")
         self._answer(request, result)
+
+    def _open_stream(self, request: Request, stream: ResponseStream) -> None:
+        """Begin an answer that lasts; the connection serves nothing else until it ends, and ends with it."""
+        shell = self._shell
+        shell.statuses[200] = shell.statuses.get(200, 0) + 1
+        lines = CLOSE
+        if shell.lines_for is not None and b"origin" in request.headers:
+            lines += shell.lines_for(request)
+        self._transport.write(encode_stream_head(stream.content_type, lines, shell.header_lines))
+        request.on_disconnect(self._transport.close)
+        stream.on_open(_StreamWriter(self._transport))
 
     def _answer(self, request: Request, response: Response) -> None:
         shell, reader, status = self._shell, self._reader, response.status
@@ -537,6 +553,29 @@ class HttpProtocol(asyncio.Protocol):
         self._lingering = True
         self._since = self._shell.now
         self._transport.write_eof()
+
+
+class _StreamWriter:
+    """Writes an answer that lasts."""
+
+    __slots__ = ("_transport",)
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    @property
+    def unsent(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
 
 
 def _failure(request: Request | None, error: BaseException) -> Response:

@@ -83,11 +83,12 @@ class Router:
         upgrade: UpgradeHandler | None = None,
         parse_query: Callable[[Mapping[str, str]], Any] | None = None,
         declaration: Any = None,
+        streams: bool = False,
     ) -> None:
         """Serve `method` at `pattern`, such as `/api/v1/pop/queue/{queue}`. A GET route serves HEAD as well.
 
         A request to upgrade goes to `upgrade` with its connection: it answers with a response, or hands the connection
-        to another protocol and returns None.
+        to another protocol and returns None. The handler of a route that `streams` answers with a `ResponseStream`.
         """
         segments = _pattern_segments(pattern)
         node = self._root
@@ -96,8 +97,8 @@ class Router:
         if method in node.routes:
             raise ValueError(f"{method} {pattern} is already served by {node.routes[method].pattern}")
         names = tuple(segment[1:-1] for segment in segments if segment.startswith("{"))
-        route = Route(method, pattern, handler, access, upgrade, names, parse_query, declaration)
-        if self._around is not None and upgrade is None:
+        route = Route(method, pattern, handler, access, upgrade, names, parse_query, declaration, streams)
+        if self._around is not None and not route.holds_connection:
             route = replace(route, handler=self._around(route))
         node.routes[method] = route
         self.routes.append(route)

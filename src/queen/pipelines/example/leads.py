@@ -7,7 +7,7 @@ from typing import Any
 
 from queen.pipelines import Pipeline
 
-# What a CRM or a data provider would tell.
+# What a CRM or a data provider would have.
 COMPANIES = {
     "acme.example": {"company": "Acme", "size": 5000},
     "globex.example": {"company": "Globex", "size": 800},
@@ -35,7 +35,7 @@ leads.dedup("clicks", "events", ["email", "kind", "at"])
 def enriched(event: dict[str, Any]) -> dict[str, Any] | None:
     """Called with each event; what it raises makes the event a dead letter, and the others go on."""
     if event["kind"] == "clock":
-        return None  # It only tells what time it is, so that windows can close.
+        return None  # It only advances the watermark, so that windows can close.
     company = COMPANIES[event["email"].partition("@")[2]]
     return {**company, "kind": event["kind"], "points": POINTS[event["kind"]]}
 

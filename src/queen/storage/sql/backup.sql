@@ -9,7 +9,7 @@ SELECT to_regclass('queen.spool_progress') IS NOT NULL;
 SET LOCAL lock_timeout = '30s';
 
 -- name: backup_hold_replay
--- The replay of the spool writes here in the transaction that stores what it replayed: until this is let go, nothing leaves
+-- The replay of the spool writes here in the transaction that stores what it replayed: until this lock is released, nothing leaves
 -- the spool.
 LOCK TABLE queen.spool_progress IN SHARE MODE;
 

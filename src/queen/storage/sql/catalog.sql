@@ -46,5 +46,5 @@ INSERT INTO queen.groups (name) VALUES ($1) ON CONFLICT (name) DO NOTHING;
 SELECT id, name FROM queen.groups WHERE name = ANY($1::text[]);
 
 -- name: ping
--- Is anybody there?
+-- Is PostgreSQL available?
 SELECT 1;

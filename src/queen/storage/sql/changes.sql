@@ -1,4 +1,4 @@
--- The log of rare changes, for those who were not told of one.
+-- The change log, for workers that missed a notification.
 
 -- name: note_change
 -- Log a change, in the transaction that makes it; returns its number.

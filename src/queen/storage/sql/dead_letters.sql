@@ -1,4 +1,4 @@
--- Dead letters: looking at them, sending their messages round again, throwing them away.
+-- Dead letters: list, redrive, delete.
 -- A filter is $1 queue, $2 group, $3 partition name, $4 failed from, $5 failed to, $6 transaction ids; null: any.
 
 -- name: dead_letters_page
@@ -38,7 +38,7 @@ WHERE ($1::integer IS NULL OR d.queue_id = $1) AND ($2::integer IS NULL OR d.gro
 ORDER BY d.failed_at, d.id LIMIT $8::bigint;
 
 -- name: purge_dead_letters
--- Throw away dead letters up to an id, so many at a time.
+-- Delete dead letters up to an id, in batches.
 WITH doomed AS (
     SELECT d.id FROM queen.dead_letters d JOIN queen.partitions p ON p.id = d.partition_id
     WHERE ($1::integer IS NULL OR d.queue_id = $1) AND ($2::integer IS NULL OR d.group_id = $2)
@@ -78,4 +78,17 @@ DELETE FROM queen.dead_letters WHERE id = ANY($1::bigint[]);
 
 -- name: delete_dead_letters_at
 -- The dead letters of messages of one partition.
-DELETE FROM queen.dead_letters WHERE partition_id = $1 AND message_offset = ANY($2::bigint[]) RETURNING id;
+DELETE FROM queen.dead_letters WHERE partition_id = $1 AND message_offset = ANY($2::bigint[])
+RETURNING id, message_offset;
+
+-- name: dead_letter_offsets
+-- The offsets of a partition at which transaction ids are dead letters.
+SELECT DISTINCT transaction_id, message_offset FROM queen.dead_letters
+WHERE partition_id = $1 AND transaction_id = ANY($2::text[]) ORDER BY message_offset;
+
+-- name: dead_letter_producers
+-- Who has pushed messages that are dead letters.
+SELECT DISTINCT d.partition_id, d.message_offset, d.producer_sub
+FROM unnest($1::bigint[], $2::bigint[]) AS i (partition_id, message_offset)
+JOIN queen.dead_letters d ON d.partition_id = i.partition_id AND d.message_offset = i.message_offset;
+

@@ -20,7 +20,7 @@ FROM (
 WHERE last_at > since;
 
 -- name: group_list
--- Where groups are, summed up by queue. $2-$4 say where they are to start on partitions with news they have not met;
+-- Positions of groups, summed up by queue. $2-$4: where they start on partitions with messages but without a cursor;
 -- on others that they have not met they are at the end. `places` is a hash of where they are behind.
 WITH known AS (
     SELECT c.group_id, p.queue_id, p.id, p.next_offset, greatest(c.committed, p.floor_offset) AS position,
@@ -50,7 +50,8 @@ WITH known AS (
     FROM known k GROUP BY k.group_id, k.queue_id
 )
 SELECT k.group_id, k.queue_id, g.name AS group_name, q.name AS queue_name, k.members, k.lagging, k.behind, k.consumed,
-    k.places, statement_timestamp() AS at, s.mode, s.since, s.created_at AS subscribed_at
+    k.places, statement_timestamp() AS at, s.mode, s.since, s.created_at AS subscribed_at,
+    g.name = ANY (q.paused_groups) AS paused, q.paused AS queue_paused
 FROM summed k
 JOIN queen.groups g ON g.id = k.group_id
 JOIN queen.queues q ON q.id = k.queue_id
@@ -126,6 +127,30 @@ JOIN queen.queues q ON q.id = k.queue_id
 WHERE $5::float8 IS NULL OR (k.next_offset > k.position AND k.seconds > $5)
 ORDER BY CASE WHEN $5 IS NOT NULL THEN k.seconds END DESC, g.name, q.name, k.name
 LIMIT $6 OFFSET $7;
+
+-- name: seek_positions
+-- Where a group is on the partitions of a queue (or on one, $3) that it knows, with $4-$6 saying where it is to start on
+-- those with news that it has not met; and what they hold.
+SELECT p.id, p.name, p.floor_offset, p.next_offset, k.position, k.leased
+FROM queen.partitions p
+CROSS JOIN LATERAL (
+    SELECT least(greatest(c.committed, p.floor_offset), p.next_offset) AS position,
+        c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp() AS leased
+    FROM queen.cursors c WHERE c.partition_id = p.id AND c.group_id = $1
+    UNION ALL
+    SELECT coalesce((SELECT greatest(n.start, p.floor_offset) FROM unnest($4::integer[], $5::bigint[], $6::bigint[])
+        AS n (group_id, partition_id, start) WHERE n.partition_id = p.id), p.next_offset), false
+    WHERE NOT EXISTS (SELECT FROM queen.cursors c WHERE c.partition_id = p.id AND c.group_id = $1)
+        AND EXISTS (SELECT FROM queen.subscriptions s JOIN queen.queues q ON q.name = s.queue_name
+            WHERE s.group_id = $1 AND q.id = p.queue_id AND s.partition_name IN ('', p.name))
+) k
+WHERE p.queue_id = $2 AND ($3::text IS NULL OR p.name = $3)
+ORDER BY p.id;
+
+-- name: live_lease
+-- The live lease that a group has on a partition.
+SELECT lease_id::text AS lease_id FROM queen.cursors
+WHERE partition_id = $1 AND group_id = $2 AND lease_id IS NOT NULL AND lease_until > clock_timestamp();
 
 -- name: unmet_partitions
 -- Partitions of a queue (one, or all of them) that a subscription of a group covers, but where it has no cursor yet.

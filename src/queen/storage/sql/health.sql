@@ -1,3 +1,3 @@
 -- name: applied_migrations
--- Which migrations this database has; asked by probes, which learn at the same time that somebody answers.
+-- Which migrations this database has; read by health probes.
 SELECT version FROM queen.schema_migrations;

@@ -1,7 +1,7 @@
 -- Background jobs: what is too old is removed, a few rows at a time. Segments are found and deleted by primary key.
 
 -- name: janitor_vacant
--- Whether nobody holds the lock of the background jobs; held for this moment alone.
+-- Whether the lock of the background jobs is free; it is released with this statement.
 SELECT pg_try_advisory_xact_lock($1) AS vacant;
 
 -- name: janitor_take
@@ -10,7 +10,7 @@ SELECT pg_try_advisory_lock($1) AS taken;
 
 -- name: end_silent_janitor
 -- End the session that holds the lock of the background jobs, if PostgreSQL has been waiting for it to speak for some
--- seconds. It says something every second, so whoever is behind it is paused or cannot be reached.
+-- seconds. It says something every second, so its process is stopped or unreachable.
 SELECT pg_terminate_backend(a.pid)
 FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
@@ -30,7 +30,7 @@ WHERE max_wait_time_seconds > 0 OR ttl > 0 ORDER BY id;
 
 -- name: partitions_after
 -- A page of a queue's partitions after an id ($2), in order. `settled`: made so many seconds ($4) ago that none with a
--- lower id can turn up any more.
+-- lower id can be committed any more.
 SELECT id, created_at < statement_timestamp() - make_interval(secs => $4::float8) AS settled
 FROM queen.partitions WHERE (queue_id, id) > ($1, $2) AND queue_id <= $1 ORDER BY queue_id, id LIMIT $3;
 

@@ -118,6 +118,38 @@ LEFT JOIN LATERAL (
 ) d ON true
 ORDER BY d.original_created_at DESC, d.partition_id, d.message_offset DESC;
 
+-- name: search_partitions
+-- Partitions of a queue ($1; of a name, $2) by name, from one on ($3; if $4 with it), that hold messages, were written to
+-- since a time ($5), and (if $6) have dead letters.
+SELECT p.id, p.name, p.floor_offset, p.next_offset FROM queen.partitions p
+WHERE p.queue_id = $1 AND ($2::text IS NULL OR p.name = $2) AND p.name >= $3 AND ($4::boolean OR p.name > $3)
+    AND p.next_offset > p.floor_offset AND ($5::timestamptz IS NULL OR p.last_at >= $5)
+    AND (NOT $6::boolean OR EXISTS (SELECT FROM queen.dead_letters d WHERE d.partition_id = p.id))
+ORDER BY p.name LIMIT $7;
+
+-- name: search_segments
+-- The newest segments of a partition ($1) between two offsets, up to so many ($4) and so many bytes ($5), at least one;
+-- if $6, only those with dead letters.
+SELECT base_offset, count, created_at, ids, body FROM (
+    SELECT s.*, sum(octet_length(s.body)) OVER (ORDER BY s.base_offset DESC) - octet_length(s.body) AS nbytes
+    FROM (
+        SELECT g.base_offset, g.count, g.created_at, g.ids, g.body FROM queen.segments g
+        WHERE g.partition_id = $1 AND g.base_offset < $3 AND g.base_offset >= coalesce((
+                SELECT b.base_offset FROM queen.segments b
+                WHERE b.partition_id = $1 AND b.base_offset <= $2 ORDER BY b.base_offset DESC LIMIT 1
+            ), $2)
+            AND (NOT $6::boolean OR EXISTS (SELECT FROM queen.dead_letters d WHERE d.partition_id = $1
+                AND d.message_offset >= g.base_offset AND d.message_offset < g.base_offset + g.count))
+        ORDER BY g.base_offset DESC LIMIT $4
+    ) s
+) t
+WHERE nbytes < $5::bigint ORDER BY base_offset DESC;
+
+-- name: dead_between
+-- The offsets of messages of a partition, from one to another, that are dead letters.
+SELECT DISTINCT message_offset FROM queen.dead_letters
+WHERE partition_id = $1 AND message_offset >= $2 AND message_offset < $3;
+
 -- name: dead_among
 -- Which of these messages are dead letters.
 SELECT DISTINCT d.partition_id, d.message_offset
@@ -166,7 +198,7 @@ FROM queen.cursors c JOIN queen.groups g ON g.id = c.group_id
 WHERE c.partition_id = ANY($1::bigint[]) ORDER BY c.partition_id, g.name;
 
 -- name: lock_segment_of
--- The segment that holds an offset, so that nobody else rewrites it meanwhile.
+-- The segment that holds an offset, locked against other rewrites.
 SELECT base_offset, created_at, ids, body FROM queen.segments
 WHERE partition_id = $1 AND base_offset <= $2 ORDER BY base_offset DESC LIMIT 1 FOR UPDATE;
 

@@ -106,7 +106,7 @@ WHERE g.partition_id = $1 AND g.base_offset < $3
 ORDER BY g.base_offset;
 
 -- name: unclaim
--- Take back claims, leased or consumed at once, that were not delivered. When somebody has claimed what comes after
+-- Take back claims, leased or consumed at once, that were not delivered. When another session has claimed what comes after
 -- meanwhile, only those are taken back that must not be passed over ($5): better twice than never.
 UPDATE queen.cursors c SET
     committed = i.lease_start,

@@ -37,7 +37,7 @@ WHERE datname = current_database() AND pid <> pg_backend_pid() AND state <> 'idl
 ORDER BY query_start LIMIT 50;
 
 -- name: buffer_config
--- How much memory PostgreSQL has for pages, and whether it can tell what is in them.
+-- How much memory PostgreSQL has for pages, and whether pg_buffercache is installed.
 SELECT setting AS pages, pg_size_pretty(setting::bigint * 8192) AS size,
     EXISTS (SELECT FROM pg_extension WHERE extname = 'pg_buffercache') AS can_tell
 FROM pg_settings WHERE name = 'shared_buffers';

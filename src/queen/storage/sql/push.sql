@@ -72,7 +72,7 @@ LEFT JOIN LATERAL (
 SELECT pg_advisory_xact_lock(hashtextextended('queen.max_size', $1::bigint));
 
 -- name: queue_pending
--- Messages of a queue that its slowest group has not consumed; all of them when nobody has consumed any.
+-- Messages of a queue that its slowest group has not consumed; all of them without any group.
 SELECT coalesce(sum(p.next_offset - greatest(p.floor_offset, coalesce(c.committed, 0))), 0)::bigint AS pending
 FROM queen.partitions p
 LEFT JOIN LATERAL (SELECT min(committed) AS committed FROM queen.cursors WHERE partition_id = p.id) c ON true

@@ -30,8 +30,37 @@ ON CONFLICT (name) DO UPDATE SET
     dedup_window_seconds = excluded.dedup_window_seconds
 RETURNING *;
 
+-- name: pause_queue
+-- Pause or resume a queue; no row when there is none of that name.
+WITH held AS MATERIALIZED (
+    SELECT id, paused FROM queen.queues WHERE name = $1 FOR UPDATE
+), changed AS (
+    UPDATE queen.queues q SET paused = $2 FROM held h WHERE q.id = h.id AND h.paused <> $2 RETURNING 1
+)
+SELECT EXISTS (SELECT FROM changed) AS changed FROM held;
+
+-- name: pause_group
+-- Pause or resume a group on a queue; no row when there is no such queue.
+WITH held AS MATERIALIZED (
+    SELECT id, $2::text = ANY (paused_groups) AS paused FROM queen.queues WHERE name = $1 FOR UPDATE
+), changed AS (
+    UPDATE queen.queues q SET paused_groups = CASE WHEN $3::boolean THEN array_append(q.paused_groups, $2::text)
+        ELSE array_remove(q.paused_groups, $2::text) END
+    FROM held h WHERE q.id = h.id AND h.paused <> $3::boolean RETURNING 1
+)
+SELECT EXISTS (SELECT FROM changed) AS changed FROM held;
+
+-- name: forget_pauses
+-- Resume a group on one queue ($2), or on all (null); gives the queues where it was paused.
+UPDATE queen.queues SET paused_groups = array_remove(paused_groups, $1::text)
+WHERE $1::text = ANY (paused_groups) AND ($2::text IS NULL OR name = $2) RETURNING name;
+
+-- name: paused_queues
+-- Queues that are paused, as a whole or for some groups.
+SELECT name, paused, paused_groups FROM queen.queues WHERE paused OR paused_groups <> '{}' ORDER BY name;
+
 -- name: hold_queue
--- Lock a queue, so that nobody makes partitions in it.
+-- Lock a queue against new partitions.
 SELECT id FROM queen.queues WHERE name = $1 FOR UPDATE;
 
 -- name: drop_queue_partitions
@@ -106,7 +135,7 @@ WHERE ($1::text = '' OR namespace = $1) AND ($2::text = '' OR task = $2);
 -- name: queue_list
 -- A page of the queues of a namespace and task, newest first, with what they hold.
 WITH page AS (
-    SELECT id, public_id, name, namespace, task, created_at FROM queen.queues
+    SELECT id, public_id, name, namespace, task, created_at, paused FROM queen.queues
     WHERE ($1::text = '' OR namespace = $1) AND ($2::text = '' OR task = $2)
     ORDER BY created_at DESC, id DESC LIMIT $3 OFFSET $4
 ), held AS (
@@ -123,7 +152,7 @@ WITH page AS (
         sum(processing)::bigint AS processing
     FROM held GROUP BY queue_id
 )
-SELECT q.public_id, q.name, q.namespace, q.task, q.created_at, coalesce(s.partitions, 0) AS partitions,
+SELECT q.public_id, q.name, q.namespace, q.task, q.created_at, q.paused, coalesce(s.partitions, 0) AS partitions,
     coalesce(s.total, 0) AS total, coalesce(s.pending, 0) AS pending, coalesce(s.processing, 0) AS processing
 FROM page q LEFT JOIN summed s ON s.queue_id = q.id
 ORDER BY q.created_at DESC, q.id DESC;

@@ -1,4 +1,4 @@
--- Tables whose rows change with every batch, written anew when a long transaction keeps vacuum from cleaning them.
+-- Tables whose rows change with every batch: rewritten when a long transaction keeps vacuum from cleaning them.
 
 -- name: dead_rows
 -- How many rows of a table are alive and how many are not, as PostgreSQL counts.
@@ -6,7 +6,7 @@ SELECT n_live_tup AS live, n_dead_tup AS dead FROM pg_stat_all_tables
 WHERE relid = format('queen.%I', $1::text)::regclass;
 
 -- name: vacuum_partitions
--- Remove dead rows, as far as nobody can see them any more.
+-- Remove dead rows that no snapshot can see.
 VACUUM (TRUNCATE off, SKIP_LOCKED) queen.partitions;
 
 -- name: vacuum_cursors
@@ -25,7 +25,7 @@ LEFT JOIN LATERAL (
 ) a ON true;
 
 -- name: rewrite_partitions
--- Write the living rows of the table anew. Nobody waits for long: the lock is had at once or not at all.
+-- Rewrite the live rows of the table. No session waits for long: the lock is acquired at once or not at all.
 DO $$
 DECLARE
     kept queen.partitions[];

@@ -1,4 +1,4 @@
--- What queues hold and how far groups are, for those who watch. No segment is opened, and nothing is estimated.
+-- Depths of queues and positions of groups. No segment is read, and nothing is estimated.
 
 -- name: overview
 -- Everything at once: counts, messages, and how far behind the slowest group of each partition is. Lags are taken over
@@ -33,6 +33,16 @@ WITH slowest AS (
     SELECT count(*) AS dead_letters FROM queen.dead_letters WHERE queue_id IN (SELECT id FROM queen.queues)
 )
 SELECT *, statement_timestamp() AS at FROM named, messages, leased, dead, lag;
+
+-- name: live_depth
+-- What all queues hold, as the group furthest behind sees it.
+SELECT (SELECT count(*) FROM queen.queues) AS queues, count(*) AS partitions,
+    coalesce(sum(p.next_offset - p.floor_offset), 0)::bigint AS stored,
+    coalesce(sum(p.next_offset - greatest(s.committed, p.floor_offset)), 0)::bigint AS pending,
+    (SELECT count(*) FROM queen.dead_letters) AS dead_letters
+FROM queen.partitions p LEFT JOIN (
+    SELECT partition_id, min(committed) AS committed FROM queen.cursors GROUP BY partition_id
+) s ON s.partition_id = p.id;
 
 -- name: queue_ids
 -- The queues of a name, namespace and task; empty: any.
@@ -77,7 +87,7 @@ FROM chosen q LEFT JOIN summed s ON s.queue_id = q.id LEFT JOIN leased l ON l.qu
 
 -- name: group_lags
 -- How many messages each group has before it on each queue. $1-$3 say where groups are to start on partitions that
--- their subscriptions cover but where they have no cursor yet, as far as there is news for them.
+-- their subscriptions cover but where they have no cursor yet, as far as there are messages for them.
 SELECT g.name AS group_name, q.name AS queue_name, l.behind
 FROM (
     SELECT group_id, queue_id, sum(behind)::bigint AS behind

@@ -44,6 +44,15 @@ UPDATE queen.topics t SET max_retries = $2, backoff_base_ms = $3, backoff_cap_ms
 FROM queen.topic_namespaces n WHERE t.id = $1 AND n.id = t.namespace_id
 RETURNING t.*, n.name AS namespace;
 
+-- name: topic_pause
+-- Pause or resume a topic; no row when that changes nothing.
+UPDATE queen.topics SET paused = $2 WHERE id = $1 AND paused <> $2 RETURNING id;
+
+-- name: topic_paused_names
+-- Topics that are paused.
+SELECT n.name AS namespace, t.name FROM queen.topics t JOIN queen.topic_namespaces n ON n.id = t.namespace_id
+WHERE t.paused ORDER BY n.name, t.name;
+
 -- name: topic_reserve_ids
 -- Reserve a range of time ($2 ms long, not before $1) for ids of one node: the preferred one ($3) when it is free.
 UPDATE queen.topic_nodes SET upto_ms = greatest(upto_ms, $1::bigint) + $2::bigint

@@ -64,7 +64,7 @@ UPDATE queen_proxy.users SET disabled = $2, updated_at = now() WHERE id = $1;
 DELETE FROM queen_proxy.users WHERE id = $1;
 
 -- name: login_failed
--- From the fifth failure in a row on nobody gets in for a while: 1 minute, then twice as long each time, up to 15.
+-- From the fifth failure in a row on, logins are locked: for 1 minute, then twice as long each time, up to 15.
 UPDATE queen_proxy.users
 SET failed_logins = failed_logins + 1,
     locked_until = CASE WHEN failed_logins + 1 >= 5

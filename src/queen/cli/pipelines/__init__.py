@@ -1,0 +1,1 @@
+"""`queen pipeline`: run, watch and try data pipelines."""

@@ -1,0 +1,1 @@
+"""`queen serve`: the supervisor, its worker processes and their log."""

@@ -1,0 +1,1 @@
+"""Consuming: pops over HTTP or WebSocket, the loop around the handler, acknowledgments."""

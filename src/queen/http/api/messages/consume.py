@@ -1,0 +1,32 @@
+"""Consuming over a WebSocket."""
+
+from __future__ import annotations
+
+from queen.http.routing.context import Api
+from queen.http.routing.route import RouteTable
+from queen.http.server.message import Access, Connection, Request, Response
+from queen.http.server.router import upgrade_required
+from queen.wire.api.messages.consume import ConsumeQuery
+
+routes = RouteTable("Messaging")
+
+
+def _accept(api: Api, request: Request, connection: Connection) -> Response | None:
+    return api.consumers.accept(request, connection)
+
+
+@routes.direct(
+    "GET",
+    "/ws/v1/consume",
+    access=Access.READ_WRITE,
+    summary="Consume over a WebSocket",
+    description="Switches to the WebSocket protocol `queen.v1`: subscribe, receive batches as they arrive, ack, nack "
+    "and renew on one connection. A browser, which cannot set headers, offers its token as the subprotocol "
+    "`bearer.<token>` or in `?token=`. The page on WebSockets describes the messages.",
+    query=ConsumeQuery,
+    returns={101: None},
+    errors=(400, 403, 426, 503),
+    upgrade=_accept,
+)
+def consume(api: Api, request: Request) -> Response:
+    return upgrade_required(request)

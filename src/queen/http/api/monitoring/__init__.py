@@ -1,0 +1,1 @@
+"""Status, history and metrics."""

@@ -1,0 +1,208 @@
+"""The server itself: settings in force, live counters, shards, streaming queries, pipelines, connections."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from urllib.parse import urlsplit
+
+from queen.broker.broker import Broker
+from queen.errors import DatabaseUnavailable
+from queen.http.routing.call import Call
+from queen.http.routing.context import Api
+from queen.http.routing.route import DATABASE, RouteTable
+from queen.http.server.message import Access
+from queen.settings import Settings, describe_settings
+from queen.storage.database import Record
+from queen.wire.api.operations.system import (
+    LiveCounters,
+    PeerList,
+    PeerView,
+    PipelineList,
+    SettingInForce,
+    SettingsInForce,
+    ShardList,
+    ShardView,
+    StreamQueryList,
+    StreamQueryView,
+    TopicNamespaceList,
+    TopicNamespaceView,
+)
+from queen.wire.pipelines import statuses
+
+routes = RouteTable("System")
+
+
+@routes.on_worker(
+    "GET",
+    "/api/v1/system/settings",
+    access=Access.ADMIN,
+    summary="Settings in force",
+    description="Of the worker that answers, with the source of each value. Secrets are not shown.",
+    returns={200: SettingsInForce},
+)
+async def list_settings(api: Api, call: Call[None, None]) -> SettingsInForce:
+    found = [
+        SettingInForce(
+            variable=item.variable,
+            value=item.show(api.settings),
+            default=item.default_text,
+            unit=item.unit,
+            meaning=item.meaning,
+            source=_source(api.settings, item.field, item.variable),
+        )
+        for item in describe_settings()
+    ]
+    return SettingsInForce(worker_id=api.brokers[0].worker_id, settings=found)
+
+
+@routes.on_worker(
+    "GET",
+    "/api/v1/system/connections",
+    access=Access.ADMIN,
+    summary="Open connections",
+    description="To the worker that answers, by address, with the requests that are being served.",
+    returns={200: PeerList},
+)
+async def list_connections(api: Api, call: Call[None, None]) -> PeerList:
+    peers: dict[str, Counter[str]] = {}
+    totals: Counter[str] = Counter()
+    for peer, route in api.open_connections():
+        totals[peer] += 1
+        requests = peers.setdefault(peer, Counter())
+        if route:
+            requests[route] += 1
+    views = [PeerView(peer=peer, connections=count, requests=peers[peer]) for peer, count in totals.most_common()]
+    return PeerList(worker_id=api.brokers[0].worker_id, workers=api.settings.num_workers, peers=views)
+
+
+@routes.on_worker(
+    "GET",
+    "/api/v1/live",
+    access=Access.READ_ONLY,
+    tag="Status",
+    summary="Live counters of this host",
+    description="Made to be polled every second: it runs no query.",
+    returns={200: LiveCounters},
+)
+async def live(api: Api, call: Call[None, None]) -> LiveCounters:
+    reports = await api.recorder.reports()
+    totals = [report.total for report in reports]
+
+    def now(name: str) -> int:
+        return round(sum(report.last(name) for report in reports))
+
+    return LiveCounters(
+        push_messages=sum(total.push_messages for total in totals),
+        pop_messages=sum(total.pop_messages for total in totals),
+        ack_messages=sum(total.ack_success + total.auto_acked for total in totals),
+        http_responses=sum(total.http_responses for total in totals),
+        parked_pops=now("parked"),
+        in_flight=now("in_flight"),
+        pool_size=now("pool_size"),
+        pool_active=now("pool_active"),
+    )
+
+
+@routes.on_worker(
+    "GET",
+    "/api/v1/shards",
+    access=Access.READ_ONLY,
+    summary="Shards and what lives there",
+    returns={200: ShardList},
+    errors=DATABASE,
+    cached=True,
+)
+async def list_shards(api: Api, call: Call[None, None]) -> ShardList:
+    places = [_place(dsn) for dsn in api.settings.database_dsns]
+    shards = zip(places, api.brokers, strict=True)
+    return ShardList(shards=await asyncio.gather(*(_shard(number, *shard) for number, shard in enumerate(shards))))
+
+
+@routes.on_worker(
+    "GET",
+    "/api/v1/streams",
+    access=Access.READ_ONLY,
+    tag="Streams",
+    id="listStreamQueries",
+    summary="Streaming queries and the state they keep",
+    returns={200: StreamQueryList},
+    errors=DATABASE,
+    cached=True,
+)
+async def list_stream_queries(api: Api, call: Call[None, None]) -> StreamQueryList:
+    answers = await asyncio.gather(*(_rows(broker, "stream_query_list") for broker in api.brokers))
+    found = [StreamQueryView(shard=shard, **dict(row)) for shard, rows in enumerate(answers) for row in rows]
+    return StreamQueryList(queries=sorted(found, key=lambda query: query.name))
+
+
+@routes.on_worker(
+    "GET",
+    "/api/v1/pipelines",
+    access=Access.READ_ONLY,
+    summary="Pipelines of this host",
+    description="Runs on Apache Spark beside the server, from the files in which they report.",
+    returns={200: PipelineList},
+)
+async def list_pipelines(api: Api, call: Call[None, None]) -> PipelineList:
+    found = statuses(api.settings.queen_data_dir / "pipelines")
+    return PipelineList(pipelines=sorted(found, key=lambda status: status.name))
+
+
+@routes.on_worker(
+    "GET",
+    "/api/v1/topics/namespaces",
+    access=Access.READ_ONLY,
+    tag="Topics",
+    summary="List namespaces of topics",
+    returns={200: TopicNamespaceList},
+    errors=DATABASE,
+)
+async def list_topic_namespaces(api: Api, call: Call[None, None]) -> TopicNamespaceList:
+    """A namespace may have topics on several shards; its quota is kept on its home shard."""
+    found: dict[str, TopicNamespaceView] = {}
+    for rows in await asyncio.gather(*(_rows(broker, "topic_namespace_list") for broker in api.brokers)):
+        for row in rows:
+            view = found.setdefault(
+                row["name"], TopicNamespaceView(namespace=row["name"], topics=0, quota_per_minute=None)
+            )
+            view.topics += row["topics"]
+            if row["quota_per_minute"] is not None:
+                view.quota_per_minute = row["quota_per_minute"]
+    return TopicNamespaceList(namespaces=[found[name] for name in sorted(found)])
+
+
+def _source(settings: Settings, field: str, variable: str) -> str:
+    if variable in os.environ or f"{variable}_FILE" in os.environ:
+        return "environment"
+    return "command line" if getattr(settings, field) != getattr(Settings, field, None) else "default"
+
+
+async def _rows(broker: Broker, statement: str) -> list[Record]:
+    """What a shard answers; of several, one that is unavailable is left out."""
+    try:
+        return await broker.database.fetch(statement)
+    except DatabaseUnavailable:
+        if len(broker.siblings) > 1:
+            return []
+        raise
+
+
+async def _shard(number: int, place: str, broker: Broker) -> ShardView:
+    view = ShardView(shard=number, up=True, database=place)
+    try:
+        (row,) = await broker.database.fetch("shard_inventory")
+    except DatabaseUnavailable:
+        view.up = False
+        return view
+    view.queues, view.partitions = row["queues"], row["partitions"]
+    view.topics, view.bytes = row["topics"], row["bytes"]
+    return view
+
+
+def _place(dsn: str) -> str:
+    """Where a database is, without the user and password."""
+    url = urlsplit(dsn)
+    port = f":{url.port}" if url.port else ""
+    return f"{url.hostname or 'local socket'}{port}{url.path}"

@@ -1,0 +1,239 @@
+"""Queues: configure, delete, clear, list."""
+
+from __future__ import annotations
+
+from queen.broker.queues import option_values
+from queen.errors import NotFound
+from queen.http.routing.call import Call
+from queen.http.routing.context import Shard
+from queen.http.routing.placement import Everywhere, Paged, by_queue, labelled, summed
+from queen.http.routing.route import DATABASE, FOUND, RouteTable
+from queen.http.server.message import Access
+from queen.wire.api.fields import Pagination
+from queen.wire.api.resources.queues import (
+    Cleared,
+    ClearQuery,
+    Configuration,
+    Configured,
+    Deleted,
+    NamespaceList,
+    NamespacesUpdated,
+    PartitionList,
+    PartitionsQuery,
+    PartitionsUpdated,
+    Paused,
+    QueueDepth,
+    QueueList,
+    QueuesQuery,
+    QueuesUpdated,
+    QueueView,
+    Refreshed,
+    SystemUpdated,
+    TaskList,
+    TasksUpdated,
+    decode_configuration,
+)
+
+routes = RouteTable("Queues")
+
+
+@routes.on_shard(
+    "POST",
+    "/api/v1/configure",
+    access=Access.READ_WRITE,
+    placement=by_queue(),
+    summary="Create a queue, or replace its options",
+    description="Messages and consumers of an existing queue are not affected.",
+    body=Configuration,
+    decode=decode_configuration,
+    body_example={"queue": "orders", "options": {"leaseTime": 60, "retryLimit": 5}},
+    returns={200: Configured},
+    errors=DATABASE,
+)
+async def configure(shard: Shard, call: Call[None, Configuration]) -> Configured:
+    sent = call.body
+    return await shard.queues.configure(sent.queue, sent.namespace or "", sent.task or "", option_values(sent.options))
+
+
+@routes.on_shard(
+    "DELETE",
+    "/api/v1/resources/queues/{queue}",
+    access=Access.ADMIN,
+    placement=by_queue(),
+    summary="Delete a queue and everything in it",
+    description="Deleting a queue that does not exist is not an error.",
+    returns={200: Deleted},
+    example={"deleted": True, "queue": "orders", "existed": True},
+    errors=DATABASE,
+)
+async def delete_queue(shard: Shard, call: Call[None, None]) -> Deleted:
+    name = call.name("queue")
+    return Deleted(True, name, await shard.queues.delete(name))
+
+
+@routes.on_shard(
+    "DELETE",
+    "/api/v1/queues/{queue}/clear",
+    access=Access.ADMIN,
+    placement=by_queue(),
+    summary="Remove all messages of a queue, or of one partition",
+    query=ClearQuery,
+    returns={200: Cleared},
+    example={"cleared": True, "queue": "orders", "partition": None, "messages": 17},
+    errors=FOUND,
+)
+async def clear_queue(shard: Shard, call: Call[ClearQuery, None]) -> Cleared:
+    name, partition = call.name("queue"), call.query.partition or None
+    return Cleared(True, name, partition, await shard.queues.clear(name, partition))
+
+
+@routes.on_shard(
+    "POST",
+    "/api/v1/resources/queues/{queue}/pause",
+    access=Access.READ_WRITE,
+    placement=by_queue(),
+    summary="Pause a queue",
+    description="Pushes are stored as before; pops get nothing, and wait as they do for an empty queue. What was "
+    "leased before can be acknowledged and renewed.",
+    returns={200: Paused},
+    example={"success": True, "queue": "orders", "paused": True, "changed": True},
+    errors=FOUND,
+)
+async def pause_queue(shard: Shard, call: Call[None, None]) -> Paused:
+    name = call.name("queue")
+    return Paused(True, name, True, await shard.queues.pause(name, True))
+
+
+@routes.on_shard(
+    "POST",
+    "/api/v1/resources/queues/{queue}/resume",
+    access=Access.READ_WRITE,
+    placement=by_queue(),
+    summary="Resume a queue",
+    description="Waiting pops are served at once. Groups that are paused on it stay so.",
+    returns={200: Paused},
+    example={"success": True, "queue": "orders", "paused": False, "changed": True},
+    errors=FOUND,
+)
+async def resume_queue(shard: Shard, call: Call[None, None]) -> Paused:
+    name = call.name("queue")
+    return Paused(True, name, False, await shard.queues.pause(name, False))
+
+
+@routes.on_shard(
+    "GET",
+    "/api/v1/resources/queues",
+    access=Access.READ_ONLY,
+    placement=Paged("queues", lambda queue: queue.created_at),
+    summary="List queues",
+    query=QueuesQuery,
+    returns={200: QueueList},
+    errors=DATABASE,
+    cached=True,
+)
+async def queues(shard: Shard, call: Call[QueuesQuery, None]) -> QueueList:
+    query, resources = call.query, shard.resources
+    if query.limit is None and query.offset is None:
+        return QueueList(await resources.queues(query.namespace, query.task))
+    limit, offset = query.limit or 1000, query.offset or 0
+    listed = await resources.queues(query.namespace, query.task, limit, offset)
+    return QueueList(listed, await resources.queue_count(query.namespace, query.task), Pagination(limit, offset))
+
+
+@routes.on_shard(
+    "GET",
+    "/api/v1/resources/queues/{queue}",
+    access=Access.READ_ONLY,
+    placement=by_queue(),
+    summary="A queue and its partitions",
+    returns={200: QueueView},
+    errors=FOUND,
+)
+async def queue(shard: Shard, call: Call[None, None]) -> QueueView:
+    return await shard.resources.queue(call.name("queue"))
+
+
+@routes.on_shard(
+    "GET",
+    "/api/v1/resources/queues/{queue}/depth",
+    access=Access.READ_ONLY,
+    placement=by_queue(),
+    summary="The number of messages in a queue, and the lag of each group",
+    returns={200: QueueDepth},
+    example={"queue": "orders", "depth": 17, "groups": {"billing": 3}},
+    errors=FOUND,
+)
+async def queue_depth(shard: Shard, call: Call[None, None]) -> QueueDepth:
+    name = call.name("queue")
+    rows = await shard.broker.database.fetch("queue_depth", name)
+    if not rows:
+        raise NotFound("Queue not found")
+    total, *groups = rows
+    return QueueDepth(name, total["depth"], {row["group_name"]: row["depth"] for row in groups})
+
+
+@routes.on_shard(
+    "GET",
+    "/api/v1/resources/partitions",
+    access=Access.READ_ONLY,
+    placement=Paged("partitions", lambda one: (one.queue, one.name), newest_first=False),
+    summary="List partitions",
+    query=PartitionsQuery,
+    returns={200: PartitionList},
+    errors=FOUND,
+)
+async def partitions(shard: Shard, call: Call[PartitionsQuery, None]) -> PartitionList:
+    limit, offset = call.query.limit, call.query.offset
+    listed, total = await shard.resources.partitions(call.query.queue, limit, offset)
+    return PartitionList(listed, total, Pagination(limit, offset))
+
+
+@routes.on_shard(
+    "GET",
+    "/api/v1/resources/namespaces",
+    access=Access.READ_ONLY,
+    placement=Everywhere(labelled("namespaces", "namespace")),
+    summary="List namespaces",
+    returns={200: NamespaceList},
+    errors=DATABASE,
+    cached=True,
+)
+async def namespaces(shard: Shard, call: Call[None, None]) -> NamespaceList:
+    return NamespaceList(await shard.resources.namespaces())
+
+
+@routes.on_shard(
+    "GET",
+    "/api/v1/resources/tasks",
+    access=Access.READ_ONLY,
+    placement=Everywhere(labelled("tasks", "task")),
+    summary="List tasks",
+    returns={200: TaskList},
+    errors=DATABASE,
+    cached=True,
+)
+async def tasks(shard: Shard, call: Call[None, None]) -> TaskList:
+    return TaskList(await shard.resources.tasks())
+
+
+@routes.on_shard(
+    "POST",
+    "/api/v1/stats/refresh",
+    access=Access.ADMIN,
+    placement=Everywhere(summed),
+    id="refreshStats",
+    summary="Count queues, partitions, namespaces and tasks",
+    description="Statistics are read live, so there is nothing to refresh.",
+    returns={200: Refreshed},
+    errors=DATABASE,
+)
+async def refresh(shard: Shard, call: Call[None, None]) -> Refreshed:
+    counts = await shard.resources.counts()
+    return Refreshed(
+        PartitionsUpdated(counts["partitions"]),
+        QueuesUpdated(counts["queues"]),
+        NamespacesUpdated(counts["namespaces"]),
+        TasksUpdated(counts["tasks"]),
+        SystemUpdated(1),
+        {},
+    )

@@ -1,0 +1,1 @@
+"""Writing: rows are staged by tasks and published once by the driver."""

@@ -1,0 +1,1 @@
+"""Reading: logs of shards and servers as Arrow columns, in batches and streams."""

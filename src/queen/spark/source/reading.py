@@ -1,0 +1,129 @@
+"""What a task does: read the segments of its spans as record batches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from queen.errors import Conflict, SettingsError
+from queen.spark.options import Access, ParseMode, ReadOptions
+from queen.spark.payloads import PayloadParser, as_struct, check_payload_schema, raise_broken, whole_column
+from queen.spark.schemas import CORRUPT_RECORD, MESSAGES
+from queen.spark.source.columns import record_batches
+from queen.spark.source.logs import Log, ServerLog, ShardLog, Span, StoredSegment
+from queen.wire.envelope import Envelope
+
+log = logging.getLogger(__name__)
+
+_FOR_PARSING: Final = ("queue", "partition", "offset", "payload")
+
+
+def open_log(access: Access) -> Log:
+    """The log that the options name."""
+    if access.server is not None:
+        return ServerLog(access.server, access.token, access.outage_grace)
+    return ShardLog(access.database_urls, access.outage_grace)
+
+
+class MessageReading:
+    """How messages are read: it travels to the workers with each task."""
+
+    def __init__(self, options: ReadOptions, schema: StructType, *, fail_on_data_loss: bool) -> None:
+        self._access = options.access
+        self._schema = schema
+        self._fail_on_data_loss = fail_on_data_loss
+        self._parsed_column = options.parsed_column
+        # What is no column of a message is a field of its payload, or the struct of all its fields.
+        self.own = tuple(name for name in schema.fieldNames() if name in (options.columns or MESSAGES.fieldNames()))
+        self._fields = tuple(name for name in schema.fieldNames() if name not in (*self.own, CORRUPT_RECORD))
+        self._corrupt = CORRUPT_RECORD in schema.fieldNames()
+        self._mode = options.mode
+        _check_columns(schema, self.own)
+        check_payload_schema(self._payload_schema())
+
+    def read(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
+        segments = self._complete(open_log(self._access).segments(spans), spans)
+        envelope = Envelope(self._access.encryption_keys)
+        if not self._fields and not self._corrupt:
+            return record_batches(segments, spans, self.own, envelope)
+        wanted = (*self.own, *(name for name in _FOR_PARSING if name not in self.own))
+        return map(self._parse, record_batches(segments, spans, wanted, envelope), repeat(self._parser()))
+
+    def _parser(self) -> PayloadParser:
+        return PayloadParser(self._payload_schema())
+
+    def _parse(self, batch: pa.RecordBatch, parser: PayloadParser) -> pa.RecordBatch:
+        """The batch with the fields of its payloads."""
+
+        def broken(index: int, why: str) -> None:
+            if self._mode is ParseMode.FAILFAST:
+                queue, partition, offset = (batch[name][index].as_py() for name in ("queue", "partition", "offset"))
+                raise_broken(f"offset {offset} of {queue}/{partition}", why)
+
+        fields, unfit = parser.parse(batch["payload"], broken)
+        columns = []
+        for name in self._schema.fieldNames():
+            if name in self.own:
+                columns.append(batch[name])
+            elif name == CORRUPT_RECORD:
+                columns.append(pc.if_else(pa.array(unfit), batch["payload"], pa.scalar(None, pa.string())))
+            elif name == self._parsed_column:
+                columns.append(as_struct(fields))
+            else:
+                columns.append(whole_column(fields, name))
+        return pa.RecordBatch.from_arrays(columns, schema=to_arrow_schema(self._schema, timezone="UTC"))
+
+    def _payload_schema(self) -> pa.Schema:
+        chosen = [self._schema[name] for name in self._fields]
+        if self._parsed_column is not None:
+            (parsed,) = chosen
+            assert isinstance(parsed.dataType, StructType)
+            chosen = parsed.dataType.fields
+        return to_arrow_schema(StructType(chosen), timezone="UTC")
+
+    def _complete(self, segments: Iterator[StoredSegment], spans: Sequence[Span]) -> Iterator[StoredSegment]:
+        """The segments, while it is checked that none is missing: offsets are dense, until retention removes some."""
+        reached = [span.start for span in spans]
+        for segment in segments:
+            if segment.base_offset > reached[segment.slot]:
+                self._lost(spans[segment.slot], reached[segment.slot], segment.base_offset)
+            reached[segment.slot] = segment.base_offset + segment.messages
+            yield segment
+        for span, offset in zip(spans, reached, strict=True):
+            if offset < span.end:
+                self._lost(span, offset, span.end)
+
+    def _lost(self, span: Span, start: int, end: int) -> None:
+        report_loss(f"offsets {start} to {end - 1} of {span.queue}/{span.partition}", fail=self._fail_on_data_loss)
+
+
+def _check_columns(schema: StructType, own: Sequence[str]) -> None:
+    """A schema that was given instead of the usual one must have the usual types, and every name once."""
+    names = schema.fieldNames()
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SettingsError(
+            f"the schema has {', '.join(twice)} twice: a field of the payload and a column of the message have the same"
+            " name. Name the columns you want with option columns, or use from_json(payload, …)"
+        )
+    for name in own:
+        if schema[name].dataType != MESSAGES[name].dataType or not schema[name].nullable:
+            found, right = schema[name].dataType.simpleString(), MESSAGES[name].dataType.simpleString()
+            raise SettingsError(f"the schema has {name} as {found}, but it is {right} (and may be null)")
+
+
+def report_loss(what: str, *, fail: bool) -> None:
+    """Messages that were to be read are lost: the query fails, or goes on without them."""
+    if fail:
+        raise Conflict(
+            f"{what} were removed before they were read, by retention or a deletion."
+            " Set failOnDataLoss to false to go on without them"
+        )
+    log.warning("%s were removed before they were read; going on without them (failOnDataLoss is false)", what)

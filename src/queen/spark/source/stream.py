@@ -1,0 +1,261 @@
+"""Streaming reads: where the logs end, and what each micro-batch reads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from queen.errors import SettingsError
+from queen.spark.options import LATEST, EdgeKind, ReadOptions, Table
+from queen.spark.source.logs import QueueEnds, ShardLog, Span
+from queen.spark.source.offsets import Numbers, PartitionOffsets, StreamOffset, decode_offset, encode_offset, offsets_of
+from queen.spark.source.planning import SpanTask, edge_offsets, queues_to_read, share_out
+from queen.spark.source.reading import MessageReading, open_log, report_loss
+
+log = logging.getLogger(__name__)
+
+_NONE: Final = PartitionOffsets(np.empty(0, np.int64), np.empty(0, np.int64))
+_MOST_NAMED: Final = 10
+
+
+@dataclass
+class GroupMirror:
+    """Moves the cursors of a consumer group to the offsets of a stream. Without a group it does nothing."""
+
+    group: str | None
+    log: ShardLog | None
+    moved: dict[str, dict[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, options: ReadOptions) -> GroupMirror:
+        group = options.mirror_group or options.group
+        if group is None:
+            return cls(None, None)
+        if options.access.server is not None:
+            raise SettingsError("mirrorGroup needs databaseUrls: a server moves groups to times, not to offsets")
+        return cls(group, ShardLog(options.access.database_urls, options.access.outage_grace))
+
+    def move(self, offset: Mapping[str, PartitionOffsets]) -> None:
+        """The stream has processed everything before these offsets."""
+        if self.group is None or self.log is None:
+            return
+        for queue, offsets in offset.items():
+            before = self.moved.setdefault(queue, {})
+            changed = {
+                id: at
+                for id, at in zip(offsets.ids.tolist(), offsets.offsets.tolist(), strict=True)
+                if before.get(id) != at
+            }
+            if changed:
+                self.log.move_group(self.group, queue, changed)
+                before |= changed
+
+
+class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows queues. New partitions, and new queues of a pattern, are read from their beginning."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        if options.ending is not LATEST:
+            raise SettingsError("a stream has no end: endingOffsets and endingTimestamp are for batch reads")
+        if options.table is not Table.MESSAGES:
+            raise SettingsError(f"only messages can be streamed; table {options.table} is read in a batch")
+        if options.partitions is not None:
+            raise SettingsError("option partitions is for batch reads: a stream follows all partitions of its queues")
+        self._options = options
+        self._log = open_log(options.access)
+        self._fail = options.fail_on_data_loss is not False
+        self._reading = MessageReading(options, schema, fail_on_data_loss=self._fail)
+        self._mirror = GroupMirror.of(options)
+        self._last_ends: list[QueueEnds] | None = None
+        self._target: list[QueueEnds] | None = None
+        self._reported: set[int] = set()
+
+    def initialOffset(self) -> dict[str, Any]:
+        starting = self._options.starting or LATEST
+        if starting.kind in (EdgeKind.EARLIEST, EdgeKind.LATEST):
+            earliest = starting.kind is EdgeKind.EARLIEST
+            ends = self._look() if self._target is None else self._target
+            return _encode(ends, [one.first if earliest else one.next for one in ends])
+        positions = self._log.positions(queues_to_read(self._log, self._options))
+        starts = edge_offsets(self._log, positions, starting, otherwise=EdgeKind.EARLIEST)
+        queues: dict[str, tuple[list[int], list[int]]] = {}
+        # A partition that was created since the target was set is left for the next run.
+        known = {id for one in self._target or () for id in one.ids.tolist()}
+        for position, start in zip(positions, starts, strict=True):
+            if self._target is not None and position.id not in known:
+                continue
+            ids, offsets = queues.setdefault(position.queue, ([], []))
+            ids.append(position.id)
+            offsets.append(start)
+        return encode_offset({queue: offsets_of(*columns) for queue, columns in queues.items()})
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._look()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        most = self._options.max_rows_per_batch
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        began = decode_offset(start)
+        # Everything before the start is done: Spark asks for the next batch once the one before is committed.
+        self._mirror.move(began)
+        ends = self._look() if self._target is None else self._target
+        self._check_removed(began, ends)
+        starts = [self._starts(began, one) for one in ends]
+        waiting = [np.maximum(one.next - first, 0) for one, first in zip(ends, starts, strict=True)]
+        if isinstance(limit, ReadMaxRows):
+            waiting = _limited(waiting, limit.max_rows, sum(int(first.sum()) for first in starts))
+        self._last_ends = ends
+        return _encode(ends, [first + count for first, count in zip(starts, waiting, strict=True)])
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        ends = self._target or self._last_ends or []
+        return _encode(ends, [one.next for one in ends])
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        began, stops = decode_offset(start), decode_offset(end)
+        # A batch that is done again after a restart is planned before anything else was looked up.
+        known = {one.queue: one for one in self._last_ends or self._look()}
+        spans: list[Span] = []
+        for queue, stop in stops.items():
+            before = began.get(queue, _NONE).of(stop.ids, np.zeros(len(stop.ids), np.int64))
+            if queue not in known:
+                self._lost(queue, stop.ids, before, stop.offsets)
+                continue
+            ends = known[queue]
+            here = np.isin(stop.ids, ends.ids)
+            self._lost(queue, stop.ids[~here], before[~here], stop.offsets[~here])
+            ids, upto = stop.ids[here], stop.offsets[here]
+            starts = self._starts(began, ends)[np.searchsorted(ends.ids, ids)]
+            spans += self._spans(ends, ids, starts, upto)
+        return share_out(spans, self._options.max_tasks)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, SpanTask)
+        return self._reading.read(partition.spans)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tasks only read: what the driver remembers and is connected to stays with it.
+        return {"_reading": self._reading}
+
+    def _look(self) -> list[QueueEnds]:
+        return self._log.ends(queues_to_read(self._log, self._options))
+
+    def _spans(self, ends: QueueEnds, ids: Numbers, starts: Numbers, stops: Numbers) -> list[Span]:
+        some = starts < stops
+        if not some.any():
+            return []
+        names = self._log.partition_names(ends, ids[some])
+        return [
+            Span(ends.queue, names.get(id, f"#{id}"), ends.shard, id, start, stop)
+            for id, start, stop in zip(ids[some].tolist(), starts[some].tolist(), stops[some].tolist(), strict=True)
+        ]
+
+    def _starts(self, began: StreamOffset, ends: QueueEnds) -> Numbers:
+        """Where to go on in each partition: at the first message in one that is new."""
+        starts = began.get(ends.queue, _NONE).of(ends.ids, ends.first)
+        behind = starts < ends.first
+        if behind.any():
+            names = self._log.partition_names(ends, ends.ids[behind])
+            lost = [
+                f"offsets {start} to {first - 1} of {ends.queue}/{names.get(id, f'#{id}')}"
+                for id, start, first in zip(
+                    ends.ids[behind].tolist(), starts[behind].tolist(), ends.first[behind].tolist(), strict=True
+                )
+            ]
+            report_loss(_listed(lost), fail=self._fail)
+        return np.maximum(starts, ends.first)
+
+    def _check_removed(self, began: StreamOffset, ends: Sequence[QueueEnds]) -> None:
+        """Partitions are removed with their queue, or when retention has emptied them: both may lose messages."""
+        known = {one.queue: one.ids for one in ends}
+        for queue, offsets in began.items():
+            if self._options.pattern is None and queue not in self._options.queues:
+                # It is no longer among the queues of this stream.
+                continue
+            gone = ~np.isin(offsets.ids, known[queue]) if queue in known else np.ones(len(offsets.ids), np.bool_)
+            if gone.any():
+                self._report_removed(queue, offsets.ids[gone].tolist(), offsets.offsets[gone].tolist())
+
+    def _report_removed(self, queue: str, ids: Sequence[int], offsets: Sequence[int]) -> None:
+        seen: dict[int, int] = {}
+        for one in self._last_ends or ():
+            if one.queue == queue:
+                seen = dict(zip(one.ids.tolist(), one.next.tolist(), strict=True))
+        removed = self._log.removed(ids)
+        lost: list[str] = []
+        for id, offset in zip(ids, offsets, strict=True):
+            if id in self._reported:
+                continue
+            self._reported.add(id)
+            name = removed[id].name if id in removed else f"#{id}"
+            end = removed[id].next if id in removed else seen.get(id)
+            if end is None:
+                lost.append(f"messages of {queue}/{name} from offset {offset} on (how many is not known)")
+            elif end > offset:
+                lost.append(f"offsets {offset} to {end - 1} of {queue}/{name}")
+            else:
+                log.info(
+                    "partition %s/%s was removed after its last message (offset %d) was read", queue, name, end - 1
+                )
+        if lost:
+            if self._fail:
+                # It is reported again when the query is started again.
+                self._reported.clear()
+            report_loss(_listed(lost), fail=self._fail)
+
+    def _lost(self, queue: str, ids: Numbers, starts: Numbers, stops: Numbers) -> None:
+        """Part of a planned batch is in partitions that were removed."""
+        unread = starts < stops
+        if not unread.any():
+            return
+        names = self._log.removed(ids[unread].tolist())
+        lost = [
+            f"offsets {start} to {stop - 1} of {queue}/{names[id].name if id in names else f'#{id}'}"
+            for id, start, stop in zip(
+                ids[unread].tolist(), starts[unread].tolist(), stops[unread].tolist(), strict=True
+            )
+        ]
+        report_loss(_listed(lost), fail=self._fail)
+
+
+def _encode(ends: Sequence[QueueEnds], offsets: Sequence[Numbers]) -> dict[str, Any]:
+    return encode_offset({one.queue: PartitionOffsets(one.ids, at) for one, at in zip(ends, offsets, strict=True)})
+
+
+def _limited(waiting: Sequence[Numbers], most: int, consumed: int) -> list[Numbers]:
+    """So many messages in all, each partition with its share of what waits.
+
+    What rounding leaves goes, one each, to partitions in turn: it goes round with the messages consumed so far, so that
+    a limit below the number of partitions passes none over.
+    """
+    counts = np.concatenate(waiting) if waiting else np.empty(0, np.int64)
+    total = int(counts.sum())
+    if total <= most:
+        return [*waiting]
+    shares = np.array([count * most // total for count in counts.tolist()], np.int64)
+    candidates = np.flatnonzero(counts > shares)
+    first = int(np.searchsorted(candidates, consumed % len(counts)))
+    chosen = np.roll(candidates, -first)[: most - int(shares.sum())]
+    shares[chosen] += 1
+    sizes = np.cumsum([len(one) for one in waiting])[:-1]
+    return np.split(shares, sizes)
+
+
+def _listed(lost: Sequence[str]) -> str:
+    if len(lost) <= _MOST_NAMED:
+        return ", ".join(lost)
+    return f"{', '.join(lost[:_MOST_NAMED])} and of {len(lost) - _MOST_NAMED} more partitions"

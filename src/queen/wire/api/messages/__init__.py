@@ -1,0 +1,1 @@
+"""Push, pop and ack, and the messages that are stored."""

@@ -1,0 +1,1 @@
+"""What operators do: maintenance modes, cluster, system, audit log, health."""

@@ -1,0 +1,237 @@
+"""Structs of the routes about consumer groups."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, TypeAlias
+
+from msgspec import UNSET, Meta, UnsetType
+
+from queen.errors import BadRequest
+from queen.wire.api.fields import (
+    LARGEST_BIGINT,
+    Answer,
+    Body,
+    Count,
+    Limit,
+    OptionalName,
+    Page,
+    Query,
+    SnakeAnswer,
+    Time,
+    Uuid,
+)
+from queen.wire.decode import decode_fields
+
+
+class GroupSummary(Answer):
+    """A group on one queue; `members` counts the partitions it knows, `maxTimeLag` is in seconds.
+
+    Nothing is delivered to it while it is `paused`, or while its queue is (`queuePaused`).
+    """
+
+    name: str
+    topics: list[str]
+    queue_name: str
+    members: Count
+    partitions_with_lag: Count
+    total_lag: Count
+    max_time_lag: Count
+    state: str
+    subscription_mode: str | None
+    subscription_timestamp: Time | None
+    subscription_created_at: Time | None
+    paused: bool
+    queue_paused: bool
+
+
+class LaggingPartition(SnakeAnswer):
+    """A partition on which a group is behind."""
+
+    consumer_group: str
+    queue_name: str
+    partition_name: str
+    partition_id: Uuid
+    worker_id: str | None
+    offset_lag: Count
+    time_lag_seconds: Count
+    lag_hours: float
+    oldest_unconsumed_at: Time | None
+    last_consumed_at: Time | None
+
+
+class GroupOnPartition(Answer):
+    """Where a group is on one partition; `workerId` is the lease it was last given."""
+
+    partition: str
+    worker_id: str | None
+    last_consumed_at: Time | None
+    total_consumed: Count
+    offset_lag: Count
+    time_lag_seconds: Count
+    lease_active: bool
+
+
+class GroupOnQueue(Answer):
+    """Where a group is on the partitions of a queue."""
+
+    partitions: list[GroupOnPartition]
+
+
+class GroupPaused(Answer):
+    """Whether nothing is delivered to a group from a queue for now, and whether that is a change."""
+
+    success: bool
+    consumer_group: str
+    queue_name: str
+    paused: bool
+    changed: bool
+
+
+class GroupDeleted(Answer):
+    """On how many partitions the group was forgotten."""
+
+    success: bool
+    consumer_group: str
+    deleted_partitions: Count
+    metadata_deleted: bool
+    queue_name: str | UnsetType = UNSET
+
+
+class Subscription(Body):
+    """When a group is to begin on partitions it has not consumed from."""
+
+    subscription_timestamp: Time
+
+
+def decode_subscription(body: bytes) -> Subscription:
+    timestamp = decode_fields(body, Subscription).get("subscriptionTimestamp")
+    if timestamp is None:
+        raise BadRequest("Missing subscriptionTimestamp in request body")
+    if not isinstance(timestamp, str):
+        raise BadRequest(
+            f"subscriptionTimestamp must be an ISO-8601 time such as 2026-04-26T10:59:28Z, not {str(timestamp)[:40]}"
+        )
+    return Subscription(timestamp)
+
+
+class SubscriptionMoved(Answer):
+    """How many subscriptions the group has."""
+
+    success: bool
+    consumer_group: str
+    new_timestamp: Time
+    rows_updated: Count
+
+
+SeekOffset: TypeAlias = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=LARGEST_BIGINT,
+        description="The offset of the next message; on each partition the nearest that it holds.",
+    ),
+]
+
+
+class Seek(Body):
+    """Where to go: to the end, to the beginning, after the last message stored at or before a time, or to an offset."""
+
+    to_end: bool | None = None
+    to_beginning: bool | None = None
+    timestamp: Time | None = None
+    offset: SeekOffset | None = None
+
+
+class SeekPreviewQuery(Query):
+    """Where to go, as in the body of a seek."""
+
+    to_end: Annotated[bool, Meta(description="To the end.")] = False
+    to_beginning: Annotated[bool, Meta(description="To the beginning.")] = False
+    timestamp: Annotated[datetime | None, Meta(description="After the last message stored at or before this time.")] = (
+        None
+    )
+    offset: SeekOffset | None = None
+    partition: Annotated[OptionalName, Meta(description="Only this partition.")] = ""
+    limit: Limit = 100
+
+
+class Sought(Answer):
+    """On how many partitions the group was moved."""
+
+    success: bool
+    consumer_group: str
+    queue_name: str
+    seek_to_end: bool
+    target_timestamp: Time | None
+    partitions_updated: Count
+
+
+class PartitionSought(Answer):
+    """Whether the group was known there, the time of the partition's newest message, and where the group is now."""
+
+    success: bool
+    consumer_group: str
+    queue_name: str
+    partition_name: str
+    updated: bool
+    cursor_moved_to: Time | None
+    offset: Count | None
+
+
+class PartitionMove(Answer):
+    """What a seek would do on a partition: from which offset to which, and how many messages that concerns."""
+
+    partition: str
+    partition_id: Uuid
+    position: Count
+    target: Count
+    redelivered: Count
+    skipped: Count
+    leased: bool
+
+
+class SeekPreview(Answer):
+    """What a seek would do: messages that would come again, messages that would be skipped, leases that would end.
+
+    `partitions` are those with the largest effect; the sums are over all.
+    """
+
+    consumer_group: str
+    queue_name: str
+    redelivered: Count
+    skipped: Count
+    leases: Count
+    partitions_changed: Count
+    partitions: list[PartitionMove]
+
+
+class Release(Body):
+    """Which lease is meant; without an id, the one there is."""
+
+    lease_id: Uuid | None = None
+
+
+class LeaseReleased(Answer):
+    """The lease that has ended, and how many messages the partition has for the group now."""
+
+    success: bool
+    consumer_group: str
+    queue_name: str
+    partition_name: str
+    lease_id: Uuid
+    available: Count
+
+
+class LaggingQuery(Page):
+    """Which partitions are listed."""
+
+    min_lag_seconds: Annotated[
+        int, Meta(ge=0, le=10**12 - 1, description="Only partitions on which the lag is larger, in seconds.")
+    ] = 3600
+
+
+class DeleteGroupQuery(Query):
+    """What is deleted."""
+
+    delete_metadata: Annotated[bool, Meta(description="Whether subscriptions are deleted too.")] = True

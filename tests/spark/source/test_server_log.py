@@ -1,0 +1,87 @@
+"""Reading through a server, where PostgreSQL is out of reach."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from queen.errors import DatabaseUnavailable, NotFound, QueenError
+from queen.spark.options import Access
+from queen.spark.source.logs import ServerLog, ShardLog, Span
+from queen.spark.source.reading import open_log
+from queen.wire.segment import Frame, decode_frames, encode_frame
+from tests.conftest import StartServer
+from tests.spark.conftest import Read, collect, drain
+from tests.support.ageing import Connection, age
+from tests.support.api import Api
+
+KEY = "0f" * 32
+
+
+async def test_a_queue_is_read_and_followed_through_a_server(
+    start_server: StartServer, read: Read, connection: Connection, tmp_path: Path
+) -> None:
+    api = await start_server(queen_encryption_key=KEY)
+    await api.configure("vault", encryptionEnabled=True)
+    await api.push("vault", *({"n": n} for n in range(5)))
+    await age(connection, 100)
+    between = await connection.fetchval("SELECT clock_timestamp() - interval '50 s'")
+    await api.push("vault", {"n": 5}, partition="a/b c")
+    way = {"databaseUrls": "", "server": api.url, "schema": "n INT"}
+
+    rows = await collect(lambda: read("vault", **way).where("offset < 3"))
+    late = await collect(lambda: read("vault", **way, startingTimestamp=between.isoformat()))
+    followed = await drain(read.stream("vault", **way, startingOffsets="earliest"), tmp_path / "checkpoint")
+
+    assert sorted(row.n for row in rows) == [0, 1, 2, 5]
+    assert [(row.n, row.partition) for row in late] == [(5, "a/b c")]
+    assert sorted(row.n for row in followed) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_both_ways_say_the_same(api: Api, dsn: str, connection: Connection) -> None:
+    # More than fits in one answer of the server.
+    for number in range(4):
+        await api.push("orders", *(["x" * 100_000, i] for i in range(number * 30, number * 30 + 30)))
+    await connection.execute("UPDATE queen.segments SET created_at = created_at - interval '1 h' WHERE base_offset = 0")
+    moment = await connection.fetchval("SELECT created_at FROM queen.segments WHERE base_offset = 30")
+    direct, through = ShardLog([dsn]), ServerLog(api.url, None)
+
+    def compare() -> None:
+        positions = direct.positions(["orders"])
+        assert through.positions(["orders"]) == positions
+        assert through.offsets_from(positions, moment) == direct.offsets_from(positions, moment) == [30]
+        (position,) = positions
+        for start, end in ((0, 120), (31, 32), (100, 500), (120, 121)):
+            spans = [Span("orders", position.partition, position.shard, position.id, start, end)]
+            assert list(through.segments(spans)) == list(direct.segments(spans))
+
+    await asyncio.to_thread(compare)
+
+
+async def test_what_the_server_says_reaches_the_reader(start_server: StartServer) -> None:
+    api = await start_server(queen_encryption_key=KEY)
+    await api.configure("vault", encryptionEnabled=True)
+    await api.push("vault", 1)
+    keyless = await start_server()
+
+    def ask() -> None:
+        with pytest.raises(NotFound, match="there is no queue 'letters'"):
+            ServerLog(api.url, None).positions(["letters"])
+        span = Span("vault", "Default", 0, 1, 0, 1)
+        with pytest.raises(QueenError, match=r"409.*offset 0 cannot be read"):
+            list(ServerLog(keyless.url, None).segments([span]))
+        with pytest.raises(DatabaseUnavailable, match=r"127\.0\.0\.1:1 is unavailable"):
+            open_log(Access(server="http://127.0.0.1:1", outage_grace=0)).positions(["orders"])
+
+    await asyncio.to_thread(ask)
+
+
+def test_frames_survive_the_journey() -> None:
+    frames = [Frame(0, 3, 17, bytes(range(16)), b"body"), Frame(3, 1, -5, bytes(16), b"")]
+    data = b"".join(encode_frame(frame) for frame in frames)
+    assert list(decode_frames(data)) == frames
+    for cut in (1, 40, len(data) - 1):
+        with pytest.raises(ValueError, match="cut short"):
+            list(decode_frames(data[:cut]))
