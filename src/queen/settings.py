@@ -189,7 +189,7 @@ class Settings:
     queen_sql_push: bool = setting(
         True,
         FLAG,
-        "Append what transactions push by `SELECT queen.push(…)`; off: it waits for a server where this is on.",
+        "Append what transactions push by the SQL function `queen.push`; off: it waits for a server where this is on.",
     )
     sql_push_poll_ms: int = setting(
         1000, INTERVAL_MS, "Fallback polling interval for pushes from SQL, in case a notification is lost.", "ms"
