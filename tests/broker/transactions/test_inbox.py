@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -691,3 +692,33 @@ async def test_a_trigger_pushes_what_changes(api: Api, connection: Connection) -
         {"sku": "nut", "pieces": 1},
         {"sku": "nut", "pieces": 11},
     ]
+
+
+async def test_rows_that_cannot_be_cleaned_up_are_not_walked_over(
+    api: Api, connection: Connection, connect: Connect
+) -> None:
+    """A transaction that lasts keeps PostgreSQL from removing what was appended since."""
+    long = await connect()
+    transaction = long.transaction()
+    await transaction.start()
+    await push(long, "last")
+    await connection.execute("SELECT queen.push('q', 'many', to_jsonb(n)) FROM generate_series(1, 20000) n")
+    await until(lambda: _count(connection, 20_000))
+    walked = await index_entries_read(connection)
+    for number in range(30):
+        await push(connection, number)
+        await until(partial(_is_stored, connection, number))
+    assert await index_entries_read(connection) - walked < 200_000
+    await transaction.commit()
+    await drained(connection)
+    assert await stored_payloads(connection) == [*range(30), "last"]
+
+
+async def index_entries_read(connection: Connection) -> int:
+    """After a while in which all sessions have reported theirs: they do within two seconds."""
+    await asyncio.sleep(2.5)
+    await connection.execute("SELECT pg_stat_clear_snapshot()")
+    read: int = await connection.fetchval(
+        "SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes WHERE relname = 'inbox'"
+    )
+    return read

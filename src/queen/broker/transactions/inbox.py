@@ -195,27 +195,38 @@ class InboxDrainer:
 
     async def _stay_awake(self, session: Session) -> None:
         """Look for rows again and again, without notifications, until there have been none for a while."""
-        await session.fetch("inbox_set_awake", _AWAKE)
-        last = self._now()
-        while self._is_on and self._now() - last < _LINGER_SECONDS:
-            if await self._round(session):
-                last = self._now()
-            if self._taken < _WORTHWHILE_ROWS:
-                await asyncio.sleep(_NAP_SECONDS)
-        self._transactions.clear()
-        self._notified.clear()
-        await session.fetch("inbox_set_awake", _ASLEEP)
-        # Whoever has written until now may have seen that this worker is awake, and will not notify it.
+        while self._is_on:
+            await session.fetch("inbox_set_awake", _AWAKE)
+            last = self._now()
+            while self._is_on and self._now() - last < _LINGER_SECONDS:
+                if await self._round(session):
+                    last = self._now()
+                if self._taken < _WORTHWHILE_ROWS:
+                    await asyncio.sleep(_NAP_SECONDS)
+            self._transactions.clear()
+            self._notified.clear()
+            await session.fetch("inbox_set_awake", _ASLEEP)
+            if await self._await_writers(session):
+                return
+
+    async def _await_writers(self, session: Session) -> bool:
+        """Until those who have written are over: they may have read that this worker is awake, and will not notify it.
+
+        False: so much else has come meanwhile that it should be.
+        """
         writers = await self._writers(session)
         nap, longest = _WRITER_NAPS
         while self._is_on:
             await self._append_until_empty(session)
-            if not writers or self._is_busy():
-                return
+            if self._is_busy():
+                return False
+            if not writers:
+                return True
             await asyncio.sleep(nap)
             nap = min(longest, nap * 1.5)
             # In this order: one that is over now is visible to the round that follows.
             writers &= await self._writers(session)
+        return True
 
     async def _writers(self, session: Session) -> set[str]:
         return {row["writer"] for row in await session.fetch("inbox_writers")}
@@ -357,9 +368,9 @@ class InboxDrainer:
 
     def _hold(self, queues: Collection[str], seconds: float, reason: Exception) -> None:
         """Append nothing to queues for a while; what comes for them meanwhile stays behind what waits."""
+        level = logging.WARNING if seconds >= _HELD_SECONDS else logging.DEBUG
         for queue in queues:
-            if queue not in self._held:
-                log.warning("inbox: rows for %r wait for %g s: %s", queue, seconds, reason)
+            log.log(level, "inbox: rows for %r wait for %g s: %s", queue, seconds, reason)
             self._held[queue] = self._now() + seconds
 
     def _release_held(self) -> None:
