@@ -52,9 +52,9 @@ spark: $(SPARK) ## Install what data pipelines on Spark need; they need Java 17 
 example: $(SPARK) ## Run a data pipeline from end to end, with a plot; needs Java 17.
 	@exec $(BIN)/queen pipeline example $(ARGS)
 
-# Tests wait more than they compute: three at a time take half as long on two cores.
+# Tests wait more than they compute: four at a time on two cores.
 test: setup ## Run the tests.
-	$(BIN)/pytest --numprocesses 3 --dist loadgroup $(ARGS)
+	$(BIN)/pytest --numprocesses 4 --dist loadgroup $(ARGS)
 
 acceptance: setup ## Run the published clients against the server; part of `make test`.
 	$(BIN)/pytest tests/acceptance $(ARGS)

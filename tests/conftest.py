@@ -6,9 +6,8 @@ import asyncio
 import functools
 import inspect
 import os
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from hypothesis import settings
 from queen.embedded import EmbeddedPostgres
 from queen.server import Worker
 from queen.settings import Settings
-from queen.storage.migrate import migrate
 from tests.support.api import Api
+from tests.support.databases import fresh_database, make_template
 from tests.support.proxy import Proxy, proxied
 from tests.support.together import ByGroup
 
@@ -30,7 +29,7 @@ settings.register_profile("default", deadline=None)
 settings.register_profile("soak", deadline=None, max_examples=5000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-TEMPLATE = "queen_template"
+_QUICK = {"fsync": "off", "full_page_writes": "off", "checkpoint_timeout": "1h"}
 _TEST_SECONDS = 120
 """As pyproject.toml says, unless a test says otherwise."""
 
@@ -89,24 +88,11 @@ def pytest_asyncio_loop_factories(
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    """One PostgreSQL for all tests that do not harm it; without fsync, because nobody pulls its plug."""
+    """One PostgreSQL for all tests that do not harm it; nobody pulls its plug, so nothing need survive that."""
     directory = tmp_path_factory.mktemp("postgres") / "pg"
-    with EmbeddedPostgres(directory, settings={"fsync": "off"}) as server:
-        asyncio.run(_make_template(server))
+    with EmbeddedPostgres(directory, settings=_QUICK) as server:
+        asyncio.run(make_template(server))
         yield server
-
-
-@asynccontextmanager
-async def fresh_database(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
-    """A migrated database of its own."""
-    name = f"test_{uuid.uuid4().hex}"
-    admin = await asyncpg.connect(postgres.dsn())
-    try:
-        await admin.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
-        yield postgres.dsn(name)
-        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
-    finally:
-        await admin.close()
 
 
 @pytest.fixture
@@ -163,10 +149,3 @@ async def start_server(dsn: str, tmp_path: Path) -> AsyncIterator[StartServer]:
 async def api(start_server: StartServer) -> Api:
     """A server with default settings, and the calls to make to it."""
     return await start_server()
-
-
-async def _make_template(server: EmbeddedPostgres) -> None:
-    admin = await asyncpg.connect(server.dsn())
-    await admin.execute(f"CREATE DATABASE {TEMPLATE}")
-    await admin.close()
-    await migrate(server.dsn(TEMPLATE))

@@ -95,6 +95,7 @@ from queen.spool.spool import Spool
 from queen.storage.database import Database, Record
 from queen.storage.shard_setup import check_alone
 from queen.telemetry import start_tracing, stop_tracing
+from queen.wire.api.resources.groups import GroupSummary
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource
 
@@ -239,11 +240,14 @@ class Worker:
 
     def _shard(self, broker: Broker, standings: Standings) -> Shard:
         """One shard with its views. What workers have counted is kept by the first shard for all of them."""
+        groups = Groups(broker.database, broker.catalog, broker.publish)
+        summaries: SingleFlightCache[list[GroupSummary]] = SingleFlightCache(self.settings.stats_cache_ms / 1000)
         return Shard(
             broker,
             Queues(broker.database, broker.catalog, broker.publish, broker.meter),
-            Resources(broker.database, broker.catalog.shard),
-            Groups(broker.database, broker.catalog, broker.publish),
+            Resources(broker.database, broker.catalog.shard, standings),
+            groups,
+            partial(summaries.get, "summaries", groups.summaries),
             LogReader(broker.database, broker.catalog.shard, broker.envelope),
             Status(broker.database, History(self.broker.database, self.recorder), standings),
             History(broker.database, self.recorder),
@@ -612,7 +616,7 @@ def _subscribe(
             EventKind.GROUP_CHANGED: lambda event: catalog.forget_group(event[5]),
             EventKind.PARTITION_CHANGED: lambda event: cache.forget(event[2]),
             EventKind.PARTITION_GONE: lambda event: cache.forget(event[2]),
-            EventKind.MODES_CHANGED: lambda event: heartbeat.nudge(),
+            EventKind.MODES_CHANGED: lambda event: heartbeat.trigger(),
             EventKind.APPEND_LOCK_WANTED: lambda event: push.lock.peer_wants(),
             EventKind.APPEND_LOCK_RELEASED: lambda event: push.lock.peer_released(),
         }

@@ -30,7 +30,7 @@ from queen.cli.app import execute, tree
 from queen.embedded import EmbeddedPostgres
 from queen.server import Worker
 from queen.settings import Settings
-from tests.conftest import TEMPLATE
+from tests.support.databases import TEMPLATE
 
 _TREE = tree()
 _START_SECONDS = 60.0

@@ -15,8 +15,8 @@ import pytest
 
 from queen.embedded import EmbeddedPostgres
 from queen.storage.database import Database
-from tests.conftest import TEMPLATE
 from tests.support.database import Connection
+from tests.support.databases import TEMPLATE
 
 ROWS = 16
 # A statement about 16 rows, in tables of hundreds of thousands.
@@ -232,7 +232,12 @@ async def test_a_hot_statement_touches_few_pages(hot: Connection, name: str) -> 
         ("group_lags", ([], [], [])),
         ("group_list", ([1, 2, 3], [], [], [])),
         ("dead_letter_counts", ()),
-        ("queue_list", ("", "", 100, 0)),
+        ("queue_list", ("", "", "", "created", True, None, 100, 0)),
+        ("queue_list", ("", "", "EUE-1", "name", False, None, 100, 0)),
+        ("queue_list", ("", "", "", "pending", True, [1], None, 0)),
+        ("live_depth", ()),
+        ("partition_page", ("", False, 100, 0)),
+        ("queue_partition_page", (1, "", "stored", True, 100, 0)),
     ],
 )
 async def test_what_dashboards_ask_for_is_read_without_a_look_at_segments(
@@ -267,6 +272,8 @@ async def test_the_statements_that_change_rows_found_them(hot: Connection) -> No
         ("ready_partitions", "int, int, bigint, bigint, timestamptz", (1, 1, 100, SIZE, None)),
         ("partition_page_end", "int, bigint, bigint", (1, 100, SIZE)),
         ("partitions_after", "int, bigint, bigint, float8", (1, 100, SIZE, 60.0)),
+        ("queue_partition_page", "int, text, text, bool, bigint, bigint", (1, "", "name", False, SIZE, 0)),
+        ("queue_partition_page", "int, text, text, bool, bigint, bigint", (1, "", "name", True, SIZE, 0)),
     ],
 )
 @pytest.mark.parametrize("pooled", [True, False], ids=["pooled", "hot"])

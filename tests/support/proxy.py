@@ -146,7 +146,7 @@ class _Pair:
     async def carry_answers(self, reader: asyncio.StreamReader) -> None:
         async for chunk in self._chunks(reader):
             sent, self._sent = self._sent, b""
-            if HEARTBEAT_SESSION.encode() in sent:
+            if b"application_name\0" + HEARTBEAT_SESSION.encode() in sent:
                 self._watches = True
             if not self._watches and self._proxy.loses(sent):
                 self._break_off(chunk[: len(chunk) // 2])

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 TOGETHER: Final = {
     # All scenarios of a client are one run.
     "tests/acceptance/": "acceptance",
-    # One JVM.
+    # One JVM each.
     "tests/spark/": "spark",
-    "tests/pipelines/": "spark",
+    "tests/pipelines/": "pipelines",
     # One server on one copy of the old data.
     "tests/compat/": "compat",
     # All pages are walked on one server.

@@ -445,7 +445,7 @@ export interface paths {
         };
         /**
          * List consumer groups
-         * @description One entry for each group and queue. Consumers that name no group are `__QUEUE_MODE__`.
+         * @description One entry for each group and queue. Consumers that name no group are `__QUEUE_MODE__`. With `limit` or `offset` a page of them, else a bare list.
          *
          *     Access: read-only.
          */
@@ -3343,6 +3343,15 @@ export interface components {
             partitions: components["schemas"]["GroupOnPartition"][];
         };
         /**
+         * GroupPage
+         * @description A page of groups.
+         */
+        GroupPage: {
+            consumer_groups: components["schemas"]["GroupSummary"][];
+            total: number;
+            pagination: components["schemas"]["Pagination"];
+        };
+        /**
          * GroupPaused
          * @description Whether nothing is delivered to a group from a queue for now, and whether that is a change.
          */
@@ -4320,6 +4329,7 @@ export interface components {
             status: string;
             /** Format: date-time */
             createdAt: string;
+            producerSub: string | null;
         };
         /**
          * QueueOperations
@@ -5734,7 +5744,10 @@ export type $defs = Record<string, never>;
 export interface operations {
     push: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description Who pushed them, in place of the subject of the token. Needs the role admin. */
+                producerSub?: string;
+            };
             header?: never;
             path?: never;
             cookie?: never;
@@ -7362,6 +7375,12 @@ export interface operations {
                 namespace?: string;
                 /** @description Only queues of this task. */
                 task?: string;
+                /** @description Only those with this text in their name, in any case. */
+                search?: string;
+                /** @description What they are sorted by: `name` ascending, all others descending. */
+                sort?: "created" | "name" | "partitions" | "pending" | "stored";
+                /** @description Ascending or descending; by default as `sort` says. */
+                order?: "asc" | "desc";
                 /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
                 limit?: number;
                 /** @description The number of entries to skip. */
@@ -7532,6 +7551,12 @@ export interface operations {
                 offset?: number;
                 /** @description Only partitions of this queue. */
                 queue?: string;
+                /** @description Only those with this text in their name, in any case. */
+                search?: string;
+                /** @description What they are sorted by: `name` ascending, the others descending, and of one queue alone. */
+                sort?: "name" | "newest" | "stored";
+                /** @description Ascending or descending; by default as `sort` says. */
+                order?: "asc" | "desc";
             };
             header?: never;
             path?: never;
@@ -7817,7 +7842,22 @@ export interface operations {
     };
     groups: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description Only on this queue. */
+                queue?: string;
+                /** @description Only those with this text in the name of the group or queue, in any case. */
+                search?: string;
+                /** @description Only groups that have messages before them. */
+                lagging?: boolean;
+                /** @description What they are sorted by: names ascending, `lag` in messages and in `time` descending. */
+                sort?: "lag" | "name" | "queue" | "time";
+                /** @description Ascending or descending; by default as `sort` says. */
+                order?: "asc" | "desc";
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+                /** @description The number of entries to skip. */
+                offset?: number;
+            };
             header?: never;
             path?: never;
             cookie?: never;
@@ -7830,7 +7870,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["GroupSummary"][];
+                    "application/json": components["schemas"]["GroupSummary"][] | components["schemas"]["GroupPage"];
                 };
             };
             /** @description The request is wrong; nothing was stored. */
@@ -11259,6 +11299,12 @@ export interface operations {
                 namespace?: string;
                 /** @description Only queues of this task. */
                 task?: string;
+                /** @description Only those with this text in their name, in any case. */
+                search?: string;
+                /** @description What they are sorted by: `name` ascending, all others descending. */
+                sort?: "created" | "name" | "partitions" | "pending" | "stored";
+                /** @description Ascending or descending; by default as `sort` says. */
+                order?: "asc" | "desc";
             };
             header?: never;
             path?: never;
@@ -14970,6 +15016,12 @@ export interface operations {
                 namespace: string;
                 /** @description Only this topic. */
                 topic?: string;
+                /** @description Only those with this text in their name, in any case. */
+                search?: string;
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+                /** @description The number of entries to skip. */
+                offset?: number;
             };
             header?: never;
             path?: never;

@@ -56,7 +56,7 @@ _MOST_UNSENT: Final = 256 * 1024
 """A listener that has left more unread is dropped."""
 _LONGEST_SECONDS: Final = 900.0
 """Then a listener has to connect again: what it may see may have changed."""
-_DEPTH_SHARE: Final = 20.0
+_DEPTH_SHARE: Final = 40.0
 _QUEUES_SHARE: Final = 50.0
 _RETRY: Final = b"retry: 2000\n\n"
 

@@ -324,6 +324,31 @@ async def test_a_pop_that_waits_gets_what_a_seek_back_uncovers(start_server: Sta
                 assert [message["data"] for message in await waiting] == [1]
 
 
+async def test_groups_are_paged_searched_and_sorted_by_the_server(api: Api, connection: Connection) -> None:
+    await api.push("orders", *range(5))
+    await age(connection, 60)
+    await api.push("bills", *range(9))
+    for group, queue, count in (("one", "orders", 3), ("two", "orders", 5), ("one", "bills", 1)):
+        await api.pop(queue, consumerGroup=group, batch=count, autoAck=True)
+    for query, expected in (
+        ({}, ["one bills", "one orders", "two orders"]),
+        ({"order": "desc"}, ["two orders", "one orders", "one bills"]),
+        ({"sort": "queue"}, ["one bills", "one orders", "two orders"]),
+        ({"sort": "lag"}, ["one bills", "one orders", "two orders"]),
+        ({"sort": "time"}, ["one orders", "one bills", "two orders"]),
+        ({"lagging": True, "sort": "lag", "order": "asc"}, ["one orders", "one bills"]),
+        ({"queue": "orders"}, ["one orders", "two orders"]),
+        ({"search": "ILL"}, ["one bills"]),
+    ):
+        rows = (await api.call("GET", GROUPS, **query)).body
+        names = [f"{row['name']} {row['queueName']}" for row in rows]
+        assert names == expected, query
+        page = (await api.call("GET", GROUPS, limit=1, offset=1, **query)).body
+        assert page["total"] == len(expected)
+        assert page["consumer_groups"] == rows[1:2]
+        assert page["pagination"] == {"limit": 1, "offset": 1}
+
+
 async def preview(api: Api, **query: Any) -> dict[str, Any]:
     answer = await api.call("GET", f"{GROUPS}/g/queues/q/seek/preview", **query)
     assert answer.status == 200, answer

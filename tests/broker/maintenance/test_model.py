@@ -255,7 +255,7 @@ async def session(dsn: str) -> AsyncIterator[Session]:
 @pytest.mark.timeout(24 * 3600 if SOAK else 600)
 @pytest.mark.parametrize("option", ["retention_seconds", "completed_retention_seconds", "max_wait_time_seconds", "ttl"])
 @settings(
-    max_examples=2000 if SOAK else 60,
+    max_examples=2000 if SOAK else 25,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

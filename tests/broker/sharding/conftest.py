@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from queen.embedded import EmbeddedPostgres
-from tests.conftest import StartServer, fresh_database
+from tests.conftest import StartServer
 from tests.support.api import Api
+from tests.support.databases import fresh_database
 from tests.support.proxy import Proxy, proxied
 from tests.support.topic_api import TopicApi
 

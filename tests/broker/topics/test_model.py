@@ -254,7 +254,7 @@ async def servers(start_server: StartServer, topology: str) -> list[Api]:
 @pytest.mark.timeout(24 * 3600 if SOAK else 600)
 @pytest.mark.parametrize("topology", ["one worker", "two workers", "one worker, buffered", "two workers, buffered"])
 @settings(
-    max_examples=2000 if SOAK else 40,
+    max_examples=2000 if SOAK else 16,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

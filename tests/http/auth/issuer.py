@@ -13,7 +13,7 @@ from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 SECRET = "a-secret-of-at-least-thirty-two-bytes!"
 
 
-def issue(role: str | None = "admin", *, secret: str = SECRET, lifetime: float = 600, **claims: Any) -> str:
+def issue(role: str | None = "admin", *, secret: str = SECRET, lifetime: float = 86_400, **claims: Any) -> str:
     """A token signed with HS256; a claim of None is left out."""
     body = {"sub": "tester", "role": role, "exp": int(time.time() + lifetime)} | claims
     return sign({key: value for key, value in body.items() if value is not None}, OctKey.import_key(secret), "HS256")

@@ -140,54 +140,53 @@ async def test_a_token_in_the_query_counts_for_a_websocket_alone(api: Api) -> No
 # What is no request.
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (b"garbage", "Invalid JSON"),
-        (b"", "Invalid JSON"),
-        (b'{"type":"ping"', "Invalid JSON"),
-        (b"[" * 100_000, "Invalid JSON"),
-        (b"[]", "must be a JSON object"),
-        (b"{}", "type is required"),
-        (b'{"type":"pop"}', "unknown type 'pop': it must be one of subscribe, credit"),
-        (b'{"type":{"a":1}}', "unknown type"),
-        (b'{"type":"subscribe","id":"s"}', "queue"),
-        (b'{"type":"subscribe","queue":"q"}', "id"),
-        (b'{"type":"subscribe","id":"","queue":"q"}', "$.id"),
-        (b'{"type":"subscribe","id":"s","queue":""}', "Queue must not be empty"),
-        (b'{"type":"subscribe","id":"s","queue":"a\\u0000b"}', "control characters"),
-        (b'{"type":"subscribe","id":"s","queue":"q","partition":""}', "Partition must not be empty"),
-        (b'{"type":"subscribe","id":"s","queue":"q","batch":0}', "$.batch"),
-        (b'{"type":"subscribe","id":"s","queue":"q","batch":10001}', "$.batch"),
-        (b'{"type":"subscribe","id":"s","queue":"q","batch":"5"}', "$.batch"),
-        (b'{"type":"subscribe","id":"s","queue":"q","credit":-1}', "$.credit"),
-        (b'{"type":"subscribe","id":"s","queue":"q","bach":5}', "bach"),
-        (b'{"type":"subscribe","id":"s","queue":"q","subscriptionFrom":"yesterday"}', "subscriptionFrom"),
-        (b'{"type":"subscribe","id":"s","queue":"q","subscriptionMode":"newest"}', "$.subscriptionMode"),
-        (b'{"type":"credit","id":"nobody","credit":1}', "no subscription 'nobody'"),
-        (b'{"type":"unsubscribe","id":"nobody"}', "no subscription 'nobody'"),
-        (b'{"type":"ack","id":1}', "transactionId is required"),
-        (b'{"type":"ack","id":1,"transactionId":"t"}', "partitionId is required"),
-        (b'{"type":"ack","id":1,"acknowledgments":{}}', "$.acknowledgments"),
-        (b'{"type":"ack","id":1,"acknowledgments":[{}]}', "transactionId"),
-        (b'{"type":"ack","id":1,"acknowledgments":[],"transactionId":"t"}', "not both"),
-        (b'{"type":"ack","id":1,"acknowledgments":[],"credit":1}', "credit needs"),
-        (b'{"type":"ack","id":1,"acknowledgments":[],"subscription":"nobody"}', "no subscription"),
-        (b'{"type":"renew","id":1}', "leaseId"),
-        (b'{"type":"renew","id":1,"leaseId":"x","seconds":0}', "$.seconds"),
-        (b'{"type":"renew","id":1,"leaseId":"x"}', "Lease not found"),
-        (b'{"type":"ping","id":[]}', "$.id"),
-    ],
-)
-async def test_what_is_no_request_is_told_and_the_connection_goes_on(api: Api, text: bytes, said: str) -> None:
+_NO_REQUESTS = [
+    (b"garbage", "Invalid JSON"),
+    (b"", "Invalid JSON"),
+    (b'{"type":"ping"', "Invalid JSON"),
+    (b"[" * 100_000, "Invalid JSON"),
+    (b"[]", "must be a JSON object"),
+    (b"{}", "type is required"),
+    (b'{"type":"pop"}', "unknown type 'pop': it must be one of subscribe, credit"),
+    (b'{"type":{"a":1}}', "unknown type"),
+    (b'{"type":"subscribe","id":"s"}', "queue"),
+    (b'{"type":"subscribe","queue":"q"}', "id"),
+    (b'{"type":"subscribe","id":"","queue":"q"}', "$.id"),
+    (b'{"type":"subscribe","id":"s","queue":""}', "Queue must not be empty"),
+    (b'{"type":"subscribe","id":"s","queue":"a\\u0000b"}', "control characters"),
+    (b'{"type":"subscribe","id":"s","queue":"q","partition":""}', "Partition must not be empty"),
+    (b'{"type":"subscribe","id":"s","queue":"q","batch":0}', "$.batch"),
+    (b'{"type":"subscribe","id":"s","queue":"q","batch":10001}', "$.batch"),
+    (b'{"type":"subscribe","id":"s","queue":"q","batch":"5"}', "$.batch"),
+    (b'{"type":"subscribe","id":"s","queue":"q","credit":-1}', "$.credit"),
+    (b'{"type":"subscribe","id":"s","queue":"q","bach":5}', "bach"),
+    (b'{"type":"subscribe","id":"s","queue":"q","subscriptionFrom":"yesterday"}', "subscriptionFrom"),
+    (b'{"type":"subscribe","id":"s","queue":"q","subscriptionMode":"newest"}', "$.subscriptionMode"),
+    (b'{"type":"credit","id":"nobody","credit":1}', "no subscription 'nobody'"),
+    (b'{"type":"unsubscribe","id":"nobody"}', "no subscription 'nobody'"),
+    (b'{"type":"ack","id":1}', "transactionId is required"),
+    (b'{"type":"ack","id":1,"transactionId":"t"}', "partitionId is required"),
+    (b'{"type":"ack","id":1,"acknowledgments":{}}', "$.acknowledgments"),
+    (b'{"type":"ack","id":1,"acknowledgments":[{}]}', "transactionId"),
+    (b'{"type":"ack","id":1,"acknowledgments":[],"transactionId":"t"}', "not both"),
+    (b'{"type":"ack","id":1,"acknowledgments":[],"credit":1}', "credit needs"),
+    (b'{"type":"ack","id":1,"acknowledgments":[],"subscription":"nobody"}', "no subscription"),
+    (b'{"type":"renew","id":1}', "leaseId"),
+    (b'{"type":"renew","id":1,"leaseId":"x","seconds":0}', "$.seconds"),
+    (b'{"type":"renew","id":1,"leaseId":"x"}', "Lease not found"),
+    (b'{"type":"ping","id":[]}', "$.id"),
+]
+
+
+async def test_what_is_no_request_is_told_and_the_connection_goes_on(api: Api) -> None:
     async with raw_socket(api.url) as socket:
-        socket.send(text)
-        error = await socket.next_json()
-        assert error["type"] == "error"
-        assert error["status"] in (400, 404)
-        assert said in error["error"]
-        socket.send(b'{"type":"ping","id":"still there"}')
-        assert await socket.next_json() == {"type": "pong", "id": "still there"}
+        for text, said in _NO_REQUESTS:
+            socket.send(text)
+            error = await socket.next_json()
+            assert (error["type"], error["status"] in (400, 404)) == ("error", True), (text[:100], error)
+            assert said in error["error"], (text[:100], error)
+            socket.send(b'{"type":"ping","id":"still there"}')
+            assert await socket.next_json() == {"type": "pong", "id": "still there"}
 
 
 async def test_an_error_names_the_request_it_is_about(api: Api) -> None:

@@ -13,10 +13,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from queen.embedded import EmbeddedPostgres
-from tests.conftest import StartServer, fresh_database
+from tests.conftest import StartServer
 from tests.spark.conftest import Read, in_thread
 from tests.support.api import Api
 from tests.support.database import Connection, stored_messages
+from tests.support.databases import fresh_database
 from tests.support.topic_api import TopicApi
 
 KEY = "0f" * 32
@@ -191,8 +192,8 @@ async def test_a_parked_pop_gets_what_spark_has_written(spark: SparkSession, api
 async def test_a_batch_that_is_done_again_in_other_tasks_is_published_once(
     spark: SparkSession, read: Read, dsn: str, connection: Connection, tmp_path: Path
 ) -> None:
-    await write(counted(spark, 40_000, tasks=1, partitions=4), dsn, queue="orders")
-    options = {"startingOffsets": "earliest", "maxRowsPerBatch": "30000"}
+    await write(counted(spark, 8_000, tasks=1, partitions=4), dsn, queue="orders")
+    options = {"startingOffsets": "earliest", "maxRowsPerBatch": "6000"}
 
     def stream(tasks: int) -> DataFrame:
         return read.stream("orders", **options, maxTasks=str(tasks)).select("payload", "partition")
@@ -204,10 +205,10 @@ async def test_a_batch_that_is_done_again_in_other_tasks_is_published_once(
     assert 1 in await pour(stream(1), dsn, tmp_path / "ck", queue="copies")
     for remainder in range(4):
         copied = await numbers(connection, "copies", f"p{remainder}")
-        assert sorted(copied) == list(range(remainder, 40_000, 4))
+        assert sorted(copied) == list(range(remainder, 8_000, 4))
     # A fresh checkpoint is a new query, which begins anew.
     await pour(stream(1), dsn, tmp_path / "other", queue="copies")
-    assert len(await numbers(connection, "copies", "p0")) == 20_000
+    assert len(await numbers(connection, "copies", "p0")) == 4_000
 
 
 async def test_through_a_server_it_is_the_same(

@@ -17,10 +17,11 @@ from queen.errors import QueenError
 from queen.spark.options import parse_read_options
 from queen.spark.schemas import schema_of
 from queen.spark.source.batch import QueenReader
-from tests.conftest import StartServer, fresh_database
+from tests.conftest import StartServer
 from tests.spark.conftest import Read, collect
 from tests.support.ageing import Connection, age, clean
 from tests.support.api import Api
+from tests.support.databases import fresh_database
 
 KEY = "0f" * 32
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,6 +19,7 @@ from queen.monitoring.recorder import Recorder
 from queen.monitoring.scrape import Scraper
 from queen.monitoring.status import Status
 from queen.settings import Settings
+from queen.wire.api.resources.groups import GroupSummary
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -29,6 +30,10 @@ MetricSource: TypeAlias = "Callable[[], Iterable[Metric]]"
 """Gives metric families that something else keeps, such as the spool or the peers."""
 
 
+GroupSummaries: TypeAlias = "Callable[[], Awaitable[list[GroupSummary]]]"
+"""Gives all groups of a shard, by name; requests that come at the same time, or soon after, share the work."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One shard: its broker, and the views over its database."""
@@ -37,6 +42,7 @@ class Shard:
     queues: Queues
     resources: Resources
     groups: Groups
+    group_summaries: GroupSummaries
     log_reader: LogReader
     status: Status
     history: History

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -22,6 +23,7 @@ _KINDS: Final = {"group": "ConsumerGroup", "ns": "Namespace"}
 _LONGEST_QUOTE: Final = 80
 
 
+@functools.cache
 def query_parser(kind: Any) -> Parse:
     """Parses a query into a `kind`, a struct of strings, numbers, flags and times; None: there are no parameters."""
     if kind is None:

@@ -331,20 +331,24 @@ WHERE n.name = $1 AND (
 ORDER BY t.name;
 
 -- name: topic_counts
--- How many items the topics of a namespace, or one of them, have in each state.
-SELECT t.*, n.name AS namespace,
-    coalesce(c.ready + c.prefetched, 0) - coalesce(o.handed, 0) AS ready, coalesce(c.delayed, 0) AS delayed,
+-- How many items the topics of a namespace, or one of them, have in each state: a page of those with a text ($3) in their
+-- names (empty: any), by name.
+WITH page AS MATERIALIZED (
+    SELECT t.*, n.name AS namespace FROM queen.topic_namespaces n JOIN queen.topics t ON t.namespace_id = n.id
+    WHERE n.name = $1 AND ($2::text IS NULL OR t.name = $2) AND ($3::text = '' OR position(lower($3) IN lower(t.name)) > 0)
+    ORDER BY t.name LIMIT $4 OFFSET $5
+)
+SELECT t.*, coalesce(c.ready + c.prefetched, 0) - coalesce(o.handed, 0) AS ready, coalesce(c.delayed, 0) AS delayed,
     coalesce(c.leased - c.prefetched, 0) + coalesce(o.handed, 0) AS leased,
     (SELECT count(*) FROM queen.topic_dead_letters d WHERE d.topic_id = t.id) AS dead
-FROM queen.topic_namespaces n JOIN queen.topics t ON t.namespace_id = n.id
+FROM page t
 LEFT JOIN (
     SELECT topic_id, count(*) FILTER (WHERE leased_until IS NULL AND deliver_after <= statement_timestamp()) AS ready,
         count(*) FILTER (WHERE leased_until IS NULL AND deliver_after > statement_timestamp()) AS delayed,
         count(*) FILTER (WHERE leased_until IS NOT NULL) AS leased,
         count(*) FILTER (WHERE leased_until = 'infinity' AND lease_owner IS NULL) AS prefetched
     FROM queen.topic_items
-    WHERE topic_id IN (SELECT o.id FROM queen.topics o JOIN queen.topic_namespaces m ON m.id = o.namespace_id
-        WHERE m.name = $1 AND ($2::text IS NULL OR o.name = $2))
+    WHERE topic_id IN (SELECT id FROM page)
     GROUP BY topic_id
 ) c ON c.topic_id = t.id
 LEFT JOIN (
@@ -352,7 +356,6 @@ LEFT JOIN (
     JOIN queen.topic_items i ON i.id = u.id AND i.leased_until IS NOT DISTINCT FROM 'infinity' AND i.lease_owner IS NULL
     GROUP BY h.topic_id
 ) o ON o.topic_id = t.id
-WHERE n.name = $1 AND ($2::text IS NULL OR t.name = $2)
 ORDER BY t.name;
 
 -- name: topic_peek

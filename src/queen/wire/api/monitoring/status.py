@@ -11,15 +11,17 @@ from queen.wire.api.fields import (
     Count,
     Limit,
     NamespaceFilter,
+    Order,
     Page,
     Pagination,
     QueueFilter,
+    Search,
     TaskFilter,
     Time,
     TimeSpan,
     Uuid,
 )
-from queen.wire.api.resources.queues import Counters, QueueInList, QueueOptions
+from queen.wire.api.resources.queues import Counters, QueueInList, QueueOptions, QueueSort
 
 Interval: TypeAlias = Literal["minute", "hour", "day"]
 
@@ -237,6 +239,7 @@ class QueueMessage(Answer):
     partition: str
     status: str
     created_at: Time
+    producer_sub: str | None
 
 
 class StoredPoint(Answer):
@@ -269,6 +272,9 @@ class StatusQueuesQuery(Page):
     limit: Limit = 100
     namespace: NamespaceFilter = ""
     task: TaskFilter = ""
+    search: Search = ""
+    sort: QueueSort = "created"
+    order: Order = None
 
 
 class QueueStatusQuery(Page):

@@ -1,0 +1,70 @@
+"""Databases for tests: migrated, empty, and used again, because a new one costs more than most tests."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import asyncpg
+
+from queen.embedded import EmbeddedPostgres
+from queen.storage.migrate import migrate
+
+TEMPLATE = "queen_template"
+_CLEAN = Path(__file__).with_name("clean.sql").read_text()
+_idle: list[str] = []
+"""Names of databases that are as the template is."""
+
+
+async def make_template(postgres: EmbeddedPostgres) -> None:
+    """The database that the others are copies of."""
+    _idle.clear()
+    admin = await asyncpg.connect(postgres.dsn())
+    await admin.execute(f"CREATE DATABASE {TEMPLATE}")
+    await admin.close()
+    await migrate(postgres.dsn(TEMPLATE))
+    connection = await asyncpg.connect(postgres.dsn(TEMPLATE))
+    await connection.execute(_CLEAN)
+    await connection.execute("SELECT cleaning.remember()")
+    await connection.close()
+
+
+async def create_database(postgres: EmbeddedPostgres) -> str:
+    """The name of a new copy of the template."""
+    name = f"test_{uuid.uuid4().hex}"
+    admin = await asyncpg.connect(postgres.dsn())
+    try:
+        # Copying files, PostgreSQL need not write each page to its log.
+        await admin.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE} STRATEGY FILE_COPY")
+    finally:
+        await admin.close()
+    return name
+
+
+@asynccontextmanager
+async def fresh_database(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
+    """A migrated, empty database that nobody else uses."""
+    name = _idle.pop() if _idle else await create_database(postgres)
+    yield postgres.dsn(name)
+    if await _cleaned(postgres.dsn(name)):
+        _idle.append(name)
+    else:
+        admin = await asyncpg.connect(postgres.dsn())
+        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        await admin.close()
+
+
+async def _cleaned(dsn: str) -> bool:
+    """Take out what a test left; false when it changed more than rows."""
+    try:
+        connection = await asyncpg.connect(dsn)
+    except (asyncpg.PostgresError, OSError):
+        return False
+    try:
+        return bool(await connection.fetchval("SELECT cleaning.clean()"))
+    except asyncpg.PostgresError:
+        return False
+    finally:
+        await connection.close()
