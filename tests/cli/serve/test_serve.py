@@ -7,7 +7,6 @@ import signal
 import socket
 import stat
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -307,10 +306,8 @@ async def test_a_stranger_starts_it_asks_for_its_health_and_stops_it(tmp_path: P
     options = ("--host", "127.0.0.1", "--port", str(port), "--workers", "2", "--data-dir", str(data))
     careless = ("sh", "-c", 'umask 0; exec "$@"', "sh")
     for _ in ("first start", "second start on the same data"):
-        begun = time.monotonic()
         async with started(*careless, *queen("serve", *options)) as served:
             await served.line_with(f"is ready at http://127.0.0.1:{port}")
-            took = time.monotonic() - begun
             async with aiohttp.ClientSession() as session, session.get(url) as answer:
                 assert answer.status == 200
                 assert (await answer.json())["status"] == "healthy"
@@ -324,4 +321,3 @@ async def test_a_stranger_starts_it_asks_for_its_health_and_stops_it(tmp_path: P
             served.process.send_signal(signal.SIGINT)
             assert await served.ended() == 0
             assert [process for process in left if not is_gone(process)] == []
-    assert took < 10, "the second start has nothing to create"
