@@ -608,7 +608,7 @@ def _subscribe(
             EventKind.GROUP_CHANGED: lambda event: catalog.forget_group(event[5]),
             EventKind.PARTITION_CHANGED: lambda event: cache.forget(event[2]),
             EventKind.PARTITION_GONE: lambda event: cache.forget(event[2]),
-            EventKind.MODES_CHANGED: lambda event: heartbeat.nudge(),
+            EventKind.MODES_CHANGED: lambda event: heartbeat.trigger(),
             EventKind.APPEND_LOCK_WANTED: lambda event: push.lock.peer_wants(),
             EventKind.APPEND_LOCK_RELEASED: lambda event: push.lock.peer_released(),
         }

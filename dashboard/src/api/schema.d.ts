@@ -4462,6 +4462,7 @@ export interface components {
             status: string;
             /** Format: date-time */
             createdAt: string;
+            producerSub: string | null;
         };
         /**
          * QueueOperations
@@ -5926,7 +5927,10 @@ export type $defs = Record<string, never>;
 export interface operations {
     push: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description Who pushed them, in place of the subject of the token. Needs the role admin. */
+                producerSub?: string;
+            };
             header?: never;
             path?: never;
             cookie?: never;

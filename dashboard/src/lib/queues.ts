@@ -30,3 +30,10 @@ export function useQueues(): { queues: ShallowRef<Schema['QueueInList'][] | unde
   }
   return { queues, error: live.error, loading: live.loading, refresh }
 }
+
+/** Names that contain these words, for inputs that suggest. */
+export async function queueNames(words: string): Promise<string[]> {
+  const { queues } = await get('/api/v1/resources/queues', { query: { limit: PAGE } })
+  const wanted = words.toLowerCase()
+  return queues.map((one) => one.name).filter((name) => name.toLowerCase().includes(wanted)).slice(0, 20)
+}

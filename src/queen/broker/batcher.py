@@ -135,7 +135,7 @@ class Batcher(Generic[RequestT]):
                 self._has_lock = False
                 if self._meanwhile is not None:
                     # When the requests that are on the wire just now have come in, too.
-                    asyncio.get_running_loop().call_soon(self._use_the_wait, self._meanwhile)
+                    asyncio.get_running_loop().call_soon(self._prepare_while_waiting, self._meanwhile)
                 async with self._lock:
                     self._has_lock = True
                     batch, weight = backlog.take(slot)
@@ -154,7 +154,7 @@ class Batcher(Generic[RequestT]):
             if task is None and self._backlog.waits(slot):
                 self._tasks[slot] = asyncio.get_running_loop().create_task(self._drain(slot))
 
-    def _use_the_wait(self, meanwhile: Callable[[Sequence[RequestT]], None]) -> None:
+    def _prepare_while_waiting(self, meanwhile: Callable[[Sequence[RequestT]], None]) -> None:
         if not self._has_lock and self._weight <= self._limit:
             meanwhile(self._backlog.waiting())
 

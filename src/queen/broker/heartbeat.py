@@ -88,7 +88,7 @@ class DatabaseHeartbeat:
         await self._background.stop()
         self._drop()
 
-    def nudge(self) -> None:
+    def trigger(self) -> None:
         """A mode was changed: beat now."""
         self._nudged.set()
 
@@ -104,7 +104,7 @@ class DatabaseHeartbeat:
                     await self._nudged.wait()
             except TimeoutError:
                 pass
-            # Before the beat: a nudge during it may be about what was read already.
+            # Before the beat: a trigger during it may be about what was read already.
             self._nudged.clear()
             try:
                 await self._beat()

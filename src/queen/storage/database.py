@@ -259,7 +259,7 @@ class Database:
     def link(self, *, probing: bool = False) -> Link:
         """A connection of a component's own; a `probing` one is tried even while PostgreSQL is marked down."""
         availability = Availability() if probing else self.availability
-        link = Link(self._connect_hot, self.statements, self._link_timeout, availability, self._note_error)
+        link = Link(self._connect_link, self.statements, self._link_timeout, availability, self._note_error)
         self._links.append(link)
         return link
 
@@ -350,7 +350,7 @@ class Database:
             reset=_keep_session,
         )
 
-    async def _connect_hot(self) -> Connection:
+    async def _connect_link(self) -> Connection:
         return await asyncpg.connect(self._dsn, timeout=self._connect_timeout, server_settings=self._hot_settings)
 
 

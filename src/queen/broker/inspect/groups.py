@@ -16,7 +16,7 @@ from queen.broker.events import Event, EventKind, named
 from queen.concurrency import chunked_map
 from queen.errors import NotFound
 from queen.log.catalog import Catalog
-from queen.log.segments import Moment, offsets_after
+from queen.log.segments import TimeSearch, offsets_after
 from queen.storage.database import Database, Fetcher, Record
 from queen.wire.api.resources.groups import (
     GroupOnPartition,
@@ -271,7 +271,7 @@ class Groups:
         rows = await self._database.fetch("unmet_news", groups)
         offsets = await offsets_after(
             self._database,
-            [Moment(row["id"], row["floor_offset"], row["next_offset"], row["since"]) for row in rows],
+            [TimeSearch(row["id"], row["floor_offset"], row["next_offset"], row["since"]) for row in rows],
         )
         return [row["group_id"] for row in rows], [row["id"] for row in rows], offsets
 
@@ -281,7 +281,7 @@ async def _targets(fetcher: Fetcher, spans: Sequence[Record], place: Place) -> S
     if isinstance(place, int):
         return [min(max(place, span["floor_offset"]), span["next_offset"]) for span in spans]
     return await offsets_after(
-        fetcher, [Moment(span["id"], span["floor_offset"], span["next_offset"], place) for span in spans]
+        fetcher, [TimeSearch(span["id"], span["floor_offset"], span["next_offset"], place) for span in spans]
     )
 
 

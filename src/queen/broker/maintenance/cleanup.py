@@ -55,11 +55,11 @@ class DroppedPartitions:
         return False
 
 
-class Rounds:
-    """Goes the round of all partitions once a day, a bounded number in each run, going on where the last run ended.
+class PartitionSweep:
+    """Checks all partitions once a day, a bounded number in each run, continuing where the last run ended.
 
-    Sweeps away what lies out of reach below a floor and was not removed when the floor was raised (a clear that was
-    interrupted, say), and removes partitions that have been empty and unused for `days`.
+    Removes segments below the floor that were not removed when it was raised (as by an interrupted clear), and
+    partitions that have been empty and unused for `days`.
     """
 
     def __init__(self, batch: int, days: int, publish: Publish) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from queen.broker.change_log import KEPT_SECONDS
 from queen.broker.events import EventKind
-from queen.broker.maintenance.cleanup import DroppedPartitions, OldMetrics, OldRows, Publish, Rounds
+from queen.broker.maintenance.cleanup import DroppedPartitions, OldMetrics, OldRows, PartitionSweep, Publish
 from queen.broker.maintenance.election import Election, Job, Session
 from queen.broker.maintenance.retention import Eviction, Retention, Trimmer
 from queen.broker.maintenance.rewrite import Rewrite
@@ -47,7 +47,7 @@ def cleaning_jobs(settings: Settings, publish: Publish, push_listener: PushListe
             settings.eviction_interval / 1000,
             Eviction(Trimmer(settings.eviction_batch_size, push_listener)).run,
         ),
-        Job("rounds", retention_seconds, Rounds(batch, settings.partition_cleanup_days, publish).run),
+        Job("partition sweep", retention_seconds, PartitionSweep(batch, settings.partition_cleanup_days, publish).run),
         Job("old history", retention_seconds, OldRows("remove_old_history", _HISTORY_DAYS, batch).run),
         Job(
             "old audit",
@@ -90,10 +90,10 @@ class JobRunner:
         """What notifications change about the jobs of this worker, if it is the elected one."""
         return {
             EventKind.PUSHED: lambda event: self.push_listener.pushed(event[1], event[2]),
-            EventKind.QUEUE_GONE: lambda event: self.nudge(),
+            EventKind.QUEUE_GONE: lambda event: self.trigger(),
         }
 
-    def nudge(self) -> None:
+    def trigger(self) -> None:
         """Something was deleted: have the prompt jobs run now, if this worker is the elected one."""
         for job, wake_up in self._wake_ups.items():
             if job.prompt:

@@ -137,8 +137,8 @@ class Lane:
         if available is not None:
             self.stale[partition_id] = available
 
-    def reconsider(self) -> bool:
-        """Nothing else is ready: to try a few stale partitions costs no more than to check them. Else False."""
+    def retry_stale(self) -> bool:
+        """If nothing else is ready, make a few stale partitions ready: a claim costs no more than a check."""
         if self.ready or not 0 < len(self.stale) <= _FEW_STALE:
             return False
         self.ready, self.stale = self.stale, {}

@@ -417,7 +417,7 @@ class Popper:
             if not lane.has_work:
                 self._notifications.drain()
                 if lane.waiting:
-                    lane.reconsider()
+                    lane.retry_stale()
             before = len(claims)
             if lane.has_work and not self.paused:
                 self._matcher.match(lane, claims)

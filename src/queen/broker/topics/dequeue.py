@@ -223,7 +223,7 @@ class Dequeuer:
         self._claiming: Counter[TopicKey] = Counter()
         self._missed: set[TopicKey] = set()
         self._tasks = BackgroundTasks()
-        self.lane = self.make_lane(self._serve)
+        self.batcher = self.make_batcher(self._serve)
 
     def dequeue(
         self, key: TopicKey, limit: int, lease_seconds: float | None, wait_seconds: float
@@ -256,10 +256,10 @@ class Dequeuer:
 
     async def stop(self) -> None:
         self.waiting.stop()
-        await self.lane.join()
+        await self.batcher.join()
         await self._tasks.finish()
 
-    def make_lane(self, serve: Callable[[list[Dequeue]], Awaitable[None]]) -> RequestBatcher[Dequeue]:
+    def make_batcher(self, serve: Callable[[list[Dequeue]], Awaitable[None]]) -> RequestBatcher[Dequeue]:
         async def run(batch: list[Dequeue]) -> None:
             batch = [request for request in batch if not request.answer.done()]
             # Another batch may run beside this one.
@@ -282,7 +282,7 @@ class Dequeuer:
         )
 
     def submit(self, request: Dequeue) -> None:
-        self.lane.submit(request)
+        self.batcher.submit(request)
 
     async def _serve(self, batch: list[Dequeue]) -> None:
         topics = await self._catalog.find({request.key for request in batch})

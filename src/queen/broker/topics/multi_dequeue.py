@@ -108,7 +108,7 @@ class MultiTopicDequeuer:
         self._poll_seconds = poll_seconds
         self._topic_sets: dict[str, dict[frozenset[str], TopicSet]] = {}
         self._tasks = BackgroundTasks()
-        self.lane: RequestBatcher[MultiTopicDequeue] = RequestBatcher(
+        self.batcher: RequestBatcher[MultiTopicDequeue] = RequestBatcher(
             self._run,
             weigh=lambda request: min(request.limit, _MOST_AT_ONCE),
             limit=_MOST_AT_ONCE,
@@ -118,7 +118,7 @@ class MultiTopicDequeuer:
             fair_share=context.fair_share,
         )
         self.waiting: WaitLists[TopicSet, MultiTopicDequeue] = WaitLists(
-            context.database.availability, self.lane.submit, self.wake_all
+            context.database.availability, self.batcher.submit, self.wake_all
         )
 
     def dequeue(
@@ -129,7 +129,7 @@ class MultiTopicDequeuer:
         request = MultiTopicDequeue(
             (namespace, ""), limit, lease_seconds, wait_seconds > 0, loop.create_future(), names=frozenset(names)
         )
-        self.lane.submit(request)
+        self.batcher.submit(request)
         if request.wait:
             request.timer = loop.call_later(wait_seconds, request.expire)
         return request
@@ -167,7 +167,7 @@ class MultiTopicDequeuer:
 
     async def stop(self) -> None:
         self.waiting.stop()
-        await self.lane.join()
+        await self.batcher.join()
         await self._tasks.finish()
 
     async def _run(self, batch: list[MultiTopicDequeue]) -> None:

@@ -491,14 +491,14 @@ class LeaseDaemon:
 
 
 class PrefetchingDequeuer(Dequeuer):
-    """Serves topics with a buffer from it, each in a lane of its own."""
+    """Serves topics with a buffer from it, each in a batcher of its own."""
 
     skips_buffered = True
 
     def __init__(self, context: TopicContext, heads: Heads, buffers: PrefetchBuffers) -> None:
         super().__init__(context, heads)
         self._buffers = buffers
-        self._buffered_lanes: dict[TopicKey, RequestBatcher[Dequeue]] = {}
+        self._buffered_batchers: dict[TopicKey, RequestBatcher[Dequeue]] = {}
         self._prefetcher = Prefetcher(buffers)
 
     def fed(self, key: TopicKey, seconds: float) -> None:
@@ -510,17 +510,17 @@ class PrefetchingDequeuer(Dequeuer):
     def submit(self, request: Dequeue) -> None:
         topic = self._catalog.cached(request.key)
         if topic is None or topic.id not in self._buffers.by_topic:
-            self.lane.submit(request)
+            self.batcher.submit(request)
             return
-        lane = self._buffered_lanes.get(request.key)
-        if lane is None:
-            lane = self._buffered_lanes[request.key] = self.make_lane(self._serve_buffered)
-        lane.submit(request)
+        batcher = self._buffered_batchers.get(request.key)
+        if batcher is None:
+            batcher = self._buffered_batchers[request.key] = self.make_batcher(self._serve_buffered)
+        batcher.submit(request)
 
     async def stop(self) -> None:
         self.waiting.stop()
-        for lane in self._buffered_lanes.values():
-            await lane.join()
+        for batcher in self._buffered_batchers.values():
+            await batcher.join()
         await super().stop()
         await self._prefetcher.stop()
 
@@ -559,7 +559,7 @@ class PrefetchingDequeuer(Dequeuer):
             )
         except NotBuffered:
             for request in batch:
-                self.lane.submit(request)
+                self.batcher.submit(request)
             return
         topics = {topic.key: topic}
         await self.remove_unacknowledged(batch, topics, items)

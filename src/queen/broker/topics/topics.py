@@ -192,9 +192,9 @@ class Topics:
         """Finish what was accepted, and answer waiting requests."""
         await self._background.stop()
         await self.expiry.stop()
-        await self.enqueuer.lane.join()
+        await self.enqueuer.batcher.join()
         await self._keys.stop()
-        await self.buffer.lane.join()
+        await self.buffer.batcher.join()
         if self._recovery is not None:
             await self._recovery.stop()
         await self.drainer.stop()
@@ -250,11 +250,11 @@ class Topics:
         """Apply a notification of another worker."""
         namespace, _, name = event[5].partition(BETWEEN_NAMES)
         if event[0] == EventKind.TOPIC_FED:
-            self._awaken((namespace, name), event[4] / 1000)
+            self._wake((namespace, name), event[4] / 1000)
         elif event[0] == EventKind.TOPIC_CHANGED:
             self.catalog.forget((namespace, name))
             # It may have been resumed.
-            self._awaken((namespace, name), 0.0)
+            self._wake((namespace, name), 0.0)
         elif event[0] == EventKind.QUOTAS_CHANGED:
             self.quotas.forget()
         elif event[0] == EventKind.TOPIC_MODES_CHANGED:
@@ -273,16 +273,16 @@ class Topics:
 
     def _fed(self, topics: Sequence[tuple[TopicKey, float]]) -> None:
         for key, seconds in topics:
-            self._awaken(key, seconds)
+            self._wake(key, seconds)
         self._send([topic_fed(BETWEEN_NAMES.join(key), seconds) for key, seconds in topics])
 
-    def _awaken(self, key: TopicKey, seconds: float) -> None:
+    def _wake(self, key: TopicKey, seconds: float) -> None:
         self.dequeuer.fed(key, seconds)
         self.multi_dequeuer.fed(key, seconds)
 
     def _changed(self, key: TopicKey) -> None:
         self.catalog.forget(key)
-        self._awaken(key, 0.0)
+        self._wake(key, 0.0)
         self._publish(named(EventKind.TOPIC_CHANGED, BETWEEN_NAMES.join(key)))
 
     def _publish(self, event: Event) -> None:

@@ -161,7 +161,7 @@ def redrive(
                 break
     if not done:
         raise NothingFound
-    session.out.said(f"redriven={done} remaining={answer['remaining']}", {**answer, "retried": done})
+    session.out.done(f"redriven={done} remaining={answer['remaining']}", {**answer, "retried": done})
 
 
 @command(
@@ -202,7 +202,7 @@ def edit(
         raise ServerFailed(f"the new message was refused: {result.get('error') or result['status']}")
     if not keep:
         session.admin.purge_dead_letters(queue, partition=partition, transactionIds=[transaction_id])
-    session.out.said(f"pushed {item['transactionId']} to {queue}/{partition}", result)
+    session.out.done(f"pushed {item['transactionId']} to {queue}/{partition}", result)
 
 
 @command(
@@ -246,11 +246,11 @@ def purge(
     session = Session.of(ctx)
     if dry_run:
         found = _chosen(session, queue, cg, partition, since, until, tx, None)
-        session.out.said(f"would delete {len(found)} dead letters of {queue}")
+        session.out.done(f"would delete {len(found)} dead letters of {queue}")
         return
     session.confirm(yes, f"deleting dead letters of {queue}")
     answer = check_answer(session.admin.purge_dead_letters(queue, **_selection(cg, partition, since, until, tx)))
-    session.out.said(f"deleted={answer['deleted']}", answer)
+    session.out.done(f"deleted={answer['deleted']}", answer)
     if not answer["deleted"]:
         raise NothingFound
 
@@ -283,7 +283,7 @@ def drain(
             answer = session.admin.delete_message(letter["partitionId"], letter["transactionId"])
             counts["processed" if answer.get("success") else "errors"] += 1
             bar.advance()
-    session.out.said(f"processed={counts['processed']} errors={counts['errors']}", counts)
+    session.out.done(f"processed={counts['processed']} errors={counts['errors']}", counts)
 
 
 def _dead_letters(

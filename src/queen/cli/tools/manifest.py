@@ -507,7 +507,7 @@ def _describe(out: Output, change: Change, diff: bool, dry_run: bool) -> None:
     note = f" ({change.note})" if change.note else ""
     if not diff:
         verb = f"would have {_VERBS[change.action]}" if dry_run and change.action != "keep" else _VERBS[change.action]
-        out.said(f'{verb} {change.kind} "{change.name}"{note}')
+        out.done(f'{verb} {change.kind} "{change.name}"{note}')
         return
     sign, style = _SIGNS[change.action]
     out.text(out.styled(f"{sign} {change.kind} {change.name}{note}", style))

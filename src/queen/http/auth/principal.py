@@ -113,7 +113,7 @@ class ClaimNames:
     def principal(self, claims: Mapping[str, Any]) -> Principal:
         """Raises `ClaimError` for a claim that cannot be understood."""
         subject = claims.get("sub")
-        if subject is not None and not (isinstance(subject, str) and _is_storable(subject)):
+        if subject is not None and not (isinstance(subject, str) and is_subject(subject)):
             raise ClaimError(f"the claim sub is not text of up to {_LONGEST_SUBJECT} printable characters")
         return Principal(
             subject or None,
@@ -133,7 +133,8 @@ class ClaimNames:
         return Access.READ_ONLY if self.read_only in names else Access.PUBLIC
 
 
-def _is_storable(subject: str) -> bool:
+def is_subject(subject: str) -> bool:
+    """Whether somebody may be called so."""
     # It is written next to every message, and into logs.
     return len(subject) <= _LONGEST_SUBJECT and subject.isprintable()
 

@@ -165,6 +165,11 @@ class TokenVerifier:
                 raise TokenRefused("audience", "Invalid token audience")
 
 
+def is_session(claims: Mapping[str, Any]) -> bool:
+    """Whether a token was issued to somebody who logged in: such tokens can be ended before they expire."""
+    return isinstance(claims.get("id"), int) and isinstance(claims.get("username"), str)
+
+
 def read_claims(token: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     """Header and claims of a token that nobody has verified; raises `TokenRefused` when it is none."""
     header = _header(token)
