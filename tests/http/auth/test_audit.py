@@ -62,6 +62,6 @@ async def test_old_entries_are_removed(
     await start_server(audit_retention_days=7, retention_interval=1000)
 
     async def removed() -> bool:
-        return await connection.fetchval("SELECT array_agg(action) FROM queen.audit") == ["new"]
+        return bool(await connection.fetchval("SELECT array_agg(action) = '{new}' FROM queen.audit"))
 
     await until(removed)
