@@ -159,13 +159,13 @@ def test_filters_are_in_the_address(window: Window) -> None:
     page = window.visit("/queues?namespace=platform&sort=name")
     expect(page.locator("tbody a.main")).to_have_text(["audit-log", "search-index", "webhooks"])
     page.get_by_role("button", name="Messages").click()
-    expect(page).to_have_url(f"{window.url}/queues?namespace=platform&sort=-total")
+    expect(page).to_have_url(f"{window.url}/queues?namespace=platform&sort=-stored")
     page.get_by_label("Task").select_option("notify")
     expect(page.locator("tbody a.main")).to_have_text(["webhooks"])
     page.reload()
     expect(page.locator("tbody a.main")).to_have_text(["webhooks"])
     page.get_by_role("button", name="Clear filters").click()
-    expect(page).to_have_url(f"{window.url}/queues?sort=-total")
+    expect(page).to_have_url(f"{window.url}/queues?sort=-stored")
 
 
 HOSTILE = (

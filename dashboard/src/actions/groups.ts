@@ -3,6 +3,7 @@ import { call, get, type Call, type Schema } from '@/api/client'
 import { pythonValue } from '@/api/shown'
 import { doing, type Action, type Effect, type Form } from '@/lib/actions'
 import { exact, groupLabel, localInput, plural } from '@/lib/format'
+import { groupPage, groupsOf } from '@/lib/groups'
 
 type Target = { toEnd: true } | { toBeginning: true } | { timestamp: string } | { offset: number }
 
@@ -90,7 +91,7 @@ export const pauseGroup = doing('post /api/v1/consumer-groups/{group}/queues/{qu
     object: `${groupLabel(group)} on ${queue}`,
     verb: paused ? 'Pause group' : 'Resume group',
     effect: async () => {
-      const found = (await get('/api/v1/consumer-groups')).find((one) => one.name === group && one.queueName === queue)
+      const found = (await groupsOf(queue)).find((one) => one.name === group)
       return paused
         ? [
             { kind: 'warn', text: `Its consumers get nothing more of ${queue}; other groups go on.` },
@@ -132,7 +133,7 @@ export const deleteGroup = doing('delete /api/v1/consumer-groups/{group}', (grou
   typed: groupLabel(group),
   fields: [{ name: 'metadata', label: 'Forget subscriptions, too', kind: 'check', initial: true, hint: 'Otherwise the group begins again where it once began.' }],
   effect: async () => {
-    const found = (await get('/api/v1/consumer-groups')).filter((one) => one.name === group && (!queue || one.queueName === queue))
+    const found = (await groupPage({ queue, search: group })).consumer_groups.filter((one) => one.name === group)
     const partitions = found.reduce((sum, one) => sum + one.members, 0)
     return [
       { kind: 'bad', text: `Its position on ${plural(partitions, 'partition')} of ${plural(found.length, 'queue')} is forgotten.` },

@@ -3,6 +3,7 @@ import { call, get, type Schema } from '@/api/client'
 import { pythonValue } from '@/api/shown'
 import { doing, type Action, type Effect, type Field, type Form } from '@/lib/actions'
 import { exact, plural } from '@/lib/format'
+import { groupsOf } from '@/lib/groups'
 
 type Options = Record<string, number | boolean | null>
 
@@ -98,7 +99,7 @@ export const configureQueue = doing('post /api/v1/configure', (status: Schema['Q
 })
 
 async function heldBy(queue: string, partition?: string): Promise<Effect[]> {
-  const groups = (await get('/api/v1/consumer-groups')).filter((one) => one.queueName === queue)
+  const groups = await groupsOf(queue)
   if (partition) return [{ kind: 'bad', text: `All messages of the partition ${partition} are removed for every group.` }]
   const status = await get('/api/v1/status', { query: { queue } })
   const { total, pending, processing } = status.messages
@@ -176,7 +177,7 @@ export const pushMessage = doing('post /api/v1/push', (queue: string = '', parti
   ],
   effect: async (form) => {
     if (!form.queue) return [{ text: 'Name the queue first.' }]
-    const groups = (await get('/api/v1/consumer-groups')).filter((one) => one.queueName === form.queue)
+    const groups = await groupsOf(String(form.queue))
     return [
       {
         text: groups.length

@@ -17,6 +17,8 @@ export interface Counters {
   shards: { shard: number; up: boolean; reason: string }[]
   maintenance: { push: boolean; pop: boolean }
   spool: { messages: number; bytes: number; failed: number }
+  /** The busiest of this second. */
+  queues: { queue: string; push: number; pop: number; ack: number }[]
 }
 export interface Tick {
   at: number

@@ -75,8 +75,12 @@ export function useTable<R>(columns: () => Column<R>[], all: () => R[] | undefin
 export interface Asked {
   limit: number
   offset: number
+  /** `-pending` and the like. */
   sort: string
 }
+
+/** A sort of the address as the server's parameters. */
+export const inOrder = <S extends string>(sort: string) => (sort ? { sort: sort.replace(/^-/, '') as S, order: sort.startsWith('-') ? ('desc' as const) : ('asc' as const) } : {})
 
 /** Rows that the server searches, sorts and pages. */
 export function useServerTable<R, A>(

@@ -19,8 +19,8 @@ from joserfc import jwt
 from joserfc.jwk import OctKey
 
 from queen.http.auth.keys import KeyRing
-from queen.http.auth.principal import ClaimNames
-from queen.http.auth.tokens import TokenRefused, TokenVerifier
+from queen.http.auth.principal import ClaimNames, TokenRefused
+from queen.http.auth.tokens import TokenVerifier
 from queen.proxy.oidc import FLOW_SECONDS, Flow, OpenId, SignInFailed
 from queen.proxy.passwords import Passwords, is_outdated
 from queen.proxy.sessions import Identity, Sessions

@@ -17,8 +17,8 @@ from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
 from queen.errors import SettingsError
 from queen.http.auth.keys import KeyRing
-from queen.http.auth.principal import ClaimNames
-from queen.http.auth.tokens import KeyUnknown, TokenRefused, TokenVerifier
+from queen.http.auth.principal import ClaimNames, KeyUnknown, TokenRefused
+from queen.http.auth.tokens import TokenVerifier
 from queen.http.server.message import Access
 from queen.proxy.settings import ProxySettings
 from queen.proxy.users import User, UserStore

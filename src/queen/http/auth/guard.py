@@ -6,19 +6,21 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from queen.errors import BadRequest, SettingsError
 from queen.http.auth import resources
 from queen.http.auth.bearer import bearer_token
 from queen.http.auth.browser import LOOPBACK_NAMES, BrowserRules, takes_messages
-from queen.http.auth.principal import ROLES, Patterns, Principal
+from queen.http.auth.principal import ROLES, KeyUnknown, Patterns, Principal, TokenRefused, Verified, is_session
 from queen.http.auth.resources import QueueLookup
-from queen.http.auth.tokens import KeyUnknown, TokenRefused, TokenVerifier, Verified, is_session
 from queen.http.server.message import Access, Headers, Request, Response, Route, error_response, json_response
 from queen.http.server.router import Generations
 from queen.http.server.tls import ServerTls
 from queen.settings import Settings
+
+if TYPE_CHECKING:
+    from queen.http.auth.tokens import TokenVerifier
 
 IdentifySession = Callable[[Request, bytes | None], Awaitable[Principal | Response | None]]
 Refusal = Response | None | Awaitable[Response | None]
@@ -38,7 +40,7 @@ def check_security(settings: Settings) -> None:
     if settings.queen_login and "*" in settings.cors_origins:
         raise SettingsError("CORS_ORIGINS=* and QUEEN_LOGIN=true exclude each other: name the origins")
     if settings.jwt_enabled or settings.queen_login:
-        TokenVerifier.from_settings(settings)
+        _verifier(settings)
     elif settings.jwt_secret or settings.jwt_public_key or settings.jwt_jwks_url:
         log.warning("a key for tokens is set, but JWT_ENABLED is not true: no tokens are asked for")
     server_tls(settings)
@@ -49,6 +51,13 @@ def check_security(settings: Settings) -> None:
         )
     if openness := open_to_anybody(settings):
         log.warning("%s", openness)
+
+
+def _verifier(settings: Settings) -> TokenVerifier:
+    # Loaded where tokens are asked for, and not in every worker: its cryptography takes 5 MB.
+    from queen.http.auth.tokens import TokenVerifier
+
+    return TokenVerifier.from_settings(settings)
 
 
 def _check_client_certificates(settings: Settings) -> None:
@@ -135,7 +144,7 @@ class Guard:
     def from_settings(cls, settings: Settings, lookup: QueueLookup, browsers: BrowserRules) -> Guard:
         """Raises `SettingsError` where the settings ask for security that they do not give."""
         return cls(
-            TokenVerifier.from_settings(settings) if settings.jwt_enabled or settings.queen_login else None,
+            _verifier(settings) if settings.jwt_enabled or settings.queen_login else None,
             lookup,
             browsers,
             guarded=settings.is_guarded,
