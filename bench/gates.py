@@ -1,6 +1,6 @@
 """What stands before a push costs: a token, TLS, the proxy; each against the same push without it, in one run.
 
-    python -m bench.gates [--rounds 6] [--seconds 3] [--only token,tls,proxy]
+    python -m bench.gates [--rounds 20] [--seconds 1] [--only token,tls,proxy]
 
 Rounds alternate, so that whatever else the machine does meets both. `token`: CPU of the server for each push of one
 message, open and checked, and the check alone. `tls`: messages per second in pushes of 100. `proxy`: the latency of a
@@ -285,8 +285,8 @@ MEASUREMENTS = {"token": measure_token, "tls": measure_tls, "proxy": measure_pro
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each round")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each round")
     parser.add_argument("--only", default=",".join(MEASUREMENTS), help="some of token, tls, proxy")
     options = parser.parse_args()
     verdicts: list[Verdict] = []
