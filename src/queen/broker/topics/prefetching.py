@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import asyncpg
 
@@ -18,16 +18,6 @@ from queen.broker.topics.batching import RequestBatcher
 from queen.broker.topics.context import TopicContext
 from queen.broker.topics.dequeue import Dequeue, Dequeuer, Heads, lease_seconds_of
 from queen.broker.topics.multi_dequeue import MultiTopicDequeue, MultiTopicDequeuer
-from queen.broker.topics.settle import LeaseExpiry, Place, Ref, Settler
-from queen.concurrency import BackgroundTask, BackgroundTasks
-from queen.errors import QueenError
-from queen.log.topics import Topic, TopicCatalog, TopicKey
-from queen.storage.database import Database, Record
-from queen.wire.topic_items import Row
-
-if TYPE_CHECKING:
-    pass
-
 from queen.broker.topics.prefetch import (
     LEASE_SECONDS,
     SETTLED_SECONDS,
@@ -36,6 +26,12 @@ from queen.broker.topics.prefetch import (
     PrefetchBuffers,
     PrefetchRequest,
 )
+from queen.broker.topics.settle import LeaseExpiry, Place, Ref, Settler
+from queen.concurrency import BackgroundTask, BackgroundTasks
+from queen.errors import QueenError
+from queen.log.topics import Topic, TopicCatalog, TopicKey
+from queen.storage.database import Database, Record
+from queen.wire.topic_items import Row
 
 log = logging.getLogger(__name__)
 
