@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, async_playwright
+from playwright.async_api import Browser
 
 from queen.proxy.settings import OpenIdProvider
 from tests.proxy.conftest import PASSWORD, Site, StartProxy
 from tests.proxy.provider import Provider
 from tests.support.ports import free_port
-
-CHROMIUM = "/usr/bin/chromium"
-pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="needs Debian's chromium")
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        await browser.close()
 
 
 async def with_provider(start_proxy: StartProxy, provider: Provider, **options: Any) -> Site:

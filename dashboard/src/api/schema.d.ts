@@ -4329,6 +4329,7 @@ export interface components {
             status: string;
             /** Format: date-time */
             createdAt: string;
+            producerSub: string | null;
         };
         /**
          * QueueOperations
@@ -5743,7 +5744,10 @@ export type $defs = Record<string, never>;
 export interface operations {
     push: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description Who pushed them, in place of the subject of the token. Needs the role admin. */
+                producerSub?: string;
+            };
             header?: never;
             path?: never;
             cookie?: never;

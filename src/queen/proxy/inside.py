@@ -54,21 +54,22 @@ class ServerLogin:
 
         return serve
 
-    async def identify(self, request: Request) -> Principal | Response | None:
-        """Whose session a request carries; a refusal where another site had it sent; None without one."""
-        if b"cookie" not in request.headers:
-            return None
+    async def identify(self, request: Request, token: bytes | None) -> Principal | Response | None:
+        """Whose session a token is, else the cookie; a refusal where another site sent it; None without one."""
         asked = self._asked(request)
-        if COOKIE not in asked.cookies:
+        shown = token.decode("latin-1") if token is not None else asked.cookies.get(COOKIE)
+        if not shown:
             return None
         try:
-            identity = await self._login.identify(asked)
+            identity = await self._login.sessions.identify(shown)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise DatabaseUnavailable(f"PostgreSQL is unavailable: {error or type(error).__name__}") from error
         if identity is None:
             return None
-        refused = self._login.refuse_forgery(asked, identity)
-        return _response(refused) if refused is not None else Principal(identity.username, ROLES[identity.role])
+        refused = self._login.refuse_forgery(asked, identity) if token is None else None
+        if refused is not None:
+            return _response(refused)
+        return Principal(identity.username, ROLES[identity.role], expires=identity.expires)
 
     def _asked(self, request: Request) -> Asked:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.items()}

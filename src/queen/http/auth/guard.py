@@ -6,21 +6,23 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from queen.errors import BadRequest, SettingsError
 from queen.http.auth import resources
 from queen.http.auth.bearer import bearer_token
-from queen.http.auth.browser import LOOPBACK_NAMES, BrowserRules
-from queen.http.auth.principal import ROLES, Patterns, Principal
+from queen.http.auth.browser import LOOPBACK_NAMES, BrowserRules, takes_messages
+from queen.http.auth.principal import ROLES, KeyUnknown, Patterns, Principal, TokenRefused, Verified, is_session
 from queen.http.auth.resources import QueueLookup
-from queen.http.auth.tokens import KeyUnknown, TokenRefused, TokenVerifier, Verified
 from queen.http.server.message import Access, Headers, Request, Response, Route, error_response, json_response
 from queen.http.server.router import Generations
 from queen.http.server.tls import ServerTls
 from queen.settings import Settings
 
-IdentifySession = Callable[[Request], Awaitable[Principal | Response | None]]
+if TYPE_CHECKING:
+    from queen.http.auth.tokens import TokenVerifier
+
+IdentifySession = Callable[[Request, bytes | None], Awaitable[Principal | Response | None]]
 Refusal = Response | None | Awaitable[Response | None]
 
 _CHALLENGE: Final = b'Bearer realm="queen"'
@@ -35,11 +37,43 @@ def check_security(settings: Settings) -> None:
     """Raises `SettingsError` where settings ask for security that they do not give; warns where they ask for none."""
     if settings.queen_login and not settings.jwt_secret:
         raise SettingsError("QUEEN_LOGIN is true, but JWT_SECRET is not set: sessions are signed with it")
-    if settings.jwt_enabled:
-        TokenVerifier.from_settings(settings)
+    if settings.queen_login and "*" in settings.cors_origins:
+        raise SettingsError("CORS_ORIGINS=* and QUEEN_LOGIN=true exclude each other: name the origins")
+    if settings.jwt_enabled or settings.queen_login:
+        _verifier(settings)
+    elif settings.jwt_secret or settings.jwt_public_key or settings.jwt_jwks_url:
+        log.warning("a key for tokens is set, but JWT_ENABLED is not true: no tokens are asked for")
     server_tls(settings)
+    _check_client_certificates(settings)
+    if settings.is_guarded and settings.queen_peers and not settings.queen_sync_secret:
+        raise SettingsError(
+            "QUEEN_PEERS needs QUEEN_SYNC_SECRET here: peers sign with it what they send, in place of tokens"
+        )
     if openness := open_to_anybody(settings):
         log.warning("%s", openness)
+
+
+def _verifier(settings: Settings) -> TokenVerifier:
+    # Loaded where tokens are asked for, and not in every worker: its cryptography takes 5 MB.
+    from queen.http.auth.tokens import TokenVerifier
+
+    return TokenVerifier.from_settings(settings)
+
+
+def _check_client_certificates(settings: Settings) -> None:
+    """Settings that look as if certificates were asked for must not leave the server open."""
+    if settings.tls_client_auth == "off":
+        for variable, value in (
+            ("TLS_CLIENT_CA", settings.tls_client_ca),
+            ("TLS_CLIENT_ROLES", settings.tls_client_roles),
+        ):
+            if value:
+                raise SettingsError(f"{variable} is set, but TLS_CLIENT_AUTH is off: set it to required or optional")
+    if settings.tls_client_auth == "optional" and not settings.is_guarded:
+        raise SettingsError(
+            "TLS_CLIENT_AUTH=optional needs JWT_ENABLED=true or QUEEN_LOGIN=true: "
+            "else whoever shows no certificate could do everything"
+        )
 
 
 def open_to_anybody(settings: Settings) -> str:
@@ -101,7 +135,7 @@ class Guard:
         self._skipped_below = tuple(path for path in skip_paths if path.endswith("/") and len(path) > 1)
         self._certificate_principal = certificate_principal
         self.identify_session: IdentifySession | None = None
-        """Whose session a cookie is, where people log in at the server itself."""
+        """Whose session a token or a cookie is, where people log in at the server itself."""
         self._known: Generations[bytes, Verified] = Generations(_KNOWN_HEADERS)
         self.refused: Counter[str] = Counter()
         """How many requests were refused, by reason."""
@@ -110,7 +144,7 @@ class Guard:
     def from_settings(cls, settings: Settings, lookup: QueueLookup, browsers: BrowserRules) -> Guard:
         """Raises `SettingsError` where the settings ask for security that they do not give."""
         return cls(
-            TokenVerifier.from_settings(settings) if settings.jwt_enabled or settings.queen_login else None,
+            _verifier(settings) if settings.jwt_enabled or settings.queen_login else None,
             lookup,
             browsers,
             guarded=settings.is_guarded,
@@ -140,7 +174,7 @@ class Guard:
     def __call__(self, request: Request) -> Refusal:
         """None, if the handler may serve; its bearer is then `request.principal`. Else what is answered instead."""
         headers = request.headers
-        if request.method == "HEAD" and request.route is not None and _consumes(request.route):
+        if request.method == "HEAD" and request.route is not None and takes_messages(request.route):
             return error_response(405, "HEAD changes nothing, and this would", ((b"Allow", b"GET, OPTIONS"),))
         if (b"origin" in headers or b"sec-fetch-site" in headers) and (
             refusal := self._browsers.check(request)
@@ -160,7 +194,7 @@ class Guard:
         if token is None:
             principal = self._certificate_principal(request)
             if principal is None and self.identify_session is not None and b"cookie" in headers:
-                return self._check_session(request, route, self.identify_session)
+                return self._check_session(request, route, self.identify_session, None)
             if principal is None:
                 return self._refuse(request, 401, "missing", "Authentication required")
             return self._admit(request, route, principal)
@@ -174,6 +208,9 @@ class Guard:
             return self._refuse_token(request, unknown)
         except TokenRefused as refused:
             return self._refuse_token(request, refused)
+        if self.identify_session is not None and is_session(verified.claims):
+            # It may have been ended, and its owner may have another role by now.
+            return self._check_session(request, route, self.identify_session, token)
         if header is not None and len(header) <= _LONGEST_KNOWN:
             # Clients send the same header again and again: it need not even be hashed.
             self._known.put(header, verified)
@@ -182,11 +219,15 @@ class Guard:
     def _generation(self) -> int:
         return self._verifier.keys.generation if self._verifier is not None else 0
 
-    async def _check_session(self, request: Request, route: Route, identify: IdentifySession) -> Response | None:
-        found = await identify(request)
+    async def _check_session(
+        self, request: Request, route: Route, identify: IdentifySession, token: bytes | None
+    ) -> Response | None:
+        found = await identify(request, token)
         if isinstance(found, Response):
             self.refused["browser"] += 1
             return found
+        if found is None and token is not None:
+            return self._refuse(request, 401, "revoked", "The session has ended")
         if found is None:
             return self._refuse(request, 401, "missing", "Authentication required")
         admitted = self._admit(request, route, found)
@@ -265,11 +306,6 @@ class Guard:
         if detail:
             return json_response(status, {"error": text, "detail": detail}, headers)
         return error_response(status, text, headers)
-
-
-def _consumes(route: Route) -> bool:
-    """Whether a GET takes messages, or leases them."""
-    return route.pattern.startswith("/api/v1/pop") or route.pattern.endswith(("/dequeue", "/dequeue/many"))
 
 
 def _quoted(text: str) -> bytes:

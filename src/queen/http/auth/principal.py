@@ -21,6 +21,24 @@ class ClaimError(ValueError):
     """A claim has a value that cannot be what it is for; the token is refused rather than read generously."""
 
 
+class TokenRefused(Exception):
+    """A token is not accepted. `text` is for the client, `reason` for counting."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+        self.text = text
+
+
+class KeyUnknown(TokenRefused):
+    """No key that is known has this id; the identity provider may have a new one."""
+
+    def __init__(self, algorithm: str, kid: str | None) -> None:
+        super().__init__("key", "Token is signed with an unknown key")
+        self.algorithm = algorithm
+        self.kid = kid
+
+
 class Patterns:
     """Names with `*` for any run of characters; `*` alone is any name."""
 
@@ -113,7 +131,7 @@ class ClaimNames:
     def principal(self, claims: Mapping[str, Any]) -> Principal:
         """Raises `ClaimError` for a claim that cannot be understood."""
         subject = claims.get("sub")
-        if subject is not None and not (isinstance(subject, str) and _is_storable(subject)):
+        if subject is not None and not (isinstance(subject, str) and is_subject(subject)):
             raise ClaimError(f"the claim sub is not text of up to {_LONGEST_SUBJECT} printable characters")
         return Principal(
             subject or None,
@@ -133,7 +151,8 @@ class ClaimNames:
         return Access.READ_ONLY if self.read_only in names else Access.PUBLIC
 
 
-def _is_storable(subject: str) -> bool:
+def is_subject(subject: str) -> bool:
+    """Whether somebody may be called so."""
     # It is written next to every message, and into logs.
     return len(subject) <= _LONGEST_SUBJECT and subject.isprintable()
 
@@ -187,3 +206,18 @@ def _listed(value: object, name: str) -> list[str]:
     if len(entries) > _MOST_PATTERNS:
         raise ClaimError(f"the claim {name} has more than {_MOST_PATTERNS} entries")
     return entries
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A token that was accepted, until when (in seconds since 1970, skew included), and under which keys."""
+
+    principal: Principal
+    claims: Mapping[str, Any]
+    until: float
+    generation: int
+
+
+def is_session(claims: Mapping[str, Any]) -> bool:
+    """Whether a token was issued to somebody who logged in: such tokens can be ended before they expire."""
+    return isinstance(claims.get("id"), int) and isinstance(claims.get("username"), str)

@@ -239,6 +239,7 @@ class QueueMessage(Answer):
     partition: str
     status: str
     created_at: Time
+    producer_sub: str | None
 
 
 class StoredPoint(Answer):
