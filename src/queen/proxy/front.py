@@ -36,7 +36,7 @@ class Application(Protocol):
         """Pass a request on at once (None), or work for it, with which the answer comes."""
 
     def watch(self, exchange: Exchange, lost: Callable[[], None]) -> Coroutine[Any, Any, None]:
-        """Work that ends a tunnel when whoever opened it may no longer have it."""
+        """A task that closes a tunnel when its client is no longer authorized."""
 
 
 class Front(asyncio.Protocol):

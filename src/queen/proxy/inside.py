@@ -56,7 +56,7 @@ class ServerLogin:
         await self._pool.close()
 
     def before(self, pages: Handler) -> Handler:
-        """The handler of paths that no route knows: those of logging in, and `pages` for those who have."""
+        """The handler of paths without a route: the login pages, and `pages` for users who are logged in."""
 
         async def serve(request: Request) -> Response:
             asked = self._asked(request)

@@ -54,7 +54,7 @@ def check_password(password: str) -> None:
 def _verify(password: str, hashed: str | None) -> bool:
     try:
         if hashed is not None and hashed.startswith("$2"):
-            # bcrypt looks at 72 bytes; those who made these hashes cut passwords there.
+            # bcrypt uses 72 bytes; the program that made these hashes cut passwords there.
             return bcrypt.checkpw(password.encode()[:72], hashed.encode())
         return _hasher.verify(hashed or _DECOY, password) and hashed is not None
     except (argon2.exceptions.Argon2Error, argon2.exceptions.InvalidHashError, ValueError):

@@ -159,7 +159,7 @@ class ClaimNames:
 
 
 def is_subject(subject: str) -> bool:
-    """Whether somebody may be called so."""
+    """Whether this is a valid subject."""
     # It is written next to every message, and into logs.
     return len(subject) <= _LONGEST_SUBJECT and subject.isprintable()
 
@@ -226,5 +226,5 @@ class Verified:
 
 
 def is_session(claims: Mapping[str, Any]) -> bool:
-    """Whether a token was issued to somebody who logged in: such tokens can be ended before they expire."""
+    """Whether a token belongs to a login session: such tokens can be revoked before they expire."""
     return isinstance(claims.get("id"), int) and isinstance(claims.get("username"), str)
