@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -49,7 +50,7 @@ async def fresh_server(workers: int, settings: dict[str, str] | None = None) -> 
     process = start_server(data_dir, log, port, workers, settings)
     postmaster: int | None = None
     try:
-        await until_healthy("127.0.0.1", port, process, log)
+        await until_healthy("127.0.0.1", port, process, log, tls="TLS_CERT" in (settings or {}))
         postmaster, dsn = read_postmaster(data_dir)
         database = await find_database(dsn)
         yield Target("127.0.0.1", port, Watched(process.pid, (postmaster,)), database)
@@ -116,9 +117,11 @@ def environment_without_settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
 
 
-async def until_healthy(host: str, port: int, process: subprocess.Popen[bytes] | None, log: Path | None) -> None:
+async def until_healthy(
+    host: str, port: int, process: subprocess.Popen[bytes] | None, log: Path | None, *, tls: bool = False
+) -> None:
     deadline = time.monotonic() + (START_WITHIN_SECONDS if process else 5)
-    while not await asyncio.to_thread(is_healthy, host, port):
+    while not await asyncio.to_thread(is_healthy, host, port, tls):
         ended = process is not None and process.poll() is not None
         if ended or time.monotonic() > deadline:
             what = f"exited with code {process.returncode}" if process and ended else "does not respond to /health"
@@ -130,9 +133,15 @@ def last_lines(log: Path | None) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-20:]) if log else ""
 
 
-def is_healthy(host: str, port: int) -> bool:
+def is_healthy(host: str, port: int, tls: bool = False) -> bool:
+    # Whether it answers is all that is asked: nothing is sent that somebody else should not read.
+    context = ssl.create_default_context() if tls else None
+    if context is not None:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        with urllib.request.urlopen(f"http://{host}:{port}/health", timeout=2) as answer:
+        with urllib.request.urlopen(
+            f"{'https' if tls else 'http'}://{host}:{port}/health", timeout=2, context=context
+        ) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False

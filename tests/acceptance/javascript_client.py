@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+
+from tests.acceptance.scenario import TOKEN_VARIABLE
 
 _DIRECTORY = Path(__file__).with_name("js")
 
@@ -31,10 +34,11 @@ def install() -> None:
     raise RuntimeError(f"npm install failed in {_DIRECTORY}:\n{done.stdout}{done.stderr}{shown.stderr}")
 
 
-def run(url: str, names: list[str]) -> dict[str, dict[str, Any]]:
+def run(url: str, names: list[str], token: str = "") -> dict[str, dict[str, Any]]:
     """Run scenarios; the result of each by its name."""
     command = ["node", "scenarios.js", url, *names]
-    done = subprocess.run(command, cwd=_DIRECTORY, capture_output=True, text=True, timeout=90)
+    environment = os.environ | ({TOKEN_VARIABLE: token} if token else {})
+    done = subprocess.run(command, cwd=_DIRECTORY, capture_output=True, text=True, timeout=90, env=environment)
     reports = [line.removeprefix("RESULT ") for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     results = {report["id"]: report for report in map(json.loads, reports)}
     if set(results) != set(names):

@@ -16,10 +16,12 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TextIO
 
 from tests.acceptance.client_environment import PUBLISHED
-from tests.acceptance.scenario import Client, Implementation, Scenario, Scene, Stopwatch
+from tests.acceptance.scenario import TOKEN_VARIABLE, Client, Implementation, Scenario, Scene, Stopwatch
 from tests.acceptance.scenarios import all_scenarios
 
 _AT_ONCE = 6
@@ -96,6 +98,8 @@ class Runner:
 
     async def _play(self, one: Scenario, printed: io.StringIO) -> None:
         new_client = importlib.import_module("queen").Queen
+        if token := os.environ.get(TOKEN_VARIABLE):
+            new_client = partial(client_with_token, new_client, token)
         url = self._urls[one.server.value]
         queen: Client = new_client(url)
         try:
@@ -104,6 +108,13 @@ class Runner:
             await queen.close()
         swallowed = [line for line in printed.getvalue().splitlines() if line.startswith(_SWALLOWED)]
         assert not swallowed, f"the client swallowed errors: {swallowed}"
+
+
+def client_with_token(make: Callable[..., Client], token: str, url: str | None = None, **options: Any) -> Client:
+    """A client that shows a token; the published one takes none beside a URL that has no name."""
+    if url is not None:
+        options["url"] = url
+    return make(**options | {"bearer_token": token})
 
 
 class PrintedByTask(io.TextIOBase):

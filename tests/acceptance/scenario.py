@@ -17,6 +17,9 @@ from typing import Any, TypeAlias
 Client: TypeAlias = Any
 Message: TypeAlias = dict[str, Any]
 
+TOKEN_VARIABLE = "QUEEN_ACCEPTANCE_TOKEN"
+"""The token that clients are given, where servers ask for one."""
+
 
 class Implementation(Enum):
     """The Python clients that scenarios are run with."""

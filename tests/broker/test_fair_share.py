@@ -182,18 +182,18 @@ class TestThrottle:
 
     async def test_has_one_small_batch_at_a_time_over_all_lanes_and_pauses(self, throttle: TenantThrottle) -> None:
         stage = Stage()
-        lanes = [stage.batcher(limit=5000, share=1000, most=10_000, throttle=throttle) for _ in range(2)]
+        batchers = [stage.batcher(limit=5000, share=1000, most=10_000, throttle=throttle) for _ in range(2)]
         await self.annoy(throttle)
         for number in range(4):
-            for lane in lanes:
-                lane.submit(Work("noisy", number, MUCH))
+            for batcher in batchers:
+                batcher.submit(Work("noisy", number, MUCH))
         assert await stage.shown() == [[("noisy", 0), ("noisy", 1)]]
         await asyncio.sleep(0.02)
         stage.gates[0].set()
         assert len(await stage.shown()) == 1, "it pauses"
         await asyncio.sleep(0.3)
-        assert (await stage.shown())[1:] == [[("noisy", 0), ("noisy", 1)]], "then the other lane has its turn"
-        lanes[0].submit(Work("quiet", 9))
+        assert (await stage.shown())[1:] == [[("noisy", 0), ("noisy", 1)]], "then the other batcher has its turn"
+        batchers[0].submit(Work("quiet", 9))
         assert (await stage.shown())[2:] == [[("quiet", 9)]], "who has little to do does not wait for any of it"
         for gate in stage.gates:
             gate.set()
@@ -204,10 +204,10 @@ class TestThrottle:
         async def run(batch: list[Work]) -> None:
             done.extend(work.number for work in batch)
 
-        lane = fair(run, 5000, 1000, 100_000, throttle)
+        batcher = fair(run, 5000, 1000, 100_000, throttle)
         await self.annoy(throttle)
         for number in range(50):
-            lane.submit(Work("noisy", number, MUCH))
+            batcher.submit(Work("noisy", number, MUCH))
         async with asyncio.timeout(10):
-            await lane.join()
+            await batcher.join()
         assert done == list(range(50))

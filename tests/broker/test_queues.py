@@ -457,6 +457,57 @@ async def test_queues_are_listed_newest_first_with_what_they_hold(api: Api) -> N
     assert first["messages"] == {"total": 0, "pending": 0, "processing": 0}
 
 
+async def listed(api: Api, path: str, **query: Any) -> tuple[list[str], int]:
+    """The names on a page, and how many there are in all."""
+    body = (await api.call("GET", f"/api/v1/{path}", **query)).body
+    items = body["partitions"] if "partitions" in body else body["queues"]
+    return [one["name"] for one in items], body.get("total", body["pagination"].get("total"))
+
+
+@pytest.mark.parametrize("path", ["resources/queues", "status/queues"])
+async def test_queues_are_searched_and_sorted_by_the_server(api: Api, path: str) -> None:
+    for name, partitions, messages in (("Billing.b", 1, 5), ("billing.a", 3, 1), ("shop", 2, 3)):
+        for partition in range(partitions):
+            await api.push(name, *range(messages), partition=f"p{partition}")
+    await api.pop("Billing.b", batch=4, autoAck=True)
+    for query, names, total in (
+        ({}, ["shop", "billing.a", "Billing.b"], 3),
+        ({"order": "asc"}, ["Billing.b", "billing.a", "shop"], 3),
+        ({"sort": "name", "order": "desc", "search": "BILL"}, ["billing.a", "Billing.b"], 2),
+        ({"sort": "partitions"}, ["billing.a", "shop", "Billing.b"], 3),
+        ({"sort": "partitions", "order": "asc", "search": "l"}, ["Billing.b", "billing.a"], 2),
+        ({"sort": "stored"}, ["shop", "Billing.b", "billing.a"], 3),
+        ({"sort": "pending"}, ["shop", "billing.a", "Billing.b"], 3),
+        ({"sort": "pending", "namespace": "billing"}, ["billing.a"], 1),
+        ({"search": "%"}, [], 0),
+    ):
+        everything, found = await listed(api, path, limit=100, **query)
+        assert sorted(everything) == sorted(names), query
+        # By name as PostgreSQL sorts, which may leave upper and lower case alone.
+        assert everything == names or query.get("sort") == "name", query
+        assert found == total
+        paged = [
+            name for offset in range(total) for name in (await listed(api, path, limit=1, offset=offset, **query))[0]
+        ]
+        assert paged == everything, query
+
+
+async def test_partitions_are_searched_and_sorted_by_the_server(api: Api) -> None:
+    for name, count in (("a1", 1), ("a2", 3), ("b1", 2)):
+        await api.push("q", *range(count), partition=name)
+    await api.push("other", 1, partition="a9")
+    path = "resources/partitions"
+    assert await listed(api, path, queue="q", sort="stored") == (["a2", "b1", "a1"], 3)
+    assert await listed(api, path, queue="q", sort="stored", order="asc", limit=2) == (["a1", "b1"], 3)
+    assert await listed(api, path, queue="q", sort="newest", search="A") == (["a2", "a1"], 2)
+    assert await listed(api, path, queue="q", order="desc", limit=1, offset=1) == (["a2"], 3)
+    assert await listed(api, path, search="a", limit=2) == (["a9", "a1"], 3)
+    assert await listed(api, path, search="a", limit=2, offset=2) == (["a2"], 3)
+    assert await listed(api, path, order="desc", limit=2) == (["b1", "a2"], 4)
+    answer = await api.call("GET", f"/api/v1/{path}", sort="stored")
+    assert (answer.status, answer.body["error"]) == (400, "sort must be name where no queue is named")
+
+
 async def test_queues_are_listed_in_pages_and_by_namespace_and_task(api: Api) -> None:
     for number in range(5):
         await api.configure(f"q{number}", namespace="odd" if number % 2 else "even", task=f"t{number}")

@@ -1,6 +1,6 @@
-"""One server with the shop's data, one browser; each test opens pages of its own.
+"""One server with the shop's data, one browser, one window that goes from page to page as a person does.
 
-Both end with this package: while Playwright runs, no other event loop can run in its thread.
+They end with this package: while Playwright runs, no other event loop can run in its thread.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, Response, expect
+from playwright.sync_api import Browser, BrowserContext, Page, Request, Response, expect
 
 from queen.embedded import EmbeddedPostgres
 from tests.acceptance.served import served
@@ -25,6 +25,7 @@ from tests.dashboard.browser import chromium, launched
 from tests.dashboard.seed import add_pipelines, seed
 
 expect.set_options(timeout=15_000)
+OpenPage = Callable[[str], Page]
 
 
 def run_aside(work: Coroutine[Any, Any, None]) -> None:
@@ -67,6 +68,19 @@ class Site:
         path = f"/api/v1/pop/queue/{quote(queue, safe='')}?consumerGroup={group}&batch={batch}&subscriptionMode=all"
         popped: list[dict[str, Any]] = (self.call("GET", path) or {}).get("messages", [])
         return popped
+
+    def consume(self, queue: str, group: str, count: int) -> None:
+        """Pop and acknowledge so many messages."""
+        acks = [
+            {key: one[key] for key in ("transactionId", "partitionId", "leaseId")}
+            for one in self.pop(queue, group, count)
+        ]
+        self.call("POST", "/api/v1/ack/batch", {"consumerGroup": group, "acknowledgments": acks})
+
+    def lag(self, group: str, queue: str) -> int:
+        """How many messages a group has yet to get."""
+        partitions = self.call("GET", f"/api/v1/consumer-groups/{group}")[queue]["partitions"]
+        return sum(one["offsetLag"] for one in partitions)
 
     def messages(self, queue: str) -> list[dict[str, Any]]:
         listed: list[dict[str, Any]] = self.call("GET", f"/api/v1/messages?queue={quote(queue, safe='')}")["messages"]
@@ -115,25 +129,61 @@ class Watch:
             self.foreign.append(request.url)
 
     def _response(self, response: Response) -> None:
-        # Nobody is signed in where there is no proxy.
+        # Nobody is signed in where there is no login.
         if response.status >= 400 and not response.url.endswith("/api/me"):
             self.failed.append(f"{response.status} {response.url}")
 
     def problems(self) -> list[str]:
+        """What was found since it was last asked."""
         quiet = [text for text in self.console if "the server responded with a status of 404" not in text]
-        return [*quiet, *self.failed, *self.foreign]
+        found = [*quiet, *self.failed, *self.foreign]
+        self.console, self.failed, self.foreign = [], [], []
+        return found
+
+
+class Window:
+    """A tab that stays open. Going elsewhere loads nothing again: the page's own router does it."""
+
+    def __init__(self, context: BrowserContext, url: str) -> None:
+        self.page = context.new_page()
+        self.url = url
+        self.watch = Watch(url)
+        self.watch.on(self.page)
+        self.page.goto(url)
+
+    def visit(self, path: str) -> Page:
+        """Go to an address as a link of the page does."""
+        self.watch.problems()
+        self.page.set_viewport_size({"width": 1440, "height": 900})
+        self.page.evaluate(
+            "path => { document.querySelectorAll('.toast [aria-label=Dismiss]').forEach(one => one.click());"
+            " document.querySelectorAll('dialog[open]').forEach(one => one.close());"
+            " history.pushState(null, '', path); dispatchEvent(new PopStateEvent('popstate', {state: null})) }",
+            path,
+        )
+        return self.page
+
+
+def new_context(browser: Browser, theme: Literal["dark", "light"] = "light") -> BrowserContext:
+    return browser.new_context(
+        viewport={"width": 1440, "height": 900}, color_scheme=theme, reduced_motion="reduce", timezone_id="UTC"
+    )
 
 
 @pytest.fixture(scope="package")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Queues, groups, dead letters, traces, topics: see `seed`."""
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     if chromium() is None:
         pytest.skip("the dashboard is tested in Debian's chromium, which is not installed")
+    settings = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+    with EmbeddedPostgres(tmp_path_factory.mktemp("postgres") / "pg", settings=settings) as postgres:
+        yield postgres
+
+
+@pytest.fixture(scope="package")
+def site(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Queues, groups, dead letters, traces, topics: see `seed`."""
     directory: Path = tmp_path_factory.mktemp("dashboard")
-    with (
-        EmbeddedPostgres(directory / "pg", settings={"fsync": "off"}) as postgres,
-        served(directory, DATABASE_URLS=postgres.dsn()) as server,
-    ):
+    with served(directory, DATABASE_URLS=postgres.dsn()) as server:
         run_aside(seed(server.url))
         add_pipelines(directory / "data")
         yield Site(server.url, postgres.dsn(), postgres)
@@ -145,29 +195,24 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
+@pytest.fixture(scope="package")
+def window(browser: Browser, site: Site) -> Iterator[Window]:
+    context = new_context(browser)
+    yield Window(context, site.url)
+    context.close()
+
+
 @pytest.fixture
-def open_page(browser: Browser, site: Site) -> Iterator[Callable[..., Page]]:
-    """Opens an address in a window of its own, in which nothing of another is known."""
+def open_page(browser: Browser, site: Site) -> Iterator[OpenPage]:
+    """Opens an address in a browser window of its own, in which nothing of another is known."""
     contexts = []
 
-    def open(path: str, *, theme: str = "dark", width: int = 1440, watch: Watch | None = None) -> Page:
-        context = browser.new_context(
-            viewport={"width": width, "height": 900},
-            color_scheme="dark" if theme == "dark" else "light",
-            reduced_motion="reduce",
-        )
-        contexts.append(context)
-        page = context.new_page()
-        if watch is not None:
-            watch.on(page)
+    def open(path: str) -> Page:
+        contexts.append(new_context(browser))
+        page = contexts[-1].new_page()
         page.goto(site.url + path)
         return page
 
     yield open
     for context in contexts:
         context.close()
-
-
-@pytest.fixture
-def watch(site: Site) -> Watch:
-    return Watch(site.url)

@@ -204,16 +204,16 @@ class Seeder:
 
 async def seed(url: str) -> None:
     """Fill an empty server. The same every time."""
-    chance = random.Random(7)
     async with aiohttp.ClientSession() as session:
         seeder = Seeder(session, url)
-        for queue in QUEUES:
-            await seeder.queue(queue, chance)
-        await seeder.dead_letters("orders", "billing", 9, ERRORS[:3])
-        await seeder.dead_letters("emails", "mailer", 4, ERRORS[3:])
-        await seeder.traces()
-        await seeder.topics(chance)
-        await seeder.stream()
+        queues = (seeder.queue(queue, random.Random(queue[0])) for queue in QUEUES)
+        await asyncio.gather(*queues, seeder.topics(random.Random(7)))
+        await asyncio.gather(
+            seeder.dead_letters("orders", "billing", 9, ERRORS[:3]),
+            seeder.dead_letters("emails", "mailer", 4, ERRORS[3:]),
+            seeder.traces(),
+            seeder.stream(),
+        )
         # Somebody is at work on these.
         await seeder.call("GET", "/api/v1/pop/queue/search-index?consumerGroup=indexer&batch=20&partitions=4")
         await seeder.call("GET", "/api/v1/pop/queue/image-resize?consumerGroup=resizer&batch=5&partitions=2")
@@ -258,7 +258,7 @@ async def add_history(dsn: str, port: int, hours: int = 24) -> None:
             lag = 0.0
             for name, *_, groups, rate, behind in QUEUES:
                 push = int(rate * PACE * wave * chance.uniform(0.93, 1.07))
-                pop = int(push * (len(groups) if len(groups) < 2 else 1.6) * chance.uniform(0.95, 1.03))
+                pop = int(push * len(groups) * chance.uniform(0.96, 1.04))
                 wait = (4 + 20 * wave + min(behind, 60) / 8) * chance.uniform(0.8, 1.3)
                 fails = chance.choice((0, 0, 0, 1, 2)) if name in ("orders", "emails") else 0
                 queues.append((life, hours * 60 - minute, host, number, name, at, 60.0, push // 12, push, pop // 10,

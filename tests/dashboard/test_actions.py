@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import asyncpg
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
 
-from tests.dashboard.conftest import Site, Watch, run_aside
-
-OpenPage = Callable[..., Page]
+from tests.dashboard.conftest import OpenPage, Site, Window, run_aside
 
 
 def confirm(page: Page, *, effect: str = "", typed: str = "") -> None:
@@ -46,8 +43,8 @@ def undo(page: Page) -> None:
     toast(page, "Undone")
 
 
-def test_pushing_a_message_and_undoing_it(open_page: OpenPage, site: Site) -> None:
-    page = open_page("/queues")
+def test_pushing_a_message_and_undoing_it(window: Window, site: Site) -> None:
+    page = window.visit("/queues")
     page.get_by_role("button", name="Push a message").click()
     dialog = page.locator("dialog[open]")
     dialog.locator("[name=queue]").fill("pushed")
@@ -67,8 +64,8 @@ def test_pushing_a_message_and_undoing_it(open_page: OpenPage, site: Site) -> No
     assert site.messages("pushed") == []
 
 
-def test_creating_configuring_clearing_and_deleting_a_queue(open_page: OpenPage, site: Site) -> None:
-    page = open_page("/queues")
+def test_creating_configuring_clearing_and_deleting_a_queue(window: Window, site: Site) -> None:
+    page = window.visit("/queues")
     page.get_by_role("button", name="New queue").click()
     dialog = page.locator("dialog[open]")
     dialog.locator("[name=queue]").fill("made")
@@ -105,56 +102,89 @@ def test_creating_configuring_clearing_and_deleting_a_queue(open_page: OpenPage,
     assert not site.exists("/api/v1/resources/queues/made")
 
 
-def test_clearing_one_partition_leaves_the_others(open_page: OpenPage, site: Site) -> None:
+def test_clearing_one_partition_leaves_the_others(window: Window, site: Site) -> None:
     site.push("parts", 1, 2, partition="left")
     site.push("parts", 3, partition="right")
-    page = open_page("/queues/parts?tab=partitions")
+    page = window.visit("/queues/parts?tab=partitions")
     page.get_by_role("button", name="Clear left").click()
     confirm(page, typed="left")
     toast(page, "2 messages removed from left")
     assert [one["partition"] for one in site.messages("parts")] == ["right"]
 
 
-def test_seeking_says_what_comes_again_and_what_is_skipped(open_page: OpenPage, site: Site) -> None:
+def test_seeking_says_what_comes_again_and_what_is_skipped_and_can_be_undone(window: Window, site: Site) -> None:
     site.push("sought", *range(5))
-    popped = site.pop("sought", "seekers", 3)
-    acks = [{key: one[key] for key in ("transactionId", "partitionId", "leaseId")} for one in popped]
-    site.call("POST", "/api/v1/ack/batch", {"consumerGroup": "seekers", "acknowledgments": acks})
-    page = open_page("/consumers?search=seekers")
-    page.get_by_role("button", name="Seek").first.click()
+    site.consume("sought", "seekers", 3)
+    page = window.visit("/consumers?search=seekers")
+    seek = page.get_by_role("table", name="Consumer groups").get_by_role("button", name="Seek", exact=True)
     dialog = page.locator("dialog[open]")
+    seek.click()
     dialog.locator("[name=to]").select_option("end")
     confirm(page, effect="2 messages would be skipped.")
     toast(page, "seekers moved on 1 partition")
-    assert site.pop("sought", "seekers") == []
-    page.get_by_role("button", name="Seek").first.click()
+    assert site.lag("seekers", "sought") == 0
+    undo(page)
+    assert site.lag("seekers", "sought") == 2
+    seek.click()
     dialog.locator("[name=to]").select_option("beginning")
-    confirm(page, effect="5 messages would be delivered again.")
-    assert len(site.pop("sought", "seekers")) == 5
-    page.get_by_role("button", name="Seek").first.click()
-    dialog.locator("[name=time]").fill((datetime.now(UTC) - timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%S"))
+    confirm(page, effect="3 messages would be delivered again.")
+    assert site.lag("seekers", "sought") == 5
+    seek.click()
+    dialog.locator("[name=to]").select_option("offset")
+    dialog.locator("[name=offset]").fill("4")
+    confirm(page, effect="4 messages would be skipped.")
+    assert site.lag("seekers", "sought") == 1
+    site.pop("sought", "seekers", 1)
+    seek.click()
+    yesterday = datetime.now(UTC) - timedelta(days=1)
+    dialog.locator("[name=time]").fill(yesterday.strftime("%Y-%m-%dT%H:%M:%S"))
     expect(dialog.get_by_text("1 lease of the group ends")).to_be_visible()
-    confirm(page, effect="0 messages would be delivered again.")
+    confirm(page, effect="4 messages would be delivered again.")
     assert len(site.pop("sought", "seekers")) == 5
 
 
-def test_skipping_a_partition_and_deleting_a_group(open_page: OpenPage, site: Site) -> None:
+def test_lease_is_released_a_partition_is_skipped_and_the_group_deleted(window: Window, site: Site) -> None:
     site.push("skipped", 1, 2)
     site.pop("skipped", "skippers", 1)
-    page = open_page("/consumers/skippers")
-    page.get_by_role("button", name="Skip to end").click()
-    confirm(page, effect="2 messages would never be delivered to skippers.")
-    toast(page, "skippers is at the end of Default")
-    assert site.call("GET", "/api/v1/consumer-groups/skippers")["skipped"]["partitions"][0]["offsetLag"] == 0
+    page = window.visit("/consumers/skippers")
+    page.get_by_role("button", name="Release the lease on Default").click()
+    confirm(page, effect="delivered again at once")
+    toast(page, "The lease has ended; 2 messages to deliver")
+    assert len(site.pop("skipped", "skippers", 1)) == 1
+    page.get_by_role("button", name="Skip to the end of Default").click()
+    confirm(page, effect="2 messages would be skipped.")
+    toast(page, "skippers moved on 1 partition")
+    assert site.lag("skippers", "skipped") == 0
     page.get_by_role("button", name="Delete group").click()
     confirm(page, effect="Its position on 1 partition of 1 queue is forgotten.", typed="skippers")
     expect(page).to_have_url(f"{site.url}/consumers")
     assert site.call("GET", "/api/v1/consumer-groups/skippers") == {}
 
 
-def test_message_is_retried_edited_given_up_and_deleted(open_page: OpenPage, site: Site) -> None:
+def test_queue_and_group_are_paused_shown_so_and_resumed(window: Window, site: Site) -> None:
+    site.push("paused", 1, 2)
+    page = window.visit("/queues/paused")
+    page.get_by_role("button", name="Pause", exact=True).click()
+    confirm(page, effect="No group gets anything of it")
+    expect(page.get_by_text("This queue is paused")).to_be_visible()
+    assert site.pop("paused", "waiters") == []
+    undo(page)
+    expect(page.get_by_text("This queue is paused")).to_be_hidden()
+    assert len(site.pop("paused", "waiters", 1)) == 1
+    window.visit("/consumers?search=waiters")
+    page.get_by_role("button", name="Pause waiters on paused").click()
+    confirm(page, effect="other groups go on")
+    expect(page.locator("tbody .badge").first).to_have_text("paused")
+    assert site.pop("paused", "waiters", 1) == []
+    assert len(site.pop("paused", "others", 1)) == 1
+    page.get_by_role("button", name="Resume waiters on paused").click()
+    confirm(page)
+    expect(page.get_by_role("button", name="Pause waiters on paused")).to_be_visible()
+
+
+def test_message_is_retried_edited_given_up_and_deleted(window: Window, site: Site) -> None:
     (pushed,) = site.push("single", {"n": 1})
-    page = open_page(f"/messages?queue=single&message={pushed['partition_id']}/{pushed['transaction_id']}")
+    page = window.visit(f"/messages?queue=single&message={pushed['partition_id']}/{pushed['transaction_id']}")
     drawer = page.locator(".drawer")
     drawer.get_by_role("button", name="Retry").click()
     confirm(page, effect="stored at the tail of its partition")
@@ -187,9 +217,9 @@ def test_message_is_retried_edited_given_up_and_deleted(open_page: OpenPage, sit
     assert site.messages("single") == []
 
 
-def test_many_messages_are_deleted_at_once(open_page: OpenPage, site: Site) -> None:
+def test_many_messages_are_deleted_at_once(window: Window, site: Site) -> None:
     site.push("many", *range(60))
-    page = open_page("/messages?queue=many")
+    page = window.visit("/messages?queue=many")
     expect(page.locator("tbody tr")).to_have_count(60)
     page.get_by_label("Select all on this page").check()
     page.get_by_label("Select", exact=False).nth(1).uncheck()
@@ -199,9 +229,36 @@ def test_many_messages_are_deleted_at_once(open_page: OpenPage, site: Site) -> N
     assert len(site.messages("many")) == 1
 
 
-def test_dead_letters_are_retried_and_thrown_away(open_page: OpenPage, site: Site) -> None:
+def test_payloads_are_searched_and_thousands_that_match_are_changed(window: Window, site: Site) -> None:
+    for start in range(0, 3000, 1000):
+        site.push(
+            "crowd", *({"n": start + number, "city": "Oslo" if number % 4 else "Ghent"} for number in range(1000))
+        )
+    page = window.visit("/messages?queue=crowd")
+    page.get_by_label("Payload contains").fill("2999")
+    page.keyboard.press("Enter")
+    expect(page.locator("tbody a.main")).to_have_count(1)
+    expect(page.locator("tbody")).to_contain_text('{"n":2999,"city":"Oslo"}')
+    page.get_by_role("button", name="Clear filters").click()
+    window.visit("/messages?queue=crowd&where=city%3DGhent,n%3C1000")
+    expect(page.get_by_role("heading", name="100 found")).to_be_visible()
+    page.get_by_role("button", name="Search further").click()
+    expect(page.get_by_role("heading", name="200 found")).to_be_visible()
+    page.get_by_role("button", name="Dead-letter all").click()
+    confirm(page, effect="250 messages match")
+    toast(page, "250 messages dead-lettered")
+    assert site.call("GET", "/api/v1/dlq?queue=crowd")["total"] == 250
+    window.visit("/messages?queue=crowd&where=city%3DOslo")
+    page.get_by_role("button", name="Delete all").click()
+    confirm(page, effect="2,250 messages match", typed="crowd")
+    toast(page, "2,250 messages deleted")
+    everything = {"queue": "crowd", "filter": {}, "limit": 10_000, "dryRun": True}
+    assert site.call("POST", "/api/v1/messages/delete", everything)["matched"] == 750
+
+
+def test_dead_letters_are_retried_and_thrown_away(window: Window, site: Site) -> None:
     site.make_dead("dying", *({"n": number} for number in range(6)), error="<b>boom</b>")
-    page = open_page("/dead-letters?queue=dying")
+    page = window.visit("/dead-letters?queue=dying")
     expect(page.locator("tbody tr")).to_have_count(6)
     expect(page.locator("tbody").get_by_text("<b>boom</b>").first).to_be_visible()
     page.locator("tbody").get_by_role("button", name="Retry").first.click()
@@ -228,9 +285,9 @@ def test_dead_letters_are_retried_and_thrown_away(open_page: OpenPage, site: Sit
     assert site.dead_letters("dying") == []
 
 
-def test_deleting_all_dead_letters_wants_the_name_of_the_queue(open_page: OpenPage, site: Site) -> None:
+def test_deleting_all_dead_letters_wants_the_name_of_the_queue(window: Window, site: Site) -> None:
     site.make_dead("doomed", 1, 2, 3)
-    page = open_page("/dead-letters?queue=doomed")
+    page = window.visit("/dead-letters?queue=doomed")
     page.get_by_role("button", name="Delete all 3").click()
     confirm(page, typed="doomed")
     toast(page, "3 dead letters deleted")
@@ -238,8 +295,8 @@ def test_deleting_all_dead_letters_wants_the_name_of_the_queue(open_page: OpenPa
     assert len(site.messages("doomed")) == 3
 
 
-def test_topic_is_filled_configured_purged_and_deleted(open_page: OpenPage, site: Site) -> None:
-    page = open_page("/namespaces")
+def test_topic_is_filled_configured_purged_and_deleted(window: Window, site: Site) -> None:
+    page = window.visit("/namespaces")
     page.get_by_role("button", name="Enqueue an item").click()
     dialog = page.locator("dialog[open]")
     dialog.locator("[name=namespace]").fill("tenant")
@@ -249,7 +306,7 @@ def test_topic_is_filled_configured_purged_and_deleted(open_page: OpenPage, site
     (counts,) = site.call("GET", "/api/v1/topics/counts?namespace=tenant")
     assert (counts["ready"], counts["options"]["max_retries"]) == (1, 3)
 
-    page.goto(f"{site.url}/namespaces/tenant/topics/jobs")
+    window.visit("/namespaces/tenant/topics/jobs")
     page.get_by_role("button", name="Options").click()
     dialog.locator("[name=max_retries]").fill("0")
     expect(dialog.locator(".diff")).to_contain_text("max_retries")
@@ -257,6 +314,12 @@ def test_topic_is_filled_configured_purged_and_deleted(open_page: OpenPage, site
     (counts,) = site.call("GET", "/api/v1/topics/counts?namespace=tenant")
     assert counts["options"]["max_retries"] == 0
 
+    page.get_by_role("button", name="Pause", exact=True).click()
+    confirm(page, effect="what is enqueued waits")
+    expect(page.get_by_text("This topic is paused")).to_be_visible()
+    assert site.call("GET", "/api/v1/topics/dequeue?namespace=tenant&topic=jobs") == []
+    page.get_by_role("button", name="Resume", exact=True).click()
+    confirm(page, effect="1 ready item can be leased again.")
     (item,) = site.call("GET", "/api/v1/topics/dequeue?namespace=tenant&topic=jobs")
     ref = {key: item[key] for key in ("id", "namespace", "topic")}
     site.call("POST", "/api/v1/topics/nack", ref | {"error": "no"})
@@ -274,8 +337,8 @@ def test_topic_is_filled_configured_purged_and_deleted(open_page: OpenPage, site
     assert site.call("GET", "/api/v1/topics/counts?namespace=tenant") == []
 
 
-def test_quota_and_write_mode_of_a_namespace(open_page: OpenPage, site: Site) -> None:
-    page = open_page("/namespaces?namespace=globex")
+def test_quota_and_write_mode_of_a_namespace(window: Window, site: Site) -> None:
+    page = window.visit("/namespaces?namespace=globex")
     page.get_by_role("button", name="Quota", exact=True).click()
     page.locator("dialog [name=quota]").fill("90")
     confirm(page)
@@ -292,9 +355,9 @@ def test_quota_and_write_mode_of_a_namespace(open_page: OpenPage, site: Site) ->
 
 @pytest.mark.parametrize(("kind", "field"), [("push", "maintenanceMode"), ("pop", "popMaintenanceMode")])
 def test_maintenance_is_switched_on_shown_everywhere_and_undone(
-    open_page: OpenPage, site: Site, kind: str, field: str
+    window: Window, site: Site, kind: str, field: str
 ) -> None:
-    page = open_page("/maintenance")
+    page = window.visit("/maintenance")
     page.get_by_role("button", name=f"Switch {kind} maintenance on").click()
     confirm(page, effect="It holds across restarts.")
     eventually(lambda: site.call("GET", "/api/v1/system/maintenance")[field])
@@ -319,7 +382,7 @@ def test_two_browsers_act_on_the_same_message(open_page: OpenPage, site: Site) -
     expect(second.get_by_text("It may have been deleted meanwhile.")).to_be_visible()
 
 
-def test_ten_thousand_queues_are_searched_and_paged(open_page: OpenPage, site: Site, watch: Watch) -> None:
+def test_ten_thousand_queues_are_searched_and_paged(window: Window, site: Site) -> None:
     async def execute(statement: str) -> None:
         connection = await asyncpg.connect(site.dsn)
         await connection.execute(statement)
@@ -332,51 +395,13 @@ def test_ten_thousand_queues_are_searched_and_paged(open_page: OpenPage, site: S
         )
     )
     try:
-        page = open_page("/queues?namespace=bulk&sort=name", watch=watch)
+        page = window.visit("/queues?namespace=bulk&sort=name")
         expect(page.get_by_text("of 10,000", exact=False)).to_be_visible()
         expect(page.locator("tbody tr")).to_have_count(50)
         page.get_by_role("button", name="Next page").click()
         expect(page.locator("tbody a.main").first).to_have_text("bulk-00051")
         page.get_by_label("Search by name").fill("09999")
         expect(page.locator("tbody a.main")).to_have_text(["bulk-09999"])
-        assert not watch.problems()
+        assert not window.watch.problems()
     finally:
         run_aside(execute("DELETE FROM queen.queues WHERE namespace = 'bulk'"))
-
-
-def test_database_that_goes_away_is_said_and_its_return_is_noticed(open_page: OpenPage, site: Site) -> None:
-    site.push("outlasts", {"n": 1})
-    page = open_page("/queues/outlasts")
-    expect(page.locator(".metric", has_text="Pending").locator(".value")).to_have_text("1")
-    site.postgres.stop()
-    try:
-        banner = page.get_by_role("alert").filter(has_text="PostgreSQL is unavailable.")
-        expect(banner).to_be_visible(timeout=30_000)
-        expect(page.get_by_role("heading", level=1)).to_have_text("outlasts")
-    finally:
-        site.postgres.start()
-    expect(banner).to_be_hidden(timeout=30_000)
-    site.push("outlasts", {"n": 2})
-    expect(page.locator(".metric", has_text="Pending").locator(".value")).to_have_text("2")
-
-
-def test_token_is_asked_for_where_the_server_wants_one(open_page: OpenPage, site: Site) -> None:
-    page = open_page("/maintenance")
-    expect(page.get_by_role("heading", level=1)).to_be_visible()
-    seen: list[str | None] = []
-
-    def refuse(route: Route) -> None:
-        seen.append(route.request.headers.get("authorization"))
-        if seen[-1] == "Bearer secret":
-            route.continue_()
-        else:
-            body = json.dumps({"error": "a token is needed"})
-            route.fulfill(status=401, body=body, content_type="application/json")
-
-    page.route("**/api/v1/**", refuse)
-    page.reload()
-    page.get_by_label("Token").fill("secret")
-    page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_role("heading", name="Spool & maintenance")).to_be_visible()
-    expect(page.get_by_text("off").first).to_be_visible()
-    assert "Bearer secret" in seen

@@ -30,7 +30,7 @@ def random_hashes(count: int, seed: int) -> Hashes:
 def maybe(seen: DedupFilter, hashes: Hashes) -> npt.NDArray[np.bool_]:
     """For each hash: whether it may have been added."""
     found = np.zeros(len(hashes), dtype=np.bool_)
-    found[seen.suspects(hashes.tolist())] = True
+    found[seen.may_contain(hashes.tolist())] = True
     return found
 
 
@@ -114,7 +114,7 @@ def test_what_memory_has_no_room_for_is_found_on_disk(tmp_path: Path) -> None:
     assert seen.nbytes <= 2 << 20 < seen.disk_bytes
     assert seen.complete_since == 0.0
     assert all(maybe(seen, several).all() for several in added)
-    assert all(seen.suspects([int(several[0])]) == [0] for several in added)
+    assert all(seen.may_contain([int(several[0])]) == [0] for several in added)
     assert maybe(seen, random_hashes(100_000, 1000)).mean() < 0.001
     assert not list(directory.iterdir()), "nothing is left behind by whoever ends"
 
@@ -154,8 +154,8 @@ def test_what_was_foreseen_and_added_since_is_no_stranger(steps: list[tuple[str,
             seen.add(values if what == "add" else np.array(values * 60, dtype=np.uint64))
             added.update(values)
         expected = [index for index, value in enumerate(known) if value in added]
-        assert set(expected) <= set(seen.suspects(known))
-        assert all(seen.suspects([known[index]]) == [0] for index in expected)
+        assert set(expected) <= set(seen.may_contain(known))
+        assert all(seen.may_contain([known[index]]) == [0] for index in expected)
 
 
 def test_what_was_foreseen_is_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +171,8 @@ def test_what_was_foreseen_is_not_looked_for_again(monkeypatch: pytest.MonkeyPat
         return [0]
 
     monkeypatch.setattr(seen, "_look_for", look_for)
-    assert seen.suspects(strangers) == []
-    assert seen.suspects(strangers + late) == [40]
+    assert seen.may_contain(strangers) == []
+    assert seen.may_contain(strangers + late) == [40]
     assert looked_for == [late]
 
 
@@ -197,7 +197,7 @@ def test_batches_of_any_size_are_found_at_once_and_in_their_time(sizes: list[int
         at += size
         assert maybe(seen, hashes[:at]).all()
         one = int(batch[-1])
-        assert seen.suspects([one]) == [0]
+        assert seen.may_contain([one]) == [0]
         assert any(since <= moment and moment + 1 <= until for since, until in seen.when(one))
 
 

@@ -148,7 +148,8 @@ async def test_queues_are_listed_by_page_and_what_is_processed_counts_as_pending
     assert [queue["name"] for queue in page["queues"]] == ["b.y", "b.x"]
     assert page["pagination"] == {"limit": 2, "offset": 0, "total": 3}
     assert page["queues"][0]["messages"] == {"total": 3, "pending": 3, "processing": 2}
-    assert set(page["queues"][0]) == {"id", "name", "namespace", "task", "createdAt", "partitions", "messages"}
+    about = {"id", "name", "namespace", "task", "createdAt", "partitions", "messages", "paused"}
+    assert set(page["queues"][0]) == about
     page = await get(api, "status/queues", limit=2, offset=2)
     assert [queue["name"] for queue in page["queues"]] == ["a.x"]
     assert [queue["name"] for queue in (await get(api, "status/queues", namespace="b", task="y"))["queues"]] == ["b.y"]
@@ -163,7 +164,8 @@ async def test_a_queue_is_shown_with_its_configuration_and_partitions(api: Api) 
     detail = await get(api, "status/queues/shop")
     assert set(detail) == {"queue", "partitions", "totals"}
     queue = detail["queue"]
-    assert set(queue) == {"id", "name", "namespace", "task", "priority", "createdAt", "config", "options"}
+    about = {"id", "name", "namespace", "task", "priority", "createdAt", "config", "options", "paused", "pausedGroups"}
+    assert set(queue) == about
     assert (queue["name"], queue["priority"]) == ("shop", 7)
     assert {name: queue["options"][name] for name in ("leaseTime", "retryLimit", "maxSize", "priority", "ttl")} == {
         "leaseTime": 30,
@@ -224,6 +226,7 @@ async def test_messages_of_a_queue_are_listed_newest_first(api: Api, connection:
         "partition",
         "status",
         "createdAt",
+        "producerSub",
     ]
     assert messages[0]["queuePath"] == "shop/Default"
 

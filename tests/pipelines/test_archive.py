@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
+from queen.errors import QueenError
 from queen.pipelines.declaration import ONCE
 from queen.pipelines.errors import AlreadyRunning, ArchiveError, PipelineError
 from queen.pipelines.jobs.archive import archive_declaration, sole_archiver
@@ -23,6 +24,8 @@ from queen.pipelines.jobs.replay import Replayed, ReplayOptions, replay
 from queen.pipelines.manifest import Manifest
 from queen.pipelines.session import Connection
 from queen.wire.pipelines import PipelineStatus
+from tests.conftest import StartServer
+from tests.http.auth.issuer import SECRET, issue
 from tests.pipelines.running import Runner
 from tests.support.api import Api
 from tests.support.database import Connection as Database
@@ -104,6 +107,29 @@ async def test_an_archive_holds_every_message_and_column_once_and_gives_them_bac
         ("two", {"n": 2}),
     ]
     assert [message["data"] for message in await api.pop("copy", "b", batch=10, autoAck=True)] == [[3], "text", None]
+
+
+async def test_messages_keep_who_pushed_them(runner: Runner, start_server: StartServer, dsn: str) -> None:
+    api = await start_server(jwt_enabled=True, jwt_secret=SECRET)
+    admin, other = (api.bearing(issue(role, sub=name)) for role, name in (("admin", "alice"), ("read-write", "bob")))
+    for number, caller in enumerate((admin, other, other, admin, other)):
+        await caller.push("orders", number)
+    archiving = Archiving(runner, admin, dsn)
+    archiving.connection = Connection(api.url, token=issue("admin", sub="carol"), databases=(dsn,))
+    await archiving.archive("orders")
+    await archiving.replay(queues=("orders",), to="copy")
+    await archiving.replay(queues=("orders",), to="mine", keep_producers=False)
+    noted = {
+        queue: [(message["data"], message["producerSub"]) for message in await admin.pop(queue, batch=10)]
+        for queue in ("copy", "mine")
+    }
+    names = ("alice", "bob", "bob", "alice", "bob")
+    assert noted == {"copy": list(enumerate(names)), "mine": [(number, "carol") for number in range(5)]}
+    archiving.connection = Connection(api.url, token=issue("read-write", sub="bob"), databases=(dsn,))
+    with pytest.raises(QueenError, match="producerSub in the query needs a token with the role admin"):
+        await archiving.replay(queues=("orders",), to="another")
+    for caller in (admin, other):
+        await caller.close()
 
 
 async def test_a_replay_takes_a_stretch_of_time_and_what_passes_a_filter(archiving: Archiving) -> None:

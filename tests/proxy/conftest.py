@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
+from playwright.async_api import Browser, async_playwright
 
 from queen.proxy.app import Proxy
 from queen.proxy.passwords import hash_password
@@ -20,6 +21,7 @@ from tests.proxy.provider import Provider
 from tests.support.api import Api
 from tests.support.ports import free_port
 
+CHROMIUM = "/usr/bin/chromium"
 PASSWORD = "correct horse battery"
 
 
@@ -41,6 +43,19 @@ class Site:
 
 
 StartProxy = Callable[..., Awaitable[Site]]
+
+
+_HAS_CHROMIUM = Path(CHROMIUM).exists()
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    if not _HAS_CHROMIUM:
+        pytest.skip("needs Debian's chromium")
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        await browser.close()
 
 
 @pytest.fixture
@@ -66,10 +81,8 @@ async def start_proxy(dsn: str, start_server: StartServer) -> AsyncIterator[Star
                 "queen_server_url": server.url,
             }
             proxy = Proxy(ProxySettings(**values | settings))
-            runner = web.AppRunner(proxy.app(), access_log=None)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, "127.0.0.1", port, shutdown_timeout=1).start()
+            await proxy.start()
+            stack.push_async_callback(proxy.stop)
             client = await stack.enter_async_context(aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)))
             return Site(f"http://127.0.0.1:{port}", proxy, server, client)
 

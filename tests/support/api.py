@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 
 from queen.server import Worker
+from queen.wire.segment import MEDIA_TYPE
 from tests.support.conformance import check_conformance
 
 
@@ -40,8 +41,10 @@ class Api:
         ) as answer:
             body: Any = None
             if answer.content_length:
-                plain = answer.content_type == "text/plain"
-                body = await answer.text() if plain else await answer.json(content_type=None)
+                kind = answer.content_type
+                body = await answer.text() if kind.startswith("text/") else await answer.read()
+                if not kind.startswith("text/") and kind != MEDIA_TYPE:
+                    body = await answer.json(content_type=None)
             if self.worker is not None:
                 check_conformance(
                     self.worker.shell.router, method, answer.url.raw_path_qs, answer.status, await answer.read()

@@ -1,6 +1,7 @@
 -- Takes the rows out that a test left, so that the next one can have its database.
 CREATE SCHEMA cleaning;
 CREATE TABLE cleaning.seeds (tab regclass PRIMARY KEY, content jsonb NOT NULL);
+CREATE TABLE cleaning.counters (seq regclass PRIMARY KEY, last bigint, start bigint NOT NULL);
 CREATE TABLE cleaning.made (structure text NOT NULL);
 
 -- Everything that is not rows: tables, columns, indexes, constraints, triggers, functions, settings of the database.
@@ -30,6 +31,7 @@ BEGIN
   FOR tab IN SELECT cleaning.tables() LOOP
     EXECUTE format('INSERT INTO cleaning.seeds SELECT %L, jsonb_agg(to_jsonb(t)) FROM %s t HAVING count(*) > 0', tab, tab);
   END LOOP;
+  INSERT INTO cleaning.counters SELECT seqrelid, pg_sequence_last_value(seqrelid), seqstart FROM pg_sequence;
   INSERT INTO cleaning.made SELECT cleaning.structure();
 END $$;
 
@@ -66,8 +68,8 @@ BEGIN
         USING seed;
     END IF;
   END LOOP;
-  PERFORM setval(format('%I.%I', schemaname, sequencename)::regclass, start_value, false)
-    FROM pg_sequences WHERE last_value IS NOT NULL;
+  PERFORM setval(seq, coalesce(last, start), last IS NOT NULL)
+    FROM cleaning.counters WHERE pg_sequence_last_value(seq) IS DISTINCT FROM last;
   PERFORM pg_stat_reset();
   RETURN true;
 END $$;

@@ -1,12 +1,12 @@
 /** Maintenance modes of the whole server. */
 import { call, get } from '@/api/client'
 import { pythonValue } from '@/api/shown'
-import { act } from '@/lib/actions'
+import { doing, type Action } from '@/lib/actions'
 import { perSecond, plural } from '@/lib/format'
 
-export function switchPushes(enabled: boolean): void {
+export const switchPushes = doing('post /api/v1/system/maintenance', (enabled: boolean): Action => {
   const put = (value: boolean) => call('post', '/api/v1/system/maintenance', { body: { enabled: value } }, `queen.admin.set_maintenance_mode(${pythonValue(value)})`)
-  act({
+  return {
     title: enabled ? 'Switch push maintenance on' : 'Switch push maintenance off',
     object: 'every server of this database',
     verb: enabled ? 'Switch on' : 'Switch off',
@@ -23,12 +23,12 @@ export function switchPushes(enabled: boolean): void {
     calls: () => [put(enabled)],
     done: () => `Push maintenance is ${enabled ? 'on' : 'off'}`,
     undo: () => [put(!enabled)],
-  })
-}
+  }
+})
 
-export function switchPops(enabled: boolean): void {
+export const switchPops = doing('post /api/v1/system/maintenance/pop', (enabled: boolean): Action => {
   const put = (value: boolean) => call('post', '/api/v1/system/maintenance/pop', { body: { enabled: value } }, `queen.admin.set_pop_maintenance_mode(${pythonValue(value)})`)
-  act({
+  return {
     title: enabled ? 'Switch pop maintenance on' : 'Switch pop maintenance off',
     object: 'every server of this database',
     verb: enabled ? 'Switch on' : 'Switch off',
@@ -45,5 +45,5 @@ export function switchPops(enabled: boolean): void {
     calls: () => [put(enabled)],
     done: () => `Pop maintenance is ${enabled ? 'on' : 'off'}`,
     undo: () => [put(!enabled)],
-  })
-}
+  }
+})

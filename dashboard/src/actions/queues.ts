@@ -1,8 +1,9 @@
 /** What can be done to queues. */
 import { call, get, type Schema } from '@/api/client'
 import { pythonValue } from '@/api/shown'
-import { act, type Effect, type Field, type Form } from '@/lib/actions'
-import { duration, exact, plural } from '@/lib/format'
+import { doing, type Action, type Effect, type Field, type Form } from '@/lib/actions'
+import { exact, plural } from '@/lib/format'
+import { groupsOf } from '@/lib/groups'
 
 type Options = Record<string, number | boolean | null>
 
@@ -42,38 +43,36 @@ function configure(queue: string, namespace: string, task: string, options: Opti
   return call('post', '/api/v1/configure', { body: known }, `queen.queue(${pythonValue(queue)}).config(${pythonValue(options)}).create()`)
 }
 
-export function createQueue(after: (name: string) => void): void {
-  act({
-    title: 'Create a queue',
-    object: 'Queues are also made by the first push to them.',
-    verb: 'Create queue',
-    fields: [
-      { name: 'queue', label: 'Name', kind: 'text', required: true, placeholder: 'orders' },
-      { name: 'namespace', label: 'Namespace', kind: 'text', placeholder: 'shop', hint: 'Optional. Consumers can pop all queues of a namespace.' },
-      { name: 'task', label: 'Task', kind: 'text', placeholder: 'checkout', hint: 'Optional. Consumers can pop all queues of a task.' },
-      ...OPTIONS.map((one) => ({ ...one, initial: one.fallback ?? '' })),
-    ],
-    effect: async (form) => {
-      const name = String(form.queue)
-      if (!name) return [{ text: 'A queue with one empty partition.' }]
-      const exists = await get('/api/v1/status/queues/{queue}', { path: { queue: name } }).then(
-        () => true,
-        () => false,
-      )
-      return exists
-        ? [{ kind: 'warn', text: `${name} exists already: its options would be replaced, its messages stay.` }]
-        : [{ text: `The queue ${name} is made, with one empty partition.` }]
-    },
-    calls: (form) => [configure(String(form.queue), String(form.namespace ?? ''), String(form.task ?? ''), optionsOf(form))],
-    done: (_, form) => `Queue ${form.queue} is configured`,
-    after: (_, form) => after(String(form.queue)),
-  })
-}
+export const createQueue = doing('post /api/v1/configure', (after: (name: string) => void): Action => ({
+  title: 'Create a queue',
+  object: 'Queues are also made by the first push to them.',
+  verb: 'Create queue',
+  fields: [
+    { name: 'queue', label: 'Name', kind: 'text', required: true, placeholder: 'orders' },
+    { name: 'namespace', label: 'Namespace', kind: 'text', placeholder: 'shop', hint: 'Optional. Consumers can pop all queues of a namespace.' },
+    { name: 'task', label: 'Task', kind: 'text', placeholder: 'checkout', hint: 'Optional. Consumers can pop all queues of a task.' },
+    ...OPTIONS.map((one) => ({ ...one, initial: one.fallback ?? '' })),
+  ],
+  effect: async (form) => {
+    const name = String(form.queue)
+    if (!name) return [{ text: 'A queue with one empty partition.' }]
+    const exists = await get('/api/v1/status/queues/{queue}', { path: { queue: name } }).then(
+      () => true,
+      () => false,
+    )
+    return exists
+      ? [{ kind: 'warn', text: `${name} exists already: its options would be replaced, its messages stay.` }]
+      : [{ text: `The queue ${name} is made, with one empty partition.` }]
+  },
+  calls: (form) => [configure(String(form.queue), String(form.namespace ?? ''), String(form.task ?? ''), optionsOf(form))],
+  done: (_, form) => `Queue ${form.queue} is configured`,
+  after: (_, form) => after(String(form.queue)),
+}))
 
-export function configureQueue(status: Schema['QueueStatus']): void {
+export const configureQueue = doing('post /api/v1/configure', (status: Schema['QueueStatus']): Action => {
   const { name, namespace, task } = status.queue
   const options = status.queue.options as Options
-  act({
+  return {
     title: 'Change options',
     object: name,
     verb: 'Save changes',
@@ -96,11 +95,11 @@ export function configureQueue(status: Schema['QueueStatus']): void {
     calls: (form) => [configure(name, String(form.namespace), String(form.task), optionsOf(form))],
     done: () => `Options of ${name} are changed`,
     undo: () => [configure(name, namespace, task, options)],
-  })
-}
+  }
+})
 
 async function heldBy(queue: string, partition?: string): Promise<Effect[]> {
-  const groups = (await get('/api/v1/consumer-groups')).filter((one) => one.queueName === queue)
+  const groups = await groupsOf(queue)
   if (partition) return [{ kind: 'bad', text: `All messages of the partition ${partition} are removed for every group.` }]
   const status = await get('/api/v1/status', { query: { queue } })
   const { total, pending, processing } = status.messages
@@ -111,86 +110,101 @@ async function heldBy(queue: string, partition?: string): Promise<Effect[]> {
   return effects
 }
 
-export function clearQueue(queue: string, partition?: string): void {
-  act({
-    title: partition ? 'Clear a partition' : 'Clear the queue',
-    object: partition ? `${queue} / ${partition}` : queue,
-    verb: 'Remove all messages',
-    danger: true,
-    typed: partition ?? queue,
-    intro: 'The queue, its options and its groups stay. What is removed cannot be brought back.',
-    effect: () => heldBy(queue, partition),
-    calls: () => [
-      call(
-        'delete',
-        '/api/v1/queues/{queue}/clear',
-        { path: { queue }, query: { partition } },
-        `queen.admin.clear_queue(${pythonValue(queue)}${partition ? `, partition=${pythonValue(partition)}` : ''})`,
-      ),
-    ],
-    done: ([answer]) => `${plural((answer as Schema['Cleared']).messages, 'message')} removed from ${partition ?? queue}`,
-  })
-}
+export const clearQueue = doing('delete /api/v1/queues/{queue}/clear', (queue: string, partition?: string): Action => ({
+  title: partition ? 'Clear a partition' : 'Clear the queue',
+  object: partition ? `${queue} / ${partition}` : queue,
+  verb: 'Remove all messages',
+  danger: true,
+  typed: partition ?? queue,
+  intro: 'The queue, its options and its groups stay. What is removed cannot be brought back.',
+  effect: () => heldBy(queue, partition),
+  calls: () => [
+    call(
+      'delete',
+      '/api/v1/queues/{queue}/clear',
+      { path: { queue }, query: { partition } },
+      `queen.admin.clear_queue(${pythonValue(queue)}${partition ? `, partition=${pythonValue(partition)}` : ''})`,
+    ),
+  ],
+  done: ([answer]) => `${plural((answer as Schema['Cleared']).messages, 'message')} removed from ${partition ?? queue}`,
+}))
 
-export function deleteQueue(queue: string, after?: () => void): void {
-  act({
-    title: 'Delete the queue',
+/** Nothing of a queue is delivered until it is resumed. */
+export const pauseQueue = doing('post /api/v1/resources/queues/{queue}/pause', (queue: string, paused: boolean): Action => {
+  const put = (now: boolean) =>
+    call('post', now ? '/api/v1/resources/queues/{queue}/pause' : '/api/v1/resources/queues/{queue}/resume', { path: { queue } }, `queen.admin.${now ? 'pause' : 'resume'}_queue(${pythonValue(queue)})`)
+  return {
+    title: paused ? 'Pause the queue' : 'Resume the queue',
     object: queue,
-    verb: 'Delete queue',
-    danger: true,
-    typed: queue,
-    intro: 'The queue goes with its partitions, messages, groups’ positions, dead letters and traces. It cannot be brought back.',
-    effect: () => heldBy(queue),
-    calls: () => [call('delete', '/api/v1/resources/queues/{queue}', { path: { queue } }, `queen.queue(${pythonValue(queue)}).delete()`)],
-    done: () => `Queue ${queue} is deleted`,
-    after,
-  })
-}
+    verb: paused ? 'Pause queue' : 'Resume queue',
+    effect: async () => {
+      const { pending } = (await get('/api/v1/status', { query: { queue } })).messages
+      return paused
+        ? [
+            { kind: 'warn', text: 'No group gets anything of it; pushes are stored as before.' },
+            { text: 'What is leased already can be acknowledged.' },
+          ]
+        : [{ text: `${plural(pending, 'pending message')} ${pending === 1 ? 'is' : 'are'} delivered again.` }]
+    },
+    calls: () => [put(paused)],
+    done: () => `${queue} is ${paused ? 'paused' : 'resumed'}`,
+    undo: () => [put(!paused)],
+  }
+})
 
-export function pushMessage(queue = '', partition = '', payload: unknown = { hello: 'world' }): void {
-  act({
-    title: 'Push a test message',
-    object: queue || 'any queue',
-    verb: 'Push message',
-    fields: [
-      { name: 'queue', label: 'Queue', kind: 'text', initial: queue, required: true, placeholder: 'orders' },
-      { name: 'partition', label: 'Partition', kind: 'text', initial: partition, placeholder: 'Default' },
-      { name: 'transactionId', label: 'Transaction id', kind: 'text', placeholder: 'made by the server', hint: 'The same id again is a duplicate, and changes nothing.' },
-      { name: 'payload', label: 'Payload', kind: 'json', initial: JSON.stringify(payload, null, 2), required: true },
-    ],
-    effect: async (form) => {
-      if (!form.queue) return [{ text: 'Name the queue first.' }]
-      const groups = (await get('/api/v1/consumer-groups')).filter((one) => one.queueName === form.queue)
-      return [
-        {
-          text: groups.length
-            ? `Real consumers get it: ${groups.slice(0, 5).map((one) => one.name).join(', ')}.`
-            : 'No group reads this queue yet; the message waits.',
-          kind: groups.length ? 'warn' : 'info',
-        },
-      ]
-    },
-    calls: (form) => {
-      const item = {
-        queue: String(form.queue),
-        partition: String(form.partition || 'Default'),
-        payload: JSON.parse(String(form.payload)) as never,
-        ...(form.transactionId ? { transactionId: String(form.transactionId) } : {}),
-      }
-      const message = { data: item.payload, ...(item.transactionId ? { transactionId: item.transactionId } : {}) }
-      const place = `queen.queue(${pythonValue(item.queue)})${form.partition ? `.partition(${pythonValue(item.partition)})` : ''}`
-      return [call('post', '/api/v1/push', { body: { items: [item] } }, `${place}.push([${pythonValue(message)}])`)]
-    },
-    done: ([answer]) => {
-      const [result] = answer as Schema['PushResult'][]
-      return result?.status === 'duplicate' ? 'It was there already: nothing is changed' : `Message ${result?.transaction_id} is ${result?.status}`
-    },
-    undo: ([answer]) => {
-      const [result] = answer as Schema['PushResult'][]
-      if (result?.status !== 'queued' || !result.partition_id) return undefined
-      return [call('delete', '/api/v1/messages/{partition}/{transaction}', { path: { partition: result.partition_id, transaction: result.transaction_id } })]
-    },
-  })
-}
+export const deleteQueue = doing('delete /api/v1/resources/queues/{queue}', (queue: string, after?: () => void): Action => ({
+  title: 'Delete the queue',
+  object: queue,
+  verb: 'Delete queue',
+  danger: true,
+  typed: queue,
+  intro: 'The queue goes with its partitions, messages, groups’ positions, dead letters and traces. It cannot be brought back.',
+  effect: () => heldBy(queue),
+  calls: () => [call('delete', '/api/v1/resources/queues/{queue}', { path: { queue } }, `queen.queue(${pythonValue(queue)}).delete()`)],
+  done: () => `Queue ${queue} is deleted`,
+  after,
+}))
 
-export const seconds = (value: number | null | undefined) => (value ? duration(value) : '–')
+export const pushMessage = doing('post /api/v1/push', (queue: string = '', partition: string = '', payload: unknown = { hello: 'world' }): Action => ({
+  title: 'Push a test message',
+  object: queue || 'any queue',
+  verb: 'Push message',
+  fields: [
+    { name: 'queue', label: 'Queue', kind: 'text', initial: queue, required: true, placeholder: 'orders' },
+    { name: 'partition', label: 'Partition', kind: 'text', initial: partition, placeholder: 'Default' },
+    { name: 'transactionId', label: 'Transaction id', kind: 'text', placeholder: 'made by the server', hint: 'The same id again is a duplicate, and changes nothing.' },
+    { name: 'payload', label: 'Payload', kind: 'json', initial: JSON.stringify(payload, null, 2), required: true },
+  ],
+  effect: async (form) => {
+    if (!form.queue) return [{ text: 'Name the queue first.' }]
+    const groups = await groupsOf(String(form.queue))
+    return [
+      {
+        text: groups.length
+          ? `Real consumers get it: ${groups.slice(0, 5).map((one) => one.name).join(', ')}.`
+          : 'No group reads this queue yet; the message waits.',
+        kind: groups.length ? 'warn' : 'info',
+      },
+    ]
+  },
+  calls: (form) => {
+    const item = {
+      queue: String(form.queue),
+      partition: String(form.partition || 'Default'),
+      payload: JSON.parse(String(form.payload)) as never,
+      ...(form.transactionId ? { transactionId: String(form.transactionId) } : {}),
+    }
+    const message = { data: item.payload, ...(item.transactionId ? { transactionId: item.transactionId } : {}) }
+    const place = `queen.queue(${pythonValue(item.queue)})${form.partition ? `.partition(${pythonValue(item.partition)})` : ''}`
+    return [call('post', '/api/v1/push', { body: { items: [item] } }, `${place}.push([${pythonValue(message)}])`)]
+  },
+  done: ([answer]) => {
+    const [result] = answer as Schema['PushResult'][]
+    return result?.status === 'duplicate' ? 'It was there already: nothing is changed' : `Message ${result?.transaction_id} is ${result?.status}`
+  },
+  undo: ([answer]) => {
+    const [result] = answer as Schema['PushResult'][]
+    if (result?.status !== 'queued' || !result.partition_id) return undefined
+    return [call('delete', '/api/v1/messages/{partition}/{transaction}', { path: { partition: result.partition_id, transaction: result.transaction_id } })]
+  },
+}))

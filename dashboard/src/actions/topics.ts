@@ -1,7 +1,7 @@
 /** What can be done to topics, their items and namespaces. */
 import { call, type Schema } from '@/api/client'
 import { pythonValue } from '@/api/shown'
-import { act } from '@/lib/actions'
+import { doing, type Action } from '@/lib/actions'
 import { plural } from '@/lib/format'
 
 type Counts = Schema['TopicCounts']
@@ -9,34 +9,32 @@ type Letter = Schema['TopicDeadLetter']
 
 const key = ({ namespace, topic }: { namespace: string; topic: string }) => `${namespace} / ${topic}`
 
-export function enqueueItem(namespace = '', topic = ''): void {
-  act({
-    title: 'Enqueue a test item',
-    object: topic ? key({ namespace, topic }) : 'any topic',
-    verb: 'Enqueue item',
-    fields: [
-      { name: 'namespace', label: 'Namespace', kind: 'text', initial: namespace, required: true, placeholder: 'acme' },
-      { name: 'topic', label: 'Topic', kind: 'text', initial: topic, required: true, placeholder: 'thumbnails' },
-      { name: 'priority', label: 'Priority', kind: 'number', initial: 0, hint: 'Lower comes first.' },
-      { name: 'delay', label: 'Delay', unit: 'seconds', kind: 'number', initial: 0 },
-      { name: 'data', label: 'Data', kind: 'json', initial: '{\n  "hello": "world"\n}', required: true },
-    ],
-    effect: (form) => [{ text: form.delay ? `It is ready in ${form.delay} s.` : 'It is ready at once, for any worker of the topic.' }],
-    calls: (form) => {
-      const item = {
-        namespace: String(form.namespace),
-        topic: String(form.topic),
-        data: JSON.parse(String(form.data)) as never,
-        priority: Number(form.priority || 0),
-        ...(form.delay ? { delay: Number(form.delay) } : {}),
-      }
-      return [call('post', '/api/v1/topics/enqueue', { query: { ids: 'string' }, body: [item] as never })]
-    },
-    done: () => 'Item enqueued',
-  })
-}
+export const enqueueItem = doing('post /api/v1/topics/enqueue', (namespace: string = '', topic: string = ''): Action => ({
+  title: 'Enqueue a test item',
+  object: topic ? key({ namespace, topic }) : 'any topic',
+  verb: 'Enqueue item',
+  fields: [
+    { name: 'namespace', label: 'Namespace', kind: 'text', initial: namespace, required: true, placeholder: 'acme' },
+    { name: 'topic', label: 'Topic', kind: 'text', initial: topic, required: true, placeholder: 'thumbnails' },
+    { name: 'priority', label: 'Priority', kind: 'number', initial: 0, hint: 'Lower comes first.' },
+    { name: 'delay', label: 'Delay', unit: 'seconds', kind: 'number', initial: 0 },
+    { name: 'data', label: 'Data', kind: 'json', initial: '{\n  "hello": "world"\n}', required: true },
+  ],
+  effect: (form) => [{ text: form.delay ? `It is ready in ${form.delay} s.` : 'It is ready at once, for any worker of the topic.' }],
+  calls: (form) => {
+    const item = {
+      namespace: String(form.namespace),
+      topic: String(form.topic),
+      data: JSON.parse(String(form.data)) as never,
+      priority: Number(form.priority || 0),
+      ...(form.delay ? { delay: Number(form.delay) } : {}),
+    }
+    return [call('post', '/api/v1/topics/enqueue', { query: { ids: 'string' }, body: [item] as never })]
+  },
+  done: () => 'Item enqueued',
+}))
 
-export function configureTopic(counts: Counts): void {
+export const configureTopic = doing('post /api/v1/topics/configure', (counts: Counts): Action => {
   const { namespace, topic, options } = counts
   const send = (form: Record<string, unknown>) => call('post', '/api/v1/topics/configure', { body: { namespace, topic, options: form as never } })
   const read = (form: Record<string, unknown>) => ({
@@ -47,7 +45,7 @@ export function configureTopic(counts: Counts): void {
     at_most_once: form.at_most_once === true,
     ttl_seconds: form.ttl_seconds === '' ? null : Number(form.ttl_seconds),
   })
-  act({
+  return {
     title: 'Change options',
     object: key(counts),
     verb: 'Save changes',
@@ -66,12 +64,34 @@ export function configureTopic(counts: Counts): void {
     calls: (form) => [send(read(form))],
     done: () => `Options of ${topic} are changed`,
     undo: () => [send(options)],
-  })
-}
+  }
+})
 
-export function purgeTopic(counts: Counts): void {
+/** No item of a topic is leased until it is resumed. */
+export const pauseTopic = doing('post /api/v1/topics/pause', (counts: Counts, paused: boolean): Action => {
   const { namespace, topic } = counts
-  act({
+  const put = (now: boolean) =>
+    call('post', now ? '/api/v1/topics/pause' : '/api/v1/topics/resume', { body: { namespace, topic } }, `queen.admin.${now ? 'pause' : 'resume'}_topic(${pythonValue(namespace)}, ${pythonValue(topic)})`)
+  return {
+    title: paused ? 'Pause the topic' : 'Resume the topic',
+    object: key(counts),
+    verb: paused ? 'Pause topic' : 'Resume topic',
+    effect: () =>
+      paused
+        ? [
+            { kind: 'warn', text: 'Workers get none of its items; what is enqueued waits.' },
+            { text: `${plural(counts.leased, 'leased item')} can be acknowledged.` },
+          ]
+        : [{ text: `${plural(counts.ready, 'ready item')} can be leased again.` }],
+    calls: () => [put(paused)],
+    done: () => `${topic} is ${paused ? 'paused' : 'resumed'}`,
+    undo: () => [put(!paused)],
+  }
+})
+
+export const purgeTopic = doing('post /api/v1/topics/purge', (counts: Counts): Action => {
+  const { namespace, topic } = counts
+  return {
     title: 'Purge the topic',
     object: key(counts),
     verb: 'Remove all items',
@@ -82,12 +102,12 @@ export function purgeTopic(counts: Counts): void {
     ],
     calls: () => [call('post', '/api/v1/topics/purge', { body: { namespace, topic } })],
     done: ([answer]) => `${plural((answer as Schema['PurgedTopic']).removed, 'item')} removed`,
-  })
-}
+  }
+})
 
-export function deleteTopic(counts: Counts, after?: () => void): void {
+export const deleteTopic = doing('delete /api/v1/topics', (counts: Counts, after?: () => void): Action => {
   const { namespace, topic } = counts
-  act({
+  return {
     title: 'Delete the topic',
     object: key(counts),
     verb: 'Delete topic',
@@ -97,12 +117,12 @@ export function deleteTopic(counts: Counts, after?: () => void): void {
     calls: () => [call('delete', '/api/v1/topics', { query: { namespace, topic } })],
     done: () => `Topic ${topic} is deleted`,
     after,
-  })
-}
+  }
+})
 
-export function setQuota(namespace: string, current: number | null): void {
+export const setQuota = doing('put /api/v1/topics/quotas', (namespace: string, current: number | null): Action => {
   const put = (value: number | null) => call('put', '/api/v1/topics/quotas', { body: { namespace, per_minute: value } })
-  act({
+  return {
     title: 'Set the quota',
     object: namespace || 'a namespace',
     verb: 'Set quota',
@@ -120,12 +140,12 @@ export function setQuota(namespace: string, current: number | null): void {
     },
     done: (_, form) => `Quota of ${namespace || String(form.namespace)} is set`,
     undo: () => (namespace ? [put(current)] : undefined),
-  })
-}
+  }
+})
 
-export function setMode(namespace: string, current: 'sync' | 'buffered' | null): void {
+export const setMode = doing('put /api/v1/topics/modes', (namespace: string, current: 'sync' | 'buffered' | null): Action => {
   const put = (mode: 'sync' | 'buffered' | null) => call('put', '/api/v1/topics/modes', { body: { namespace, mode } })
-  act({
+  return {
     title: 'Set the write mode',
     object: namespace,
     verb: 'Set mode',
@@ -146,37 +166,33 @@ export function setMode(namespace: string, current: 'sync' | 'buffered' | null):
     calls: (form) => [put((form.mode || null) as 'sync' | 'buffered' | null)],
     done: () => `Write mode of ${namespace} is set`,
     undo: () => [put(current)],
-  })
-}
+  }
+})
 
 const refs = (letters: Letter[]) => letters.map(({ id, namespace, topic }) => ({ id, namespace, topic }))
 
-export function retryTopicLetters(letters: Letter[]): void {
-  act({
-    title: 'Retry dead letters',
-    object: `${plural(letters.length, 'dead letter')} of ${letters[0]!.topic}`,
-    verb: `Retry ${plural(letters.length, 'dead letter')}`,
-    effect: () => [{ text: 'They are ready again, with all their retries.' }],
-    calls: () => [call('post', '/api/v1/topics/dlq/retry', { query: { ids: 'string' }, body: refs(letters) as never }, topicPython(letters[0]!, 'dlq().retry()'))],
-    done: () => `${plural(letters.length, 'item')} ready again`,
-  })
-}
+export const retryTopicLetters = doing('post /api/v1/topics/dlq/retry', (letters: Letter[]): Action => ({
+  title: 'Retry dead letters',
+  object: `${plural(letters.length, 'dead letter')} of ${letters[0]!.topic}`,
+  verb: `Retry ${plural(letters.length, 'dead letter')}`,
+  effect: () => [{ text: 'They are ready again, with all their retries.' }],
+  calls: () => [call('post', '/api/v1/topics/dlq/retry', { query: { ids: 'string' }, body: refs(letters) as never }, topicPython(letters[0]!, 'dlq().retry()'))],
+  done: () => `${plural(letters.length, 'item')} ready again`,
+}))
 
-export function deleteTopicLetters(letters: Letter[]): void {
-  act({
-    title: 'Throw dead letters away',
-    object: `${plural(letters.length, 'dead letter')} of ${letters[0]!.topic}`,
-    verb: `Delete ${plural(letters.length, 'dead letter')}`,
-    danger: true,
-    effect: () => [{ kind: 'bad', text: 'They are removed with their data.' }],
-    calls: () => [call('post', '/api/v1/topics/dlq/delete', { query: { ids: 'string' }, body: refs(letters) as never })],
-    done: () => `${plural(letters.length, 'dead letter')} deleted`,
-  })
-}
+export const deleteTopicLetters = doing('post /api/v1/topics/dlq/delete', (letters: Letter[]): Action => ({
+  title: 'Delete dead letters',
+  object: `${plural(letters.length, 'dead letter')} of ${letters[0]!.topic}`,
+  verb: `Delete ${plural(letters.length, 'dead letter')}`,
+  danger: true,
+  effect: () => [{ kind: 'bad', text: 'They are removed with their data.' }],
+  calls: () => [call('post', '/api/v1/topics/dlq/delete', { query: { ids: 'string' }, body: refs(letters) as never })],
+  done: () => `${plural(letters.length, 'dead letter')} deleted`,
+}))
 
-export function releaseItem(item: Schema['TopicItem']): void {
+export const releaseItem = doing('post /api/v1/topics/release', (item: Schema['TopicItem']): Action => {
   const { id, namespace, topic, lease_owner } = item
-  act({
+  return {
     title: 'Release a lease',
     object: `item ${id}`,
     verb: 'Release lease',
@@ -186,7 +202,7 @@ export function releaseItem(item: Schema['TopicItem']): void {
     ],
     calls: () => [call('post', '/api/v1/topics/release', { query: { ids: 'string' }, body: [{ id, namespace, topic, lease_owner }] as never })],
     done: () => `Item ${id} is ready again`,
-  })
-}
+  }
+})
 
 const topicPython = (one: { namespace: string; topic: string }, rest: string) => `queen.topic(${pythonValue(one.namespace)}, ${pythonValue(one.topic)}).${rest}`

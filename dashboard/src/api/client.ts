@@ -1,5 +1,5 @@
 /** Calls of the HTTP API, typed by the server's own description of it. */
-import { reactive } from 'vue'
+import { reactive, ref } from 'vue'
 import type { components, paths } from './schema'
 
 export type Schema = components['schemas']
@@ -65,9 +65,11 @@ export class ApiError extends Error {
 export const connection = reactive({ server: true, database: true, signIn: false, reason: '' })
 
 const TOKEN = 'queen.token'
+const kept = ref(sessionStorage.getItem(TOKEN) ?? '')
 export const token = {
-  get: () => sessionStorage.getItem(TOKEN) ?? '',
+  get: () => kept.value,
   set(value: string) {
+    kept.value = value
     if (value) sessionStorage.setItem(TOKEN, value)
     else sessionStorage.removeItem(TOKEN)
   },

@@ -1,6 +1,8 @@
 /** What changes something: each is described once, and shown, confirmed and run by one dialog. */
 import { shallowRef } from 'vue'
+import type { ACCESS } from '@/api/access'
 import type { Call } from '@/api/client'
+import { may } from './roles'
 
 export interface Field {
   name: string
@@ -46,6 +48,10 @@ export interface Action {
   calls: (form: Form) => Call<any>[]
   /** One after the other, and no further once one has failed. */
   inOrder?: boolean
+  /** What is called after an answer: for work that the server does a part at a time. */
+  next?: (answer: any, form: Form) => Call<any> | undefined
+  /** How far along it is: what an answer adds, and what all of them are expected to add. */
+  progress?: { of: (answer: any) => number; total: () => number | undefined }
   done: (answers: any[], form: Form) => string
   undo?: (answers: any[], form: Form) => Call<any>[] | undefined
   after?: (answers: any[], form: Form) => void
@@ -53,6 +59,14 @@ export interface Action {
 
 export const current = shallowRef<Action | null>(null)
 
-export function act(action: Action): void {
-  current.value = action
+/** An action as buttons know it: calling it opens the dialog. */
+export interface Doing<A extends unknown[]> {
+  (...about: A): void
+  /** Whether the signed-in role may do it. */
+  allowed: () => boolean
+}
+
+/** An action whose role is the one that the server wants for its call. */
+export function doing<A extends unknown[]>(needs: keyof typeof ACCESS, describe: (...about: A) => Action): Doing<A> {
+  return Object.assign((...about: A) => void (current.value = describe(...about)), { allowed: () => may(needs) })
 }

@@ -1,10 +1,12 @@
 /**
  * What keeps an open page current. Pages say what they show with `useLive`; how it is kept current is known here alone:
- * each is asked for again every so often while the tab is visible, and a hidden tab asks for nothing.
+ * each is asked for again when the stream says that something has changed, at most every so often, and seldom otherwise.
+ * A hidden tab asks for nothing.
  */
 import { onBeforeUnmount, ref, shallowRef, watch, type Ref, type ShallowRef, type WatchSource } from 'vue'
 import { ApiError, connection, get, sendText, type Schema } from '@/api/client'
 import { parseMetrics, type Metrics } from '@/lib/metrics'
+import { startStream, stream, version } from '@/lib/stream'
 
 export interface Live<A> {
   data: ShallowRef<A | undefined>
@@ -15,12 +17,15 @@ export interface Live<A> {
 
 const active = new Set<() => Promise<void>>()
 export const now = ref(Date.now())
-export const updatedAt = ref(Date.now())
 setInterval(() => {
   if (document.visibilityState === 'visible') now.value = Date.now()
 }, 1000)
 
-/** Asks every `every` ms; at once when `depends` change, when the tab is seen again and when the server is back. */
+/** Of what other hosts did the stream says nothing, and ages grow by themselves. */
+const SELDOM_MS = 5000
+const AFTER_ERROR_MS = 2000
+
+/** Asks at most every `every` ms (0: once); at once when `depends` change, when the tab is seen again and when the server is back. */
 export function useLive<A>(ask: () => Promise<A>, every: number, depends: WatchSource[] = []): Live<A> {
   const data = shallowRef<A>()
   const error = ref<ApiError | null>(null)
@@ -28,27 +33,35 @@ export function useLive<A>(ask: () => Promise<A>, every: number, depends: WatchS
   let timer: ReturnType<typeof setTimeout> | undefined
   let generation = 0
   let stopped = false
+  let asking = false
+  let askedAt = 0
+  let stale = false
 
   async function refresh(): Promise<void> {
     clearTimeout(timer)
     const mine = ++generation
+    askedAt = Date.now()
+    asking = true
+    stale = false
     try {
       const answer = await ask()
       if (mine !== generation || stopped) return
       data.value = answer
       error.value = null
-      updatedAt.value = Date.now()
     } catch (cause) {
       if (mine !== generation || stopped) return
       error.value = cause instanceof ApiError ? cause : new ApiError(0, String(cause))
     }
+    asking = false
     loading.value = false
     schedule()
   }
 
   function schedule(): void {
-    if (stopped || every <= 0 || document.visibilityState !== 'visible') return
-    timer = setTimeout(refresh, error.value ? Math.max(every, 2000) : every)
+    clearTimeout(timer)
+    if (stopped || asking || connection.signIn || (every <= 0 && !error.value) || document.visibilityState !== 'visible') return
+    const wait = error.value ? Math.max(every, AFTER_ERROR_MS) : stale ? every : Math.max(every, SELDOM_MS)
+    timer = setTimeout(refresh, Math.max(0, askedAt + wait - Date.now()))
   }
 
   function seen(): void {
@@ -58,6 +71,10 @@ export function useLive<A>(ask: () => Promise<A>, every: number, depends: WatchS
 
   document.addEventListener('visibilitychange', seen)
   active.add(refresh)
+  watch(version, () => {
+    stale = true
+    schedule()
+  })
   if (depends.length)
     watch(depends, () => {
       loading.value = true
@@ -77,53 +94,23 @@ export async function refreshAll(): Promise<void> {
   await Promise.all([...active].map((refresh) => refresh()))
 }
 
-/** The heart of every page: the overview, once a second, by which the state of the connection is known, too. */
+/** Counts of the whole server, which several pages and the menu show. */
 export const overview = shallowRef<Schema['Overview']>()
-const HEARTBEAT_MS = 1000
 
-async function beat(): Promise<void> {
-  if (document.visibilityState === 'visible' && !connection.signIn) {
-    const wasDown = !connection.server || !connection.database
-    try {
-      overview.value = await get('/api/v1/resources/overview')
-      connection.database = true
-      if (wasDown) void refreshAll()
-    } catch {
-      // The banner says it; the next beat tries again.
-    }
-  }
-  setTimeout(beat, HEARTBEAT_MS)
-}
-export const startHeartbeat = () => void beat()
-
-/** Rates of the last minutes, second by second. */
-export interface Tick {
-  at: number
-  push: number
-  pop: number
-  ack: number
-}
-
-const MAX_TICKS = 180
-
-export function useTicks(): { ticks: ShallowRef<Tick[]>; counters: ShallowRef<Schema['LiveCounters'] | undefined> } {
-  const ticks = shallowRef<Tick[]>([])
-  let last: { at: number; push: number; pop: number; ack: number } | undefined
-  const { data: counters } = useLive(async () => {
-    const seen = await get('/api/v1/live')
-    const at = Date.now() / 1000
-    const next = { at, push: seen.pushMessages, pop: seen.popMessages, ack: seen.ackMessages }
-    if (last && at - last.at > 10) last = undefined
-    if (last && next.push >= last.push) {
-      const seconds = at - last.at
-      const rate = (name: 'push' | 'pop' | 'ack') => Math.max(0, (next[name] - last![name]) / seconds)
-      const tick = { at, push: rate('push'), pop: rate('pop'), ack: rate('ack') }
-      ticks.value = [...ticks.value.slice(1 - MAX_TICKS), tick]
-    }
-    last = next
-    return seen
-  }, 1000)
-  return { ticks, counters }
+/** Once, by the shell. */
+export function useOverview(): void {
+  const { data } = useLive(() => get('/api/v1/resources/overview'), 1000)
+  watch(data, (found) => {
+    overview.value = found
+    if (stream.state === 'refused') connection.database = true
+  })
+  watch(
+    () => [connection.server, connection.database],
+    ([server, database], [serverBefore, databaseBefore]) => {
+      if (server && database && !(serverBefore && databaseBefore)) void refreshAll()
+    },
+  )
+  startStream()
 }
 
 /** Everything that the server counts, as Prometheus gets it. */

@@ -1,3 +1,5 @@
+import type { Role } from './roles'
+
 /** Every page: its place in the menu, its address and the keys that lead to it. */
 export interface Page {
   name: string
@@ -5,6 +7,7 @@ export interface Page {
   path: string
   icon: string
   keys?: string
+  needs?: Role
 }
 
 export const MENU: { title: string; pages: Page[] }[] = [
@@ -39,8 +42,9 @@ export const MENU: { title: string; pages: Page[] }[] = [
     pages: [
       { name: 'system', title: 'System', path: '/system', icon: 'system', keys: 'g s' },
       { name: 'shards', title: 'Shards', path: '/shards', icon: 'shards' },
-      { name: 'maintenance', title: 'Spool & maintenance', path: '/maintenance', icon: 'maintenance' },
-      { name: 'settings', title: 'Settings', path: '/settings', icon: 'settings' },
+      { name: 'maintenance', title: 'Spool & maintenance', path: '/maintenance', icon: 'maintenance', needs: 'admin' },
+      { name: 'settings', title: 'Settings', path: '/settings', icon: 'settings', needs: 'admin' },
+      { name: 'audit', title: 'Audit log', path: '/audit', icon: 'audit', needs: 'admin' },
     ],
   },
 ]

@@ -1,5 +1,6 @@
 /** What the signed-in person may do. Without authentication, everything. */
 import { ref } from 'vue'
+import { ACCESS } from '@/api/access'
 import { token } from '@/api/client'
 
 export type Role = 'read-only' | 'read-write' | 'admin'
@@ -25,6 +26,9 @@ export function can(role: Role): boolean {
   const mine = user.value?.role ?? (token.get() ? roleOf(token.get()) : null)
   return mine === null || LEVELS[mine] >= LEVELS[role]
 }
+
+/** Whether a call is open to the signed-in role. */
+export const may = (call: keyof typeof ACCESS): boolean => can(ACCESS[call])
 
 /** Whom a proxy in front of the server has signed in; nobody when there is none. */
 export async function whoAmI(): Promise<void> {

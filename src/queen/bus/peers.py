@@ -228,7 +228,7 @@ class Peers:
         beat_at = 0.0
         while True:
             now = _now()
-            if self._leader.stand():
+            if self._leader.try_acquire():
                 if self._udp is not None:
                     self._udp.listen()
                 if now >= beat_at:

@@ -87,7 +87,7 @@ class UdpLeader:
         self._file: int | None = None
         self.elected = False
 
-    def stand(self) -> bool:
+    def try_acquire(self) -> bool:
         """Whether this worker is the one; asks for the lock if it is not."""
         if self.elected:
             return True

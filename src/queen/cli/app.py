@@ -43,6 +43,7 @@ ENTRIES: Final = (
         "proxy", "queen.cli.proxy:app", "Start the proxy: a login page in front of a server.", "Server", remote=False
     ),
     Entry("user", "queen.cli.user:app", "Users: people who log in, and their sessions.", "Server", remote=False),
+    Entry("create-user", "queen.cli.user:create_app", "Add a user, asking for everything.", "Server", remote=False),
     Entry("token", "queen.cli.token:app", "Tokens: who a program is, and what it may do.", "Server", remote=False),
     Entry("cert", "queen.cli.cert:app", "Make a self-signed certificate to begin with.", "Server", remote=False),
     Entry(
@@ -77,7 +78,7 @@ ENTRIES: Final = (
         "Messages",
         ("message", "msg"),
     ),
-    Entry("dlq", f"{_C}.dlq:app", "Dead letters: list, redrive, edit, export and purge them.", "Messages"),
+    Entry("dlq", f"{_C}.dlq:app", "Dead letters: list, report, redrive, edit, export and purge them.", "Messages"),
     Entry("trace", f"{_C}.trace:app", "Traces that consumers leave on messages.", "Messages", ("traces",)),
     Entry(
         "queue",

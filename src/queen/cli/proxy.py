@@ -1,12 +1,14 @@
 """`queen proxy`: the login page in front of a server."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 from typing import Annotated
 
 import typer
 
+from queen.cli.common.databases import running_database
 from queen.cli.common.tree import command, group
 from queen.cli.serve.logs import configure_logging
 
@@ -36,6 +38,8 @@ def proxy(
 
     settings = ProxySettings.from_env(os.environ, port=port, host=host, queen_server_url=server)
     configure_logging(settings.log_level, settings.log_encoding, "queen proxy")
+    if not settings.database_url:
+        settings = dataclasses.replace(settings, database_url=running_database())
 
     import uvloop
 

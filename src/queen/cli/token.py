@@ -12,8 +12,8 @@ from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 
 from queen.cli.common.tree import command, group
 from queen.errors import QueenError
-from queen.http.auth.principal import ROLES
-from queen.http.auth.tokens import TokenRefused, TokenVerifier, read_claims
+from queen.http.auth.principal import ROLES, TokenRefused
+from queen.http.auth.tokens import TokenVerifier, read_claims
 from queen.proxy.settings import parse_duration
 from queen.settings import Settings, look_up
 

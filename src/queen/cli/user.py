@@ -4,20 +4,22 @@ import asyncio
 import getpass
 import os
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import asyncpg
 import rich.console
 import rich.table
 import typer
 
+from queen.cli.common.databases import open_databases
 from queen.cli.common.tree import command, group
 from queen.errors import DatabaseUnavailable, QueenError
 from queen.proxy.passwords import hash_password
 from queen.proxy.settings import ProxySettings, parse_duration
-from queen.proxy.users import UserStore, check_role, check_username
+from queen.proxy.users import ROLES, UserStore, check_role, check_username
 
 app = group("Users: people who log in, and their sessions.")
+create_app = group("Add a user, asking for everything.")
 
 Password = Annotated[
     str | None,
@@ -39,20 +41,46 @@ def add(
     """Add a user."""
     check_username(username)
     check_role(role)
-    lifetime = parse_duration(token, "--token") if token is not None else -1
+    if token is not None:
+        parse_duration(token, "--token")
+    settings = _settings(signing=token is not None)
     hashed = None if no_password else hash_password(password or _ask())
-    settings = _settings()
+    _add(settings, username, hashed, role, email, token)
 
+
+def _add(
+    settings: ProxySettings, username: str, hashed: str | None, role: str, email: str | None, token: str | None
+) -> None:
     async def work(users: UserStore) -> None:
         user = await users.create(username, hashed, role, email)
         await users.audit(_actor(), "", "user add", username, {"role": role, "email": email})
         print(f"added {username}, {role}")
-        if lifetime != -1:
+        if token is not None:
             from queen.proxy.sessions import Sessions
 
+            lifetime = parse_duration(token, "--token")
             print(await Sessions(settings, users).begin(user, "", f"queen user add --token {token}", lifetime))
 
     _run(settings, work)
+
+
+@command(create_app, "create-user", example="queen create-user")
+def create_user() -> None:
+    """Add a user, asking for everything: name, password, role, and a token to begin with."""
+    settings = _settings(signing=True)
+    username = typer.prompt("User name").strip()
+    check_username(username)
+    hashed = hash_password(_ask())
+    for number, name in enumerate(ROLES, 1):
+        print(f"  {number}  {name}")
+    number = typer.prompt("Role", default=len(ROLES), type=int)
+    if not 1 <= number <= len(ROLES):
+        raise QueenError(f"role must be a number from 1 to {len(ROLES)}, not {number}")
+    role = ROLES[number - 1]
+    choice = typer.prompt("Bearer token valid for (24h, 7d, 30d, 1y, never, skip)", default="skip").strip()
+    if choice != "skip":
+        parse_duration(choice, "token")
+    _add(settings, username, hashed, role, None, None if choice == "skip" else choice)
 
 
 @command(app, "list", example="queen user list")
@@ -163,18 +191,18 @@ def _actor() -> str:
     return f"cli:{os.environ.get('USER') or os.geteuid()}"
 
 
-def _settings() -> ProxySettings:
-    # Only a token needs the secret; everything else is about the database.
-    environ: dict[str, Any] = {"JWT_SECRET": "unused"} | dict(os.environ)
+def _settings(*, signing: bool = False) -> ProxySettings:
+    """Only a token needs the secret, which `signing` asks for; everything else is about the database."""
+    environ = dict(os.environ)
+    if not signing and not environ.keys() & {"JWT_SECRET", "JWT_SECRET_FILE"}:
+        environ["JWT_SECRET"] = "unused"
     return ProxySettings.from_env(environ)
 
 
 def _run(settings: ProxySettings, work: Callable[[UserStore], Awaitable[None]]) -> None:
-    async def run() -> None:
-        if not settings.database_url:
-            raise QueenError("PG_HOST or DATABASE_URLS is not set: users are kept in PostgreSQL")
+    async def run(dsn: str) -> None:
         try:
-            pool = await asyncpg.create_pool(settings.database_url, min_size=1, max_size=1, timeout=10)
+            pool = await asyncpg.create_pool(dsn, min_size=1, max_size=1, timeout=10)
         except (OSError, asyncpg.PostgresError, TimeoutError) as error:
             raise DatabaseUnavailable(f"cannot connect to PostgreSQL: {error or type(error).__name__}") from error
         async with pool:
@@ -182,4 +210,8 @@ def _run(settings: ProxySettings, work: Callable[[UserStore], Awaitable[None]]) 
             await users.prepare()
             await work(users)
 
-    asyncio.run(run())
+    if settings.database_url:
+        asyncio.run(run(settings.database_url))
+        return
+    with open_databases(None, None) as databases:
+        asyncio.run(run(databases.dsns[0]))

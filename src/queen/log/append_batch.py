@@ -101,7 +101,7 @@ class BatchAssembler:
             # Fixed before the first await: ids added meanwhile were not checked, so they must stop the append.
             batch.base = batch.partition.known_to or 0
         hashes = [value for batch in batches for slice_ in batch.slices for value in slice_.hashes]
-        maybe = self._dedup.filter.suspects(hashes)
+        maybe = self._dedup.filter.may_contain(hashes)
         if not maybe and self._are_plainly_new(batches, hashes):
             for batch in batches:
                 self._take_all(batch)
@@ -129,7 +129,7 @@ class BatchAssembler:
         if any(slice_.sender.blocks for batch in batches for slice_ in batch.slices):
             return False
         windows = [self.window(batch) for batch in {batch.queue.id: batch for batch in batches}.values()]
-        return min(windows) > 0 and self._dedup.vouches_for_all(max(windows))
+        return min(windows) > 0 and self._dedup.covers_windows(max(windows))
 
     def _suspects(
         self, batches: Sequence[AppendBatch], hashes: list[int], maybe: list[int]
@@ -142,7 +142,7 @@ class BatchAssembler:
             window = self.window(batch)
             if window <= 0:
                 result.append(None)
-            elif not self._dedup.vouches_for(batch.partition, window):
+            elif not self._dedup.covers_window(batch.partition, window):
                 result.append(
                     dict(zip(hashes[start:end], (item.transaction_id for item in batch.items()), strict=True))
                 )

@@ -16,7 +16,7 @@ import numpy as np
 
 from queen.log.catalog import Partition
 from queen.log.dedup_filter import DedupFilter, Hashes
-from queen.log.segments import Moment, offsets_after, read_segment
+from queen.log.segments import TimeSearch, offsets_after, read_segment
 from queen.storage.database import Fetcher, Record
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import IdBlock
@@ -93,14 +93,14 @@ class Dedup:
         for partition in behind:
             partition.known_to = ends[partition.id]
 
-    def vouches_for(self, partition: Partition, window: float) -> bool:
+    def covers_window(self, partition: Partition, window: float) -> bool:
         """Whether the filter still holds the whole window of a partition."""
-        if self.vouches_for_all(window):
+        if self.covers_windows(window):
             return True
         since = self.filter.complete_since + _CLOCK_SKEW
         return partition.started_empty_at is not None and partition.started_empty_at > since
 
-    def vouches_for_all(self, window: float) -> bool:
+    def covers_windows(self, window: float) -> bool:
         """Whether the filter still holds the whole window of every partition this worker knows."""
         self._longest_window = max(self._longest_window, window)
         return self.filter.complete_since + _CLOCK_SKEW <= time.time() - window
@@ -145,7 +145,7 @@ class Dedup:
 
     def _stretch(self, partition: Partition, wanted: Iterable[int], window: float) -> tuple[float, float]:
         """From when to when the filter got any of the hashes; all of time when it does not hold the window."""
-        if not self.vouches_for(partition, window):
+        if not self.covers_window(partition, window):
             return 0.0, float("inf")
         times = [stretch for value in wanted for stretch in self.filter.when(value)]
         return min((oldest for oldest, _ in times), default=0.0) - _CLOCK_SKEW, max(
@@ -156,7 +156,7 @@ class Dedup:
         """Where to start looking backwards for what was stored up to a time."""
         if partition.known_to is None or until > time.time():
             return 1 << 62
-        at = Moment(partition.id, 0, partition.known_to, datetime.fromtimestamp(until, UTC))
+        at = TimeSearch(partition.id, 0, partition.known_to, datetime.fromtimestamp(until, UTC))
         return (await offsets_after(fetcher, [at]))[0]
 
     async def _confirm(

@@ -170,7 +170,7 @@ class DedupFilter:
         return [*stretches, self._gathered_between] if value in self._gathered else stretches
 
     def check_ahead(self, values: Sequence[int]) -> None:
-        """Look for a few hashes while there is time: what is not there, `suspects` need not look for again."""
+        """Look for a few hashes while there is time: what is not there, `may_contain` need not look for again."""
         if len(values) > _FEW:
             return
         if len(self._absent) > _MOST_CHECKED_AHEAD:
@@ -180,7 +180,7 @@ class DedupFilter:
             if value not in self._gathered and not self._has_entered(value):
                 self._absent.add(value)
 
-    def suspects(self, values: list[int]) -> list[int]:
+    def may_contain(self, values: list[int]) -> list[int]:
         """The positions of hashes that may have been added; the others certainly were not since `complete_since`."""
         absent = self._absent
         if not absent:
@@ -243,7 +243,7 @@ class DedupFilter:
         try:
             self._moving = oldest, self._spill.begin(oldest.bits)
         except OSError as error:
-            self._complain(error)
+            self._log_failure(error)
             return False
         return True
 
@@ -255,13 +255,13 @@ class DedupFilter:
         try:
             bits = move.step()
         except OSError as error:
-            self._complain(error)
+            self._log_failure(error)
             # It lies in memory that is meant for others by now, and everything before it is older.
             while generation in self._generations:
                 self._drop_oldest()
             return
         if bits is not None:
-            generation.lie_on_disk(bits)
+            generation.move_to_disk(bits)
             self._moving = None
 
     def _drop_oldest(self) -> None:
@@ -274,7 +274,7 @@ class DedupFilter:
         if self._spill is not None and has_room_on_disk:
             self._spill.drop(dropped.bits)
 
-    def _complain(self, error: OSError) -> None:
+    def _log_failure(self, error: OSError) -> None:
         now = time.monotonic()
         if now >= self._complain_at:
             self._complain_at = now + _COMPLAIN_SECONDS
@@ -300,7 +300,7 @@ class _Generation:
         self.oldest_at = float("inf")
         self.on_disk = False
 
-    def lie_on_disk(self, bits: npt.NDArray[np.uint8]) -> None:
+    def move_to_disk(self, bits: npt.NDArray[np.uint8]) -> None:
         """Read the same bits from there from now on. It is full, so nothing is added any more."""
         self.bits, self._bytes, self.on_disk = bits, bits.data, True
 

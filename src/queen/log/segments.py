@@ -318,7 +318,7 @@ def _portions(sizes: dict[Place, int]) -> Iterator[list[Place]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TimeSearch:
     """A time, looked for among the offsets `low` to `high` of a partition."""
 
     partition_id: int
@@ -327,21 +327,21 @@ class Moment:
     time: datetime
 
 
-async def offsets_after(fetcher: Fetcher, moments: Sequence[Moment]) -> list[int]:
+async def offsets_after(fetcher: Fetcher, searches: Sequence[TimeSearch]) -> list[int]:
     """For each moment the first offset whose message was stored after it; `high` when there is none.
 
     PostgreSQL bisects: the cost grows with the logarithm of what the partition holds.
     """
-    if not moments:
+    if not searches:
         return []
     rows = await fetcher.fetch(
         "offsets_after",
-        [moment.partition_id for moment in moments],
-        [moment.low for moment in moments],
-        [moment.high for moment in moments],
-        [moment.time for moment in moments],
+        [search.partition_id for search in searches],
+        [search.low for search in searches],
+        [search.high for search in searches],
+        [search.time for search in searches],
     )
-    offsets = [moment.high for moment in moments]
+    offsets = [search.high for search in searches]
     for row in rows:
         offsets[row["slot"] - 1] = row["first_offset"]
     return offsets

@@ -91,7 +91,7 @@ class PushSlice:
             self.given = [item for chunk in self.chunks or () for item in items_of(chunk, self.target)]
         return self.given
 
-    def let_go(self) -> None:
+    def drop_items(self) -> None:
         """The segments hold everything: the items, and the request that they are pieces of, need not wait with them."""
         self.traced = any(item.trace_id for item in self.items)
         self.given = None
@@ -110,6 +110,8 @@ class Push:
     slices: list[PushSlice] = field(default_factory=list)
     blocks: frozenset[bytes] = frozenset()
     hold: Hold | None = None
+    first: int = 0
+    """Where in its request it begins, if it is a part of one."""
 
 
 def items_of(packed: Chunk | Segment, target: Target) -> list[PushItem]:
@@ -172,7 +174,7 @@ class SlicePreparer:
             slice_.chunks = self.pack(
                 items, slice_.lengths, slice_.hashes, slice_.transactions, subjects, encrypt, block=slice_.block
             )
-            slice_.let_go()
+            slice_.drop_items()
 
     def pack_unplaced(self, slices: Sequence[PushSlice]) -> list[Chunk]:
         """Pack slices whose partition may not be known: without hashes, and encrypted if that is possible."""

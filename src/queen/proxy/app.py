@@ -5,58 +5,58 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
-from typing import Final
-from urllib.parse import urlsplit
+from collections.abc import Callable, Coroutine, Mapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
 
-import aiohttp
 import asyncpg
-import msgspec
-from aiohttp import web
-from multidict import CIMultiDict
-from yarl import URL
 
 from queen.errors import DatabaseUnavailable, SettingsError
+from queen.proxy.exchange import Exchange
+from queen.proxy.front import BAD_GATEWAY, Front
 from queen.proxy.login import Asked, Login, Reply, may_use
 from queen.proxy.sessions import Identity
 from queen.proxy.settings import ProxySettings
+from queen.proxy.upstream import Upstreams
 from queen.proxy.users import UserStore
 
 # What concerns one connection alone, and what must not be believed of a client.
 _NOT_FORWARDED: Final = frozenset(
     {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "host",
-        "cookie",
-        "referer",
-        "origin",
-        "authorization",
-        "expect",
-        "sec-fetch-site",
-        "sec-fetch-mode",
-        "sec-fetch-dest",
-        "sec-fetch-user",
-        "x-csrf-token",
-        "x-forwarded-for",
-        "x-forwarded-host",
-        "x-forwarded-proto",
-        "x-real-ip",
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"host",
+        b"cookie",
+        b"referer",
+        b"origin",
+        b"authorization",
+        b"expect",
+        b"sec-fetch-site",
+        b"sec-fetch-mode",
+        b"sec-fetch-dest",
+        b"sec-fetch-user",
+        b"x-csrf-token",
+        b"x-forwarded-for",
+        b"x-forwarded-host",
+        b"x-forwarded-proto",
+        b"x-real-ip",
+        b"forwarded",
     }
 )
-_STRIPPED_PREFIXES: Final = ("x-proxy-", "x-auth-", "x-forward-auth")
-_NOT_RETURNED: Final = frozenset({"connection", "keep-alive", "transfer-encoding", "set-cookie", "content-length"})
-_SMALL_BODY: Final = 64 * 1024
+_STRIPPED_PREFIXES: Final = (b"x-proxy-", b"x-auth-", b"x-forward-auth")
 _LARGEST_OWN_BODY: Final = 64 * 1024
-_SECURITY: Final = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer"}
-_BAD_GATEWAY: Final = {"error": "Bad gateway - Queen server unreachable"}
+_SWEEP_SECONDS: Final = 5.0
+_GRACE_SECONDS: Final = 8.0
+_LOOK_SECONDS = 15.0
+"""How often it is looked whether the session of a WebSocket has been ended."""
 
 log = logging.getLogger(__name__)
 
@@ -67,167 +67,242 @@ class Proxy:
     def __init__(self, settings: ProxySettings) -> None:
         self.settings = settings
         self.login: Login
-        self._upstream: aiohttp.ClientSession
+        self.fronts: set[Front] = set()
+        self.closing = False
+        self._left = asyncio.Event()
+        self._upstreams = Upstreams(settings.queen_server_url) if settings.forwards else None
         self._users: UserStore
+        self._pool: asyncpg.Pool[asyncpg.Record]
+        self._server: asyncio.Server
+        self._sweeping: asyncio.Task[None]
 
-    def app(self) -> web.Application:
-        app = web.Application(client_max_size=0)
-        app.cleanup_ctx.append(self._resources)
-        app.router.add_route("*", "/{path:.*}", self.handle)
-        return app
-
-    async def _resources(self, app: web.Application) -> AsyncIterator[None]:
-        if not self.settings.database_url:
+    async def start(self) -> None:
+        """Listen; raises `SettingsError` or `DatabaseUnavailable` where it cannot."""
+        settings = self.settings
+        if not settings.database_url:
             raise SettingsError("PG_HOST or DATABASE_URLS is not set: the proxy keeps its users in PostgreSQL")
         try:
-            pool = await asyncpg.create_pool(self.settings.database_url, min_size=1, max_size=5, timeout=10)
+            self._pool = await asyncpg.create_pool(settings.database_url, min_size=1, max_size=5, timeout=10)
         except (OSError, asyncpg.PostgresError, TimeoutError) as error:
             raise DatabaseUnavailable(f"cannot connect to PostgreSQL: {error or type(error).__name__}") from error
-        self._users = UserStore(pool)
+        self._users = UserStore(self._pool)
         await self._users.prepare()
         await self._users.forget_sessions()
-        self.login = Login(self.settings, self._users)
+        self.login = Login(settings, self._users)
         self.login.start()
-        self._upstream = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=None, connect=10),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
-        yield
-        await self._upstream.close()
-        await self.login.stop()
-        await pool.close()
+        loop = asyncio.get_running_loop()
+        self._sweeping = loop.create_task(self._sweep())
+        self._server = await loop.create_server(lambda: Front(self), settings.listen_host, settings.port, backlog=1024)
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        if request.path in ("/health", "/health/ready") and request.method in ("GET", "HEAD"):
-            return await self._health(request)
-        asked = self._asked(request)
-        login = self.login
-        if login.is_own(request.path):
-            if request.method == "POST":
-                body = await request.content.read(_LARGEST_OWN_BODY)
-                asked = self._asked(request, body)
-            return _respond(await login.answer(asked))
+    async def stop(self) -> None:
+        """Accept nothing more, and finish what was begun."""
+        self.closing = True
+        self._server.close()
+        self._sweeping.cancel()
+        for front in list(self.fronts):
+            if front.is_idle:
+                front.transport.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GRACE_SECONDS):
+                while any(not front.is_tunnel for front in self.fronts):
+                    self._left.clear()
+                    await self._left.wait()
+        for front in list(self.fronts):
+            front.transport.abort()
+        if self._upstreams is not None:
+            self._upstreams.close()
+        await self.login.stop()
+        await self._pool.close()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            now = asyncio.get_running_loop().time()
+            for front in list(self.fronts):
+                front.keep_time(now)
+
+    # What connections call.
+
+    def leave(self, front: Front) -> None:
+        self.fronts.discard(front)
+        self._left.set()
+
+    def serve(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        """Pass a request on at once, where all is known that is needed; else work that answers it."""
+        upstreams = self._upstreams
+        bearer = exchange.named.get(b"authorization", b"")
+        if upstreams is not None and bearer[:7].lower() == b"bearer " and not exchange.upgrade:
+            identity = self.login.sessions.recall(bearer[7:].strip().decode("latin-1"))
+            if (
+                identity is not None
+                and may_use(identity.role, exchange.method.decode())
+                and not self._is_own(exchange)
+                and (idle := upstreams.idle()) is not None
+            ):
+                exchange.pass_on(idle, self._head(exchange, identity, *self._origin(exchange)))
+                return None
+        return self._serve(exchange)
+
+    async def watch(self, exchange: Exchange, lost: Callable[[], None]) -> None:
+        """End a tunnel whose session has ended."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                if await self.login.sessions.identify(exchange.token) is None:
+                    lost()
+                    return
+
+    async def _serve(self, exchange: Exchange) -> None:
+        front = exchange.front
+        try:
+            await self._decide(exchange, self._asked(exchange))
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, ConnectionError, TimeoutError) as error:
+            log.error("PostgreSQL is unavailable: %s", error or type(error).__name__)
+            front.answer(exchange, 503, {"error": "PostgreSQL is unavailable"}, headers=[("Retry-After", "5")])
+
+    async def _decide(self, exchange: Exchange, asked: Asked) -> None:
+        front, login, settings = exchange.front, self.login, self.settings
+        if asked.path in ("/health", "/health/ready") and asked.method in ("GET", "HEAD"):
+            await self._health(exchange, asked.path)
+            return
+        if login.is_own(asked.path):
+            asked.body = await _whole_body(exchange)
+            if len(asked.body) > _LARGEST_OWN_BODY:
+                front.answer(exchange, 413, {"error": f"The body is larger than {_LARGEST_OWN_BODY} bytes"})
+                return
+            _respond(exchange, await login.answer(asked))
+            return
         identity = await login.identify(asked)
         if identity is None:
-            if not self.settings.forwards and request.path == "/" and not asked.wants_page:
-                return _json(200, {"service": "queen-proxy", "mode": "forward-auth-only"})
-            if self.settings.forwards or request.path == "/":
-                return _respond(login.unauthenticated(asked))
-        if not self.settings.forwards:
-            return _json(404, {"error": "not_found", "mode": "forward-auth-only"})
+            if not settings.forwards and asked.path == "/" and not asked.wants_page:
+                front.answer(exchange, 200, {"service": "queen-proxy", "mode": "forward-auth-only"})
+                return
+            if settings.forwards or asked.path == "/":
+                _respond(exchange, login.unauthenticated(asked))
+                return
+        if self._upstreams is None:
+            front.answer(exchange, 404, {"error": "not_found", "mode": "forward-auth-only"})
+            return
         assert identity is not None
         refused = login.refuse_forgery(asked, identity)
         if refused is not None:
-            return _respond(refused)
-        if not may_use(identity.role, request.method):
-            detail = f"the role {identity.role} may not send {request.method} requests"
-            return _json(403, {"error": "Insufficient permissions", "detail": detail})
-        headers = self._headers(request, identity, asked)
-        if request.headers.get("Upgrade", "").lower() == "websocket":
-            return await self._tunnel(request, headers)
-        return await self._forward(request, headers)
+            _respond(exchange, refused)
+        elif not may_use(identity.role, asked.method):
+            detail = f"the role {identity.role} may not send {asked.method} requests"
+            front.answer(exchange, 403, {"error": "Insufficient permissions", "detail": detail})
+        else:
+            await self._forward(exchange, self._upstreams, self._head(exchange, identity, asked.address, asked.secure))
 
-    async def _health(self, request: web.Request) -> web.Response:
-        if request.path == "/health/ready":
+    async def _forward(self, exchange: Exchange, upstreams: Upstreams, head: bytes) -> None:
+        try:
+            upstream = await upstreams.connect()
+        except (OSError, TimeoutError) as error:
+            log.error(
+                "%s %s could not be passed on: %s",
+                exchange.method.decode(),
+                exchange.path,
+                error or type(error).__name__,
+            )
+            exchange.front.answer(exchange, 502, BAD_GATEWAY)
+            return
+        exchange.pass_on(upstream, head)
+
+    async def _health(self, exchange: Exchange, path: str) -> None:
+        if path == "/health/ready":
             try:
                 async with asyncio.timeout(3):
                     await self._users.ping()
             except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-                return _json(503, {"status": "unavailable", "error": f"PostgreSQL: {error or type(error).__name__}"})
-        return _json(200, {"status": "ok"})
+                said = f"PostgreSQL: {error or type(error).__name__}"
+                exchange.front.answer(exchange, 503, {"status": "unavailable", "error": said})
+                return
+        exchange.front.answer(exchange, 200, {"status": "ok"})
 
-    async def _forward(self, request: web.Request, headers: CIMultiDict[str]) -> web.StreamResponse:
-        url = self.settings.queen_server_url + request.raw_path
-        try:
-            async with self._upstream.request(
-                request.method,
-                # The path goes on as it came, percent signs and all.
-                URL(url, encoded=True),
-                headers=headers,
-                data=request.content if request.body_exists else None,
-                allow_redirects=False,
-            ) as upstream:
-                return await self._pass_back(request, upstream)
-        except (aiohttp.ClientConnectionError, TimeoutError) as error:
-            log.error("%s %s could not be passed on: %s", request.method, request.path, error)
-            return _json(502, _BAD_GATEWAY)
+    def _is_own(self, exchange: Exchange) -> bool:
+        path = exchange.path
+        return path in ("/health", "/health/ready") or self.login.is_own(path)
 
-    async def _pass_back(self, request: web.Request, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
-        headers = CIMultiDict(
-            (name, value) for name, value in upstream.headers.items() if name.lower() not in _NOT_RETURNED
-        )
-        length = upstream.content_length
-        if request.method == "HEAD" or upstream.status in (204, 304):
-            return web.Response(status=upstream.status, headers=headers)
-        if length is not None and length <= _SMALL_BODY:
-            return web.Response(status=upstream.status, headers=headers, body=await upstream.read())
-        response = web.StreamResponse(status=upstream.status, headers=headers)
-        response.content_length = length
-        await response.prepare(request)
-        async for piece in upstream.content.iter_any():
-            await response.write(piece)
-        await response.write_eof()
-        return response
-
-    async def _tunnel(self, request: web.Request, headers: CIMultiDict[str]) -> web.StreamResponse:
-        offered = [name.strip() for name in request.headers.get("Sec-WebSocket-Protocol", "").split(",")]
-        protocols = [name for name in offered if name and not name.startswith("bearer.")]
-        for name in [name for name in headers if name.lower().startswith("sec-websocket-")]:
-            del headers[name]
-        url = self.settings.queen_server_url + request.raw_path
-        try:
-            behind = await self._upstream.ws_connect(
-                URL(url, encoded=True), protocols=protocols, headers=headers, max_msg_size=0
+    def _head(self, exchange: Exchange, identity: Identity, address: str, secure: bool) -> bytes:
+        """What the server behind is sent first."""
+        upstreams = self._upstreams
+        assert upstreams is not None
+        exchange.token = identity.token
+        lines = [b"%b %b%b HTTP/1.1\r\n" % (exchange.method, upstreams.prefix, exchange.target), upstreams.host_line]
+        for name, value in exchange.headers:
+            if name in _NOT_FORWARDED or name.startswith(_STRIPPED_PREFIXES):
+                continue
+            if name == b"sec-websocket-protocol":
+                offered = [each for each in value.split(b",") if not each.strip().startswith(b"bearer.")]
+                if not offered:
+                    continue
+                value = b",".join(offered)
+            lines.append(b"%b: %b\r\n" % (name, value))
+        if exchange.chunked:
+            lines.append(b"Transfer-Encoding: chunked\r\n")
+        if exchange.upgrade:
+            lines.append(b"Connection: Upgrade\r\nUpgrade: websocket\r\n")
+        lines.append(
+            b"Authorization: Bearer %b\r\nX-Proxy-User: %b\r\nX-Proxy-Role: %b\r\nX-Proxy-External: %b\r\n"
+            b"X-Forwarded-For: %b\r\nX-Forwarded-Host: %b\r\nX-Forwarded-Proto: %b\r\n\r\n"
+            % (
+                identity.token.encode(),
+                _plain(identity.username),
+                identity.role.encode(),
+                b"true" if identity.external else b"false",
+                _plain(address),
+                exchange.named.get(b"host", b""),
+                b"https" if secure else b"http",
             )
-        except aiohttp.WSServerHandshakeError as error:
-            return _json(error.status, {"error": error.message})
-        except (aiohttp.ClientError, TimeoutError) as error:
-            log.error("a WebSocket could not be passed on: %s", error)
-            return _json(502, _BAD_GATEWAY)
-        front = web.WebSocketResponse(protocols=protocols, max_msg_size=0)
-        await front.prepare(request)
-        ways = [asyncio.create_task(_pump(front, behind)), asyncio.create_task(_pump(behind, front))]
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
-        with contextlib.suppress(ConnectionError):
-            await behind.close(code=front.close_code or 1000)
-            await front.close(code=behind.close_code or 1000)
-        return front
-
-    def _headers(self, request: web.Request, identity: Identity, asked: Asked) -> CIMultiDict[str]:
-        headers = CIMultiDict(
-            (name, value)
-            for name, value in request.headers.items()
-            if name.lower() not in _NOT_FORWARDED and not name.lower().startswith(_STRIPPED_PREFIXES)
         )
-        headers["Authorization"] = f"Bearer {identity.token}"
-        headers["X-Proxy-User"] = identity.username.encode("ascii", "replace").decode()
-        headers["X-Proxy-Role"] = identity.role
-        headers["X-Proxy-External"] = "true" if identity.external else "false"
-        headers["X-Forwarded-For"] = asked.address
-        headers["X-Forwarded-Host"] = asked.host
-        headers["X-Forwarded-Proto"] = "https" if asked.secure else "http"
-        return headers
+        return b"".join(lines)
 
-    def _asked(self, request: web.Request, body: bytes = b"") -> Asked:
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        address, secure = request.remote or "", request.secure
-        if self.settings.trusted_proxies:
-            address, secure = _through_proxies(headers, address, secure, self.settings.trusted_proxies)
+    def _origin(self, exchange: Exchange) -> tuple[str, bool]:
+        """The address of the client, and whether it came by HTTPS."""
+        address = exchange.front.address
+        if not self.settings.trusted_proxies:
+            return address, False
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.headers}
+        return _through_proxies(headers, address, False, self.settings.trusted_proxies)
+
+    def _asked(self, exchange: Exchange) -> Asked:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.headers}
+        if exchange.upgrade and "authorization" not in headers:
+            # A browser cannot set it on a WebSocket.
+            offered = [each.strip() for each in headers.get("sec-websocket-protocol", "").split(",")]
+            for token in (each.removeprefix("bearer.") for each in offered if each.startswith("bearer.")):
+                headers["authorization"] = f"Bearer {token}"
+        cookies: SimpleCookie = SimpleCookie()
+        with contextlib.suppress(CookieError):
+            cookies.load(headers.get("cookie", ""))
+        query = exchange.target.partition(b"?")[2].decode("latin-1")
+        address, secure = self._origin(exchange)
         return Asked(
-            request.method,
-            request.path,
-            dict(request.query),
+            exchange.method.decode(),
+            exchange.path,
+            dict(parse_qsl(query, keep_blank_values=True)),
             headers,
-            dict(request.cookies),
+            {name: morsel.value for name, morsel in cookies.items()},
             address,
             secure,
-            body,
         )
+
+
+async def _whole_body(exchange: Exchange) -> bytes:
+    """The body, as far as it is not too large."""
+    if not exchange.ended:
+        exchange.whole = asyncio.Event()
+        exchange.front.want(exchange)
+        await exchange.whole.wait()
+    return exchange.take_body()
+
+
+def _respond(exchange: Exchange, reply: Reply) -> None:
+    headers = [*reply.headers.items(), *(("Set-Cookie", cookie) for cookie in reply.cookies)]
+    exchange.front.answer(exchange, reply.status, body=reply.body, content_type=reply.content_type, headers=headers)
+
+
+def _plain(text: str) -> bytes:
+    return "".join(letter for letter in text if letter.isprintable()).encode("ascii", "replace")
 
 
 def _through_proxies(headers: Mapping[str, str], address: str, secure: bool, hops: int) -> tuple[str, bool]:
@@ -239,39 +314,13 @@ def _through_proxies(headers: Mapping[str, str], address: str, secure: bool, hop
     return address, scheme == "https" if scheme else secure
 
 
-async def _pump(
-    source: web.WebSocketResponse | aiohttp.ClientWebSocketResponse,
-    target: web.WebSocketResponse | aiohttp.ClientWebSocketResponse,
-) -> None:
-    async for message in source:
-        if message.type is aiohttp.WSMsgType.TEXT:
-            await target.send_str(message.data)
-        elif message.type is aiohttp.WSMsgType.BINARY:
-            await target.send_bytes(message.data)
-
-
-def _respond(reply: Reply) -> web.Response:
-    response = web.Response(status=reply.status, body=reply.body, headers={**_SECURITY, **reply.headers})
-    response.headers["Content-Type"] = reply.content_type
-    for cookie in reply.cookies:
-        response.headers.add("Set-Cookie", cookie)
-    return response
-
-
-def _json(status: int, value: object) -> web.Response:
-    return web.Response(
-        status=status, body=msgspec.json.encode(value), content_type="application/json", headers=_SECURITY
-    )
-
-
 async def serve(settings: ProxySettings, stopping: asyncio.Event) -> None:
     """Serve until `stopping` is set, then finish what was begun."""
-    runner = web.AppRunner(Proxy(settings).app(), access_log=None, handle_signals=False)
-    await runner.setup()
+    proxy = Proxy(settings)
+    await proxy.start()
     try:
-        await web.TCPSite(runner, settings.listen_host, settings.port, shutdown_timeout=8).start()
         target = urlsplit(settings.queen_server_url).netloc or "nothing (ForwardAuth only)"
         log.info("the proxy listens on %s:%d and forwards to %s", settings.listen_host, settings.port, target)
         await stopping.wait()
     finally:
-        await runner.cleanup()
+        await proxy.stop()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import hmac
 import logging
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,8 +19,8 @@ from joserfc import jwt
 from joserfc.jwk import OctKey
 
 from queen.http.auth.keys import KeyRing
-from queen.http.auth.principal import ClaimNames
-from queen.http.auth.tokens import TokenRefused, TokenVerifier
+from queen.http.auth.principal import ClaimNames, TokenRefused
+from queen.http.auth.tokens import TokenVerifier
 from queen.proxy.oidc import FLOW_SECONDS, Flow, OpenId, SignInFailed
 from queen.proxy.passwords import Passwords, is_outdated
 from queen.proxy.sessions import Identity, Sessions
@@ -30,15 +33,11 @@ _DAY: Final = 86_400
 _FAILURES_PER_MINUTE: Final = 20
 _LARGEST_FORM: Final = 8192
 _CALLBACKS: Final = frozenset({"/api/auth/google/callback", "/api/oauth/callback/google", "/api/auth/callback/google"})
-_CSP: Final = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
-)
-
+_SHORT_PATHS: Final = frozenset({"/dequeue", "/topics", "/dlq"})
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
     """A request about logging in."""
 
@@ -57,9 +56,14 @@ class Asked:
         return self.headers.get("host", "")
 
     @property
+    def is_for_programs(self) -> bool:
+        """Whether the path is one of the API, which no person opens."""
+        return self.path.startswith(("/api/", "/streams/", "/ws/", "/internal/")) or self.path in _SHORT_PATHS
+
+    @property
     def wants_page(self) -> bool:
         """Whether a person with a browser asks, rather than a script of a page or a program."""
-        if self.method not in ("GET", "HEAD") or self.path.startswith(("/api/", "/streams/", "/ws/", "/internal/")):
+        if self.method not in ("GET", "HEAD") or self.is_for_programs:
             return False
         return (
             "text/html" in self.headers.get("accept", "")
@@ -93,6 +97,7 @@ class Login:
         self._flows = TokenVerifier(KeyRing(("HS256",), [self._flow_key]), ClaimNames(), issuers=["flow"], skew=0)
         self._failures: dict[str, list[float]] = {}
         self._page = files("queen.proxy").joinpath("login.html").read_bytes()
+        self._page_headers = {"Content-Security-Policy": _content_policy(self._page), **_NO_STORE}
 
     def start(self) -> None:
         if self.sessions.external is not None:
@@ -110,7 +115,7 @@ class Login:
         """The answer to a request whose path `is_own`."""
         path, method = asked.path, asked.method
         if path in ("/login", "/login.html") and method in ("GET", "HEAD"):
-            return Reply(200, self._page, "text/html; charset=utf-8", {"Content-Security-Policy": _CSP, **_NO_STORE})
+            return Reply(200, self._page, "text/html; charset=utf-8", dict(self._page_headers))
         if path == "/api/login" and method == "POST":
             return await self._login(asked)
         if path == "/api/logout" and method == "POST":
@@ -141,12 +146,13 @@ class Login:
 
     def refuse_forgery(self, asked: Asked, identity: Identity) -> Reply | None:
         """What a request is answered that another site's page has a browser send with the cookie of its owner."""
-        if asked.method in ("GET", "HEAD", "OPTIONS") and asked.headers.get("upgrade", "").lower() != "websocket":
-            return None
         if "authorization" in asked.headers or COOKIE not in asked.cookies:
             return None
         origin, site = asked.headers.get("origin"), asked.headers.get("sec-fetch-site")
-        if origin is not None:
+        if asked.method in ("GET", "HEAD", "OPTIONS") and asked.headers.get("upgrade", "").lower() != "websocket":
+            # Links of other sites may open pages; a GET for anything else may take messages.
+            own = site not in ("cross-site", "same-site") or not asked.is_for_programs
+        elif origin is not None:
             own = origin != "null" and urlsplit(origin).netloc.lower() == asked.host.lower()
         else:
             own = site in ("same-origin", "none")
@@ -157,7 +163,7 @@ class Login:
         return _json(403, {"error": "Insufficient permissions", "detail": "the request comes from another site"})
 
     def unauthenticated(self, asked: Asked) -> Reply:
-        """What somebody is answered who is not logged in."""
+        """The response to a client that is not logged in."""
         if asked.wants_page:
             target = "" if asked.path == "/" else f"?redirect_uri={quote(asked.path, safe='')}"
             return Reply(302, headers={"Location": f"/login{target}", **_NO_STORE})
@@ -173,7 +179,7 @@ class Login:
         if not form.username or not form.password:
             return _json(400, {"error": "Username and password required"})
         if not asked.headers.get("content-type", "").startswith("application/json"):
-            # What a form of another site can send is not enough to log somebody in as somebody else.
+            # A form on another site must not be able to log a user in under another account.
             return _json(415, {"error": "Content-Type must be application/json"})
         if self._is_throttled(asked.address):
             return _json(429, {"error": "Too many failed logins; try again in a minute"}, {"Retry-After": "60"})
@@ -189,7 +195,7 @@ class Login:
             return _json(401, {"error": "Invalid credentials"})
         await self.users.login_succeeded(user)
         assert user.password_hash is not None
-        if is_outdated(user.password_hash) and len(form.password) >= 8:
+        if is_outdated(user.password_hash):
             await self.users.set_password(user, await self._passwords.hash(form.password))
         token = await self.sessions.begin(user, asked.address)
         await self.users.audit(user.username, asked.address, "login", user.username)
@@ -355,7 +361,7 @@ class Login:
         return _json(401, {"error": "Authentication required"}, {"X-Forward-Auth-Location": login})
 
     def is_safe_redirect(self, target: str | None, asked: Asked) -> bool:
-        """Whether somebody may be sent there after logging in: a path here, or a host that is allowed."""
+        """Whether a redirect after the login is safe: a path here, or an allowed host."""
         if not target or any(ord(letter) < 33 for letter in target) or "\\" in target:
             return False
         if target.startswith("/"):
@@ -391,6 +397,23 @@ class _LoginForm(msgspec.Struct):
 
 _PATHS: Final = frozenset({"/login", "/login.html", "/api/login", "/api/logout", "/api/me", "/.well-known/jwks.json"})
 _NO_STORE: Final = {"Cache-Control": "no-store"}
+
+
+def _content_policy(page: bytes) -> str:
+    """What the page may do: run and look like what is in it, and nothing that was put there since."""
+    found = re.findall(rb"<(script|style)>(.*?)</\1>", page, re.DOTALL)
+    sources = {
+        kind: " ".join(
+            f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
+            for name, text in found
+            if name == kind
+        )
+        for kind in (b"script", b"style")
+    }
+    return (
+        f"default-src 'none'; script-src {sources[b'script']}; style-src {sources[b'style']}; connect-src 'self'; "
+        "img-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+    )
 
 
 def may_use(role: str, method: str) -> bool:

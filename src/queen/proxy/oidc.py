@@ -16,8 +16,8 @@ import aiohttp
 import msgspec
 
 from queen.http.auth.keys import Jwks, KeyRing
-from queen.http.auth.principal import ClaimNames
-from queen.http.auth.tokens import KeyUnknown, TokenRefused, TokenVerifier
+from queen.http.auth.principal import ClaimNames, KeyUnknown, TokenRefused
+from queen.http.auth.tokens import TokenVerifier
 from queen.proxy.settings import OpenIdProvider
 from queen.proxy.users import User, UserStore
 

@@ -1,4 +1,4 @@
-"""Sessions: the tokens that people get when they log in, and who somebody is who shows one."""
+"""Sessions: the tokens that users get when they log in, and the identity behind a token."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
 from queen.errors import SettingsError
 from queen.http.auth.keys import KeyRing
-from queen.http.auth.principal import ClaimNames
-from queen.http.auth.tokens import KeyUnknown, TokenRefused, TokenVerifier
+from queen.http.auth.principal import ClaimNames, KeyUnknown, TokenRefused
+from queen.http.auth.tokens import TokenVerifier
 from queen.http.server.message import Access
 from queen.proxy.settings import ProxySettings
 from queen.proxy.users import User, UserStore
@@ -41,6 +41,8 @@ class Identity:
     groups: tuple[str, ...] = ()
     external: bool = False
     jti: str | None = None
+    expires: float = float("inf")
+    """In seconds since 1970."""
 
 
 class Sessions:
@@ -53,6 +55,7 @@ class Sessions:
         self._own = TokenVerifier(KeyRing.of("HS256", settings.jwt_secret, "", ""), ClaimNames())
         self.external = _external(settings)
         self._live: OrderedDict[str, tuple[float, User | None]] = OrderedDict()
+        self._recent: OrderedDict[str, tuple[float, Identity]] = OrderedDict()
         self._internal_key, self._internal_algorithm = _internal_key(settings)
 
     async def begin(self, user: User, address: str, description: str = "login", seconds: int | None = -1) -> str:
@@ -79,21 +82,43 @@ class Sessions:
         if identity.jti is not None:
             await self._users.revoke_session(identity.jti)
             self._live.pop(identity.jti, None)
+            self._recent.clear()
 
     def forget(self) -> None:
         """Look every session up again."""
         self._live.clear()
+        self._recent.clear()
+
+    def recall(self, token: str) -> Identity | None:
+        """Whoever has shown this token a moment ago; None: it has to be looked at again."""
+        known = self._recent.get(token)
+        if known is None:
+            return None
+        if time.monotonic() < known[0]:
+            return known[1]
+        del self._recent[token]
+        return None
 
     async def identify(self, token: str) -> Identity | None:
         """Whoever shows this token; None when it is not valid."""
+        identity = await self._identify(token)
+        if identity is not None:
+            until = time.monotonic() + min(_LIVE_SECONDS, identity.expires - time.time())
+            self._recent[token] = until, identity
+            if len(self._recent) > _MOST_REMEMBERED:
+                self._recent.popitem(last=False)
+        return identity
+
+    async def _identify(self, token: str) -> Identity | None:
         if self.external is not None:
             found = await self._identify_external(token)
             if found is not None:
                 return found
         try:
-            claims = self._own.check(token.encode()).claims
+            verified = self._own.check(token.encode())
         except (TokenRefused, UnicodeEncodeError):
             return None
+        claims = verified.claims
         jti, username = claims.get("jti"), claims.get("username")
         if not isinstance(username, str):
             return None
@@ -104,15 +129,25 @@ class Sessions:
             user = await self._user(str(jti), self._users.live_session, str(jti))
         if user is None or user.disabled or user.username != username:
             return None
-        # The role is that of the user, who may have got another since.
-        return Identity(user.username, user.role, token, user.email, user.username, jti=str(jti) if jti else None)
+        if claims.get("role") != user.role:
+            # The user has got another since; the server behind reads it off the token.
+            token = jwt.encode({"alg": "HS256"}, {**claims, "role": user.role}, self._key)
+        return Identity(
+            user.username,
+            user.role,
+            token,
+            user.email,
+            user.username,
+            jti=str(jti) if jti else None,
+            expires=verified.principal.expires,
+        )
 
     def csrf_token(self, identity: Identity) -> str:
         """What a page has to send along with what it changes."""
         return hmac.new(self._settings.jwt_secret.encode(), f"csrf {identity.jti}".encode(), hashlib.sha256).hexdigest()
 
     def mint(self, identity: Identity) -> str:
-        """A short-lived token for services behind a proxy that asks here who somebody is."""
+        """A short-lived token for services behind a proxy that uses forward authentication."""
         settings, now = self._settings, int(time.time())
         source = {
             "sub": identity.subject or identity.username,
@@ -164,6 +199,7 @@ class Sessions:
             subject,
             tuple(str(group) for group in groups) if isinstance(groups, list) else (),
             external=True,
+            expires=verified.principal.expires,
         )
 
     async def _user(self, key: str, find: Any, argument: str) -> User | None:

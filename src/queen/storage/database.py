@@ -43,6 +43,8 @@ UNAVAILABLE_ERRORS: tuple[type[BaseException], ...] = (
 BUSY_ERRORS: tuple[type[BaseException], ...] = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError)
 
 
+_POOL_SECONDS = 5.0
+"""How long a connection of the pool is waited for, beside the time to open one."""
 HEARTBEAT_SESSION = "queen watch"
 """The application_name of the connection on which a worker asks whether PostgreSQL is available; it has always one."""
 
@@ -262,7 +264,7 @@ class Database:
     def link(self, *, probing: bool = False) -> Link:
         """A connection of a component's own; a `probing` one is tried even while PostgreSQL is marked down."""
         availability = Availability() if probing else self.availability
-        link = Link(self._connect_hot, self.statements, self._link_timeout, availability, self._note_error)
+        link = Link(self._connect_link, self.statements, self._link_timeout, availability, self._note_error)
         self._links.append(link)
         return link
 
@@ -278,16 +280,31 @@ class Database:
         try:
             if self._pool is None:
                 self._pool = await self._open_pool()
-            async with self._pool.acquire(timeout=self._connect_timeout + 5) as connection:
-                try:
-                    yield connection
-                except UNAVAILABLE_ERRORS:
-                    # Its state is unknown: it must not go back to the pool.
-                    connection.terminate()
-                    raise
+            pool = self._pool
+            connection = await self._acquire(pool)
+            try:
+                yield connection
+            except UNAVAILABLE_ERRORS:
+                # Its state is unknown: it must not go back to the pool.
+                connection.terminate()
+                raise
+            finally:
+                await pool.release(connection)
         except (*UNAVAILABLE_ERRORS, *BUSY_ERRORS) as error:
             self._note_error()
             raise _translate(error) from error
+
+    async def _acquire(self, pool: asyncpg.Pool[Record]) -> PooledConnection:
+        try:
+            return await pool.acquire(timeout=self._connect_timeout + _POOL_SECONDS)
+        except TimeoutError as error:
+            if pool.get_size() - pool.get_idle_size() < self._pool_size:
+                raise
+            self._note_error()
+            raise Overloaded(
+                f"all {self._pool_size} connections to PostgreSQL (DB_POOL_SIZE) are in use;"
+                " nothing was done, try again soon"
+            ) from error
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
@@ -353,7 +370,7 @@ class Database:
             reset=_keep_session,
         )
 
-    async def _connect_hot(self) -> Connection:
+    async def _connect_link(self) -> Connection:
         return await asyncpg.connect(self._dsn, timeout=self._connect_timeout, server_settings=self._hot_settings)
 
 
@@ -406,6 +423,7 @@ class AdvisoryLock(IntEnum):
     BACKGROUND_JOBS = 0x5175_6565_6E01
     MOVE = 0x5175_6565_6E02
     BECOMING_A_SHARD = 0x5175_6565_6E03
+    INBOX = 0x5175_6565_6E04
 
 
 def can_be_stored(text: str) -> bool:

@@ -79,7 +79,7 @@ const scenarios = {
 
 async function run(url, name) {
   const begun = performance.now()
-  const queen = new Queen({ url, handleSignals: false })
+  const queen = new Queen({ url, handleSignals: false, bearerToken: process.env.QUEEN_ACCEPTANCE_TOKEN })
   let error = null
   try {
     await scenarios[name]({ queen, queue: `test-js-${name.replaceAll('_', '-')}` })

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from queen.broker.maintenance.cleanup import Rounds
+from queen.broker.maintenance.cleanup import PartitionSweep
 from queen.broker.maintenance.election import Session
 from queen.broker.maintenance.retention import Eviction, Retention, Trimmer
 from queen.broker.maintenance.schedule import PushListener
@@ -38,7 +38,7 @@ class Costs:
     def jobs(self, **limits: Any) -> list[Retention | Eviction]:
         return [Retention(self.trimmer(**limits)), Eviction(self.trimmer(**limits))]
 
-    async def of(self, *jobs: Retention | Eviction | Rounds) -> int:
+    async def of(self, *jobs: Retention | Eviction | PartitionSweep) -> int:
         """Rows of partitions, segments and cursors that a run of jobs reads."""
         before = await self._rows_read()
         for job in jobs:
@@ -213,7 +213,7 @@ async def test_without_room_to_remember_them_all_partitions_are_looked_at_once_a
 
 
 async def test_the_round_of_all_partitions_is_gone_once_a_day(costs: Costs) -> None:
-    rounds = Rounds(1000, 30, lambda events: None)
+    rounds = PartitionSweep(1000, 30, lambda events: None)
     assert await costs.of(rounds) >= IDLE
     await costs.of(rounds)
     assert await costs.of(rounds) == 0

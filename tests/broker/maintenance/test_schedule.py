@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queen.broker.maintenance.schedule import AT_ONCE, PAGE, Memory, PushListener, Room, Schedule, TimingWheel
+from queen.broker.maintenance.schedule import AT_ONCE, PAGE, Capacity, Memory, PushListener, Schedule, TimingWheel
 
 SECONDS = 10.0
 ROUNDING = 1e-6
@@ -23,54 +23,54 @@ def push_listener() -> PushListener:
 @pytest.fixture
 def schedule(push_listener: PushListener) -> Iterator[Schedule]:
     """Of a queue with partitions 1, 2 and 3, met at the moment 100 and to be looked at from 150 on."""
-    schedule = Schedule(SECONDS, Memory(Room(100), Room(10)), push_listener.listen(1), 100.0)
+    schedule = Schedule(SECONDS, Memory(Capacity(100), Capacity(10)), push_listener.listen(1), 100.0)
     assert schedule.due(100.0) == []
     assert meet(schedule, 1, 2, 3) == [1, 2, 3]
     for id_ in (1, 2, 3):
-        schedule.look_again(id_, 50.0, 100.0, empty=True)
+        schedule.check_again(id_, 50.0, 100.0, empty=True)
     yield schedule
 
 
 def meet(schedule: Schedule, *ids: int, settled: bool = True, now: float = 100.0) -> list[int]:
     assert schedule.after is not None
     page = [(id_, settled) for id_ in ids if id_ > schedule.after]
-    new, last = schedule.meet(page, now)
+    new, last = schedule.add_page(page, now)
     assert last == (len(page) < PAGE)
     return new
 
 
 @given(st.lists(st.tuples(st.integers(1, 1000), st.floats(0, 1e6))), st.lists(st.floats(0, 1e6)), st.floats(0.5, 60))
 def test_an_agenda_gives_out_each_id_once_and_never_early(
-    entries: list[tuple[int, float]], moments: list[float], grain: float
+    entries: list[tuple[int, float]], searches: list[float], grain: float
 ) -> None:
-    room = Room(10_000)
-    agenda = TimingWheel(grain, room)
+    capacity = Capacity(10_000)
+    agenda = TimingWheel(grain, capacity)
     for entry in entries:
         assert agenda.put(*entry)
     left = list(entries)
-    for now in sorted(moments):
+    for now in sorted(searches):
         for id_ in agenda.take(now):
             # The same id may stand there twice: what comes out first is what was due first.
             left.remove(min((entry for entry in left if entry[0] == id_ and entry[1] <= now), key=itemgetter(1)))
         assert all(moment + grain > now - ROUNDING for _, moment in left)
-    assert len(agenda) == len(left) == 10_000 - room.left
+    assert len(agenda) == len(left) == 10_000 - capacity.left
 
 
 def test_an_agenda_takes_no_more_than_there_is_room_for() -> None:
-    room = Room(1)
-    first, second = TimingWheel(1.0, room), TimingWheel(1.0, room)
+    capacity = Capacity(1)
+    first, second = TimingWheel(1.0, capacity), TimingWheel(1.0, capacity)
     assert first.put(1, AT_ONCE)
     assert not second.put(2, AT_ONCE)
     assert first.take(0.0) == [1]
     assert second.put(2, AT_ONCE)
     second.clear()
-    assert room.left == 1
+    assert capacity.left == 1
 
 
 def test_a_partition_is_due_when_its_pause_is_over(schedule: Schedule) -> None:
     assert schedule.due(149.0) == []
     assert sorted(schedule.due(150.0)) == [1, 2, 3]
-    schedule.look_again(2, 0.0, 150.0, empty=False)
+    schedule.check_again(2, 0.0, 150.0, empty=False)
     assert schedule.due(150.0) == [2]
 
 
@@ -99,9 +99,9 @@ def test_a_push_brings_the_look_forward(schedule: Schedule, push_listener: PushL
     assert schedule.due(105.0) == []
     assert schedule.due(109.0) == []
     assert schedule.due(110.0) == [2]
-    schedule.look_again(2, 20.0, 110.0, empty=False)
+    schedule.check_again(2, 20.0, 110.0, empty=False)
     assert schedule.due(130.0) == [2]
-    schedule.look_again(2, 20.0, 130.0, empty=False)
+    schedule.check_again(2, 20.0, 130.0, empty=False)
     assert sorted(schedule.due(150.0)) == [1, 2, 3]
 
 
@@ -109,7 +109,7 @@ def test_a_partition_that_is_empty_again_is_left_to_the_agenda(schedule: Schedul
     push_listener.pushed(1, 2)
     schedule.due(105.0)
     assert schedule.due(110.0) == [2]
-    schedule.look_again(2, 20.0, 110.0, empty=True)
+    schedule.check_again(2, 20.0, 110.0, empty=True)
     assert schedule.due(149.0) == []
     assert sorted(schedule.due(150.0)) == [1, 2, 3]
 
@@ -120,9 +120,9 @@ def test_a_push_that_is_heard_before_its_partition_is_met_counts_once(
     push_listener.pushed(1, 4)
     schedule.due(105.0)
     assert schedule.due(110.0) == [4]
-    schedule.look_again(4, 60.0, 110.0, empty=False)
+    schedule.check_again(4, 60.0, 110.0, empty=False)
     assert meet(schedule, 4) == [4]
-    schedule.look_again(4, 60.0, 110.0, empty=False)
+    schedule.check_again(4, 60.0, 110.0, empty=False)
     assert 4 not in schedule.due(169.0)
     assert schedule.due(170.0) == [4]
 
@@ -133,14 +133,14 @@ def test_after_a_day_everything_is_looked_at_anew(schedule: Schedule) -> None:
 
 
 def test_without_room_the_queue_is_paged_through_again_and_again(push_listener: PushListener) -> None:
-    memory = Memory(Room(2), Room(2))
+    memory = Memory(Capacity(2), Capacity(2))
     schedule = Schedule(SECONDS, memory, push_listener.listen(1), 100.0)
     for now in (100.0, 161.0):
         assert schedule.due(now) == []
         assert schedule.after == 0
         assert meet(schedule, 1, 2, 3, now=now) == [1, 2, 3]
         for id_ in (1, 2, 3):
-            schedule.look_again(id_, 5.0, now, empty=False)
+            schedule.check_again(id_, 5.0, now, empty=False)
         assert memory.known.left == 2
     assert schedule.due(170.0) == []
     assert schedule.after is None

@@ -81,17 +81,17 @@ def test_what_another_worker_took_from_is_tried_when_nothing_else_is_ready() -> 
         orders.feed(partition_id, 5)
     orders.mark_stale(1)
     orders.mark_stale(7)
-    assert list(orders.ready) == [2, 3] and not orders.reconsider()
+    assert list(orders.ready) == [2, 3] and not orders.retry_stale()
     orders.mark_stale(2)
     orders.feed(2, 1)
     assert orders.ready[2] == 1, "what came later is not doubted"
     orders.ready.clear()
-    assert orders.reconsider()
+    assert orders.retry_stale()
     assert orders.ready == {1: 5} and not orders.stale
     for partition_id in range(1000):
         orders.feed(partition_id, 1)
         orders.mark_stale(partition_id)
-    assert not orders.reconsider(), "to ask for so many costs less than to try them"
+    assert not orders.retry_stale(), "to ask for so many costs less than to try them"
 
 
 def test_holds_that_were_lifted_early_do_not_pile_up() -> None:
@@ -158,7 +158,9 @@ async def test_a_pop_whose_time_is_up_during_a_claim_still_takes_what_the_claim_
 
 events = st.lists(
     st.tuples(
-        st.sampled_from(["feed", "free", "hold", "expire", "doubt", "reconsider"]), st.integers(1, 3), st.integers(0, 5)
+        st.sampled_from(["feed", "free", "hold", "expire", "mark", "retry"]),
+        st.integers(1, 3),
+        st.integers(0, 5),
     ),
     max_size=60,
 )
@@ -178,10 +180,10 @@ def test_a_partition_that_has_something_is_never_forgotten(several: list[tuple[s
             orders.free(partition_id, number)
         elif what == "hold":
             holds.add(orders, partition_id, clock + number)
-        elif what == "doubt":
+        elif what == "mark":
             orders.mark_stale(partition_id)
-        elif what == "reconsider":
-            orders.reconsider()
+        elif what == "retry":
+            orders.retry_stale()
         else:
             holds.expire(clock)
         assert not (orders.ready.keys() | orders.stale.keys()) & orders.held.keys()
@@ -190,7 +192,7 @@ def test_a_partition_that_has_something_is_never_forgotten(several: list[tuple[s
             assert partition in orders.ready or partition in orders.stale or partition in orders.held
     holds.expire(clock + 100)
     if not orders.ready:
-        orders.reconsider()
+        orders.retry_stale()
     assert fed <= orders.ready.keys() | orders.stale.keys()
 
 

@@ -1,158 +1,21 @@
-"""The permission matrix, made from the route table: every route with every kind of token."""
+"""What tokens open, and what is stamped, counted and logged. Every route with every kind of token: test_matrix.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 from typing import Any
 
-import aiohttp
-import asyncpg
 import pytest
 
-from queen.http.auth.resources import READERS
-from queen.http.server.message import Access, Route
 from tests.conftest import StartServer
 from tests.http.auth.issuer import SECRET, issue
-from tests.support.api import Answer, Api
-
-ROLES = {
-    "admin": Access.ADMIN,
-    "read-write": Access.READ_WRITE,
-    "read-only": Access.READ_ONLY,
-    "none": Access.PUBLIC,
-}
-REFUSED = {
-    "no token": None,
-    "expired": issue(exp=1),
-    "wrong signature": issue(secret="another secret, also of thirty-two bytes"),
-    "wrong audience": issue(aud="somebody else"),
-    "no signature": issue(aud="queen").rpartition(".")[0] + ".",
-}
-PUBLIC = {
-    "GET /health",
-    "GET /livez",
-    "GET /readyz",
-    "GET /metrics",
-    "GET /metrics/prometheus",
-    "GET /openapi.json",
-    "GET /docs",
-}
+from tests.support.ageing import until
+from tests.support.api import Api
 
 
 @pytest.fixture
 async def guarded(start_server: StartServer) -> Api:
     return await start_server(jwt_enabled=True, jwt_secret=SECRET, jwt_audience="queen")
-
-
-def routes_of(api: Api) -> list[Route]:
-    assert api.worker is not None
-    return api.worker.shell.router.routes
-
-
-async def ask(
-    api: Api, route: Route, token: str | None, names: Mapping[str, str] | None = None, **query: str
-) -> Answer:
-    """Any request to a route; the names in its path exist nowhere, unless they are given."""
-    path = route.pattern
-    for name in route.parameters:
-        path = path.replace(f"{{{name}}}", (names or {}).get(name, f"no-such-{name}"))
-    headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
-    body: Any = {} if route.method in ("POST", "PUT") else None
-    async with (
-        aiohttp.ClientSession(headers=headers) as session,
-        session.request(route.method, api.url + path, json=body, params=query) as answer,
-    ):
-        decoded = await answer.json() if answer.content_type == "application/json" else None
-        return Answer(answer.status, decoded, dict(answer.headers))
-
-
-async def tables(connection: asyncpg.Connection[asyncpg.Record]) -> dict[str, int]:
-    """How many rows every table of queues and topics has."""
-    names = await connection.fetch(
-        "SELECT tablename FROM pg_tables WHERE schemaname = 'queen' AND tablename !~ 'metrics|rollup|sample|schema'"
-    )
-    return {
-        name["tablename"]: await connection.fetchval(f'SELECT count(*) FROM queen."{name["tablename"]}"')
-        for name in names
-    }
-
-
-async def test_only_these_routes_are_public(guarded: Api) -> None:
-    assert {
-        f"{route.method} {route.pattern}" for route in routes_of(guarded) if route.access is Access.PUBLIC
-    } == PUBLIC
-
-
-@pytest.mark.parametrize("kind", REFUSED)
-async def test_every_route_refuses_who_has_no_good_token(
-    guarded: Api, connection: asyncpg.Connection[asyncpg.Record], kind: str
-) -> None:
-    before = await tables(connection)
-    for route in routes_of(guarded):
-        answer = await ask(guarded, route, REFUSED[kind])
-        if route.access is Access.PUBLIC:
-            assert answer.status not in (401, 403), route
-            continue
-        assert answer.status == 401, route
-        assert answer.headers["WWW-Authenticate"].startswith('Bearer realm="queen"'), route
-        expected = {
-            "no token": "Authentication required",
-            "expired": "Token has expired",
-            "wrong audience": "Invalid token audience",
-        }
-        assert answer.body["error"] == expected.get(kind, "Invalid token signature"), route
-    assert await tables(connection) == before
-
-
-@pytest.mark.parametrize("role", ROLES)
-async def test_every_route_admits_the_roles_of_its_level_and_no_other(
-    guarded: Api, connection: asyncpg.Connection[asyncpg.Record], role: str
-) -> None:
-    before = await tables(connection)
-    token = issue(role if role != "none" else None, aud="queen")
-    for route in routes_of(guarded):
-        if ROLES[role] >= route.access:
-            continue
-        answer = await ask(guarded, route, token)
-        assert (answer.status, answer.body["error"]) == (403, "Insufficient permissions"), route
-    assert await tables(connection) == before, "a request that was refused has changed something"
-    for route in routes_of(guarded):
-        if ROLES[role] >= route.access:
-            answer = await ask(guarded, route, token)
-            assert answer.status not in (401, 403), (route, answer)
-
-
-@pytest.mark.parametrize("claim", ["queues", "namespaces"])
-async def test_every_route_refuses_what_is_not_of_the_token(
-    guarded: Api, connection: asyncpg.Connection[asyncpg.Record], claim: str
-) -> None:
-    """Whatever a route is about, a token for other queues or namespaces gets nothing from it, whatever its role."""
-    theirs = guarded.bearing(issue("admin", aud="queen"))
-    await theirs.push("theirs", 1)
-    (message,) = await theirs.pop("theirs", consumerGroup="theirs")
-    await theirs.close()
-    names = {
-        "queue": "theirs",
-        "group": "theirs",
-        "partition": message["partitionId"],
-        "transaction": message["transactionId"],
-        "lease": message["leaseId"],
-    }
-    before = await tables(connection)
-    limits: dict[str, Any] = {claim: ["mine*"]}
-    token = issue("admin", aud="queen", **limits)
-    for route in routes_of(guarded):
-        if route.access is Access.PUBLIC:
-            continue
-        named = names | {"partition": "Default"} if "{queue}" in route.pattern else names
-        answer = await ask(
-            guarded, route, token, named, queue="theirs", namespace="theirs", topic="theirs", ns="theirs"
-        )
-        # 400: the body names nothing, and the handler would say the same. 426: subscriptions are looked at one by one.
-        # An acknowledgment of nothing concerns nobody.
-        assert answer.status in (400, 403, 426), (route, answer)
-        assert answer.status == 403 or f"{route.method} {route.pattern}" in READERS, (route, answer)
-    assert await tables(connection) == before
 
 
 async def test_a_route_that_nobody_described_is_closed_to_limited_tokens(guarded: Api) -> None:
@@ -233,6 +96,44 @@ async def test_namespaces_limit_queues_by_what_they_are_configured_as(guarded: A
         await caller.close()
 
 
+async def test_messages_of_others_are_not_found_by_way_of_ones_own_queue(guarded: Api) -> None:
+    everything = guarded.bearing(issue("admin", aud="queen"))
+    await everything.push("mine", *range(3))
+    await everything.push("theirs", *range(3), ids=["a", "b", "c"])
+    (message,) = await everything.pop("theirs", consumerGroup="theirs")
+    foreign = {key: message[key] for key in ("partitionId", "transactionId")}
+    page = (await everything.call("GET", "/api/v1/messages/search", queue="theirs", limit=1)).body
+    mine = guarded.bearing(issue("admin", aud="queen", queues=["mine"]))
+    for action in ("delete", "retry", "dlq"):
+        answer = await mine.call("POST", f"/api/v1/messages/{action}", {"queue": "mine", "messages": [foreign]})
+        assert (answer.status, answer.body["done"]) == (200, 0), action
+        body = {"queue": "mine", "filter": {}, "cursor": page["cursor"], "limit": 10}
+        await mine.call("POST", f"/api/v1/messages/{action}", body)
+    shown = await mine.call("GET", "/api/v1/messages/search", queue="mine", cursor=page["cursor"])
+    assert "theirs" not in str(shown.body)
+    left = (await everything.call("GET", "/api/v1/messages", queue="theirs")).body["messages"]
+    assert sorted(one["transactionId"] for one in left) == ["a", "b", "c"]
+    assert (await everything.call("GET", "/api/v1/dlq", queue="theirs")).body["messages"] == []
+    for caller in (everything, mine):
+        await caller.close()
+
+
+async def test_a_name_of_a_stream_that_others_use_cannot_be_taken_over(guarded: Api) -> None:
+    everything = guarded.bearing(issue("admin", aud="queen"))
+    query = {"name": "totals", "source_queue": "theirs", "config_hash": "one"}
+    registered = await everything.call("POST", "/streams/v1/queries", query)
+    mine = guarded.bearing(issue("read-write", aud="queen", queues=["mine"]))
+    for change in ({"config_hash": "two", "reset": True}, {"config_hash": "one"}):
+        answer = await mine.call("POST", "/streams/v1/queries", query | {"source_queue": "mine"} | change)
+        assert answer.status == 403, change
+    (kept,) = (await everything.call("GET", "/streams/v1/queries")).body
+    assert (kept["query_id"], kept["source_queue"]) == (registered.body["query_id"], "theirs")
+    own = await mine.call("POST", "/streams/v1/queries", query | {"source_queue": "mine", "name": "other"})
+    assert own.status == 200
+    for caller in (everything, mine):
+        await caller.close()
+
+
 async def test_scopes_open_topics_and_nothing_else(guarded: Api) -> None:
     both = guarded.bearing(issue(None, aud="queen", scopes=["pay:write", "pay:read"]))
     reader = guarded.bearing(issue(None, aud="queen", scopes=["pay:read"]))
@@ -298,10 +199,56 @@ async def test_who_pushed_is_stamped_by_the_server(guarded: Api) -> None:
         await each.close()
 
 
+async def test_who_pushed_is_shown_on_every_read(guarded: Api) -> None:
+    alice, bob = (guarded.bearing(issue("admin", aud="queen", sub=name)) for name in ("alice", "bob"))
+    # Through the spool: while pushes are held back, they lie on disk.
+    await alice.call("POST", "/api/v1/system/maintenance", {"enabled": True})
+    (held,) = await bob.push("q", "held", ids=["held"])
+    assert held["status"] == "buffered"
+    await alice.call("POST", "/api/v1/system/maintenance", {"enabled": False})
+
+    async def stored() -> bool:
+        return bool((await alice.call("GET", "/api/v1/messages", queue="q")).body["messages"])
+
+    await until(stored)
+    (listed,) = (await alice.call("GET", "/api/v1/messages", queue="q")).body["messages"]
+    path = f"/api/v1/messages/{listed['partitionId']}/held"
+    shown = (await alice.call("GET", path)).body
+    (of_queue,) = (await alice.call("GET", "/api/v1/status/queues/q/messages")).body
+    segments = (await alice.call("GET", "/api/v1/read/q/partition/Default")).body
+    assert {one["producerSub"] for one in (listed, shown, of_queue)} == {"bob"}
+    assert b"bob" in segments
+    (message,) = await alice.pop("q")
+    await alice.ack([message], "dlq", error="no")
+    (letter,) = (await alice.call("GET", "/api/v1/dlq", queue="q")).body["messages"]
+    # Sent again by somebody else, one by one and all together.
+    assert (await alice.call("POST", f"{path}/retry")).status == 200
+    (again,) = await alice.pop("q")
+    await alice.ack([again], "dlq", error="no")
+    assert (await alice.call("POST", "/api/v1/dlq/retry", {"queue": "q"})).status == 200
+    (redriven,) = await alice.pop("q")
+    assert [one["producerSub"] for one in (message, letter, again, redriven)] == ["bob"] * 4
+    for caller in (alice, bob):
+        await caller.close()
+
+
+async def test_only_an_administrator_pushes_in_the_name_of_others(guarded: Api) -> None:
+    item = {"items": [{"queue": "q", "payload": 1}]}
+    admin, bob = (guarded.bearing(issue(role, aud="queen", sub="x")) for role in ("admin", "read-write"))
+    assert (await admin.call("POST", "/api/v1/push", item, producerSub="eva")).status == 201
+    assert (await admin.call("POST", "/api/v1/push", item, producerSub="a\nb")).status == 400
+    refused = await bob.call("POST", "/api/v1/push", item, producerSub="eva")
+    assert (refused.status, "role admin" in refused.body["error"]) == (403, True)
+    assert [message["producerSub"] for message in await admin.pop("q", batch=10)] == ["eva"]
+    for caller in (admin, bob):
+        await caller.close()
+
+
 async def test_without_authentication_nobody_is_stamped(api: Api) -> None:
     api.headers = {"Authorization": f"Bearer {issue(sub='alice')}"}
     await api.push("q", 1)
-    assert [message["producerSub"] for message in await api.pop("q")] == [None]
+    await api.call("POST", "/api/v1/push", {"items": [{"queue": "q", "payload": 2}]}, producerSub="mallory")
+    assert [message["producerSub"] for message in await api.pop("q", batch=10)] == [None, None]
 
 
 async def test_refusals_are_counted_and_logged_without_the_token(
@@ -313,10 +260,14 @@ async def test_refusals_are_counted_and_logged_without_the_token(
     await caller.call("DELETE", "/api/v1/resources/queues/q")
     await caller.close()
     expired = issue(exp=1)
-    status = next(route for route in routes_of(guarded) if route.pattern == "/api/v1/status")
-    await ask(guarded, status, expired)
+    late = guarded.bearing(expired)
+    await late.call("GET", "/api/v1/status")
+    await late.close()
     assert guarded.worker is not None
     assert guarded.worker.guard.refused == {"role": 1, "expired": 1}
+    counted = (await guarded.call("GET", "/metrics/prometheus")).body
+    for reason in ("role", "expired"):
+        assert re.search(rf'queen_auth_refused_total{{[^}}]*reason="{reason}"[^}}]*}} 1', counted), counted[:500]
     assert "DELETE /api/v1/resources/queues/q from 127.0.0.1 refused with 403" in caplog.text
     assert "Token has expired" in caplog.text
     for secret in (token, expired, token.split(".")[2], expired.split(".")[1]):

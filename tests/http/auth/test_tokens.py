@@ -16,8 +16,8 @@ from joserfc.jwk import Key, OctKey, RSAKey
 
 from queen.errors import SettingsError
 from queen.http.auth.keys import Jwks, KeyRing
-from queen.http.auth.principal import ClaimNames, Patterns
-from queen.http.auth.tokens import LONGEST_TOKEN, KeyUnknown, TokenRefused, TokenVerifier
+from queen.http.auth.principal import ClaimNames, KeyUnknown, Patterns, TokenRefused
+from queen.http.auth.tokens import LONGEST_TOKEN, TokenVerifier
 from queen.http.server.message import Access
 from queen.settings import Settings
 from tests.http.auth.issuer import SECRET, forge, issue, jwks, key_for, public_pem, sign

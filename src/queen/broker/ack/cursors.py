@@ -53,7 +53,7 @@ async def apply_decisions(
     queues: Mapping[CursorKey, Queue | None],
 ) -> dict[CursorKey, int]:
     """Write cursors and dead letters; returns how many messages wait behind each cursor."""
-    await _bury(fetcher, envelope, decisions, partitions, queues)
+    await _store_dead_letters(fetcher, envelope, decisions, partitions, queues)
     keys = sorted(decisions)
     chosen = [decisions[key] for key in keys]
     rows = await fetcher.fetch(
@@ -70,7 +70,7 @@ async def apply_decisions(
     return {keys[row["slot"] - 1]: row["available"] for row in rows}
 
 
-async def _bury(
+async def _store_dead_letters(
     fetcher: Fetcher,
     envelope: Envelope,
     decisions: Mapping[CursorKey, Decision],

@@ -198,21 +198,21 @@ class Redriver:
             and not await self._is_stored(transaction, partition, copy.transaction_id, window)
         ):
             return copy.transaction_id
-        vouched = self._dedup.vouches_for(partition, window)
+        covered = self._dedup.covers_window(partition, window)
         for name in _retry_ids(copy.transaction_id):
             if (partition.id, name) in given:
                 continue
             # A number left out costs nothing, so what the filter may hold is passed over without looking.
             if (
                 self._certainly_new(partition, name)
-                if vouched
+                if covered
                 else not await self._is_stored(transaction, partition, name, window)
             ):
                 return name
         raise Conflict(f"transaction {copy.transaction_id!r} was retried too often")
 
     async def _is_stored(self, transaction: Transaction, partition: Partition, name: str, window: float) -> bool:
-        if self._dedup.vouches_for(partition, window) and self._certainly_new(partition, name):
+        if self._dedup.covers_window(partition, window) and self._certainly_new(partition, name):
             return False
         found = await find_message(transaction, self._envelope, partition.id, name)
         if found is None:
@@ -220,7 +220,7 @@ class Redriver:
         return time.time() - found.segment.created_at.timestamp() < window + _CLOCK_MARGIN
 
     def _certainly_new(self, partition: Partition, name: str) -> bool:
-        return not self._dedup.filter.suspects([transaction_hash(name, partition.id)])
+        return not self._dedup.filter.may_contain([transaction_hash(name, partition.id)])
 
     def _window(self, queue: Queue) -> float:
         own = queue.dedup_window_seconds

@@ -118,7 +118,7 @@ class _Head(NamedTuple):
     offsets: Sequence[int]
 
 
-class _Front(NamedTuple):
+class _Frontier(NamedTuple):
     """How far back a partition has been read: how old what is left of it is at least, and its span of offsets."""
 
     age: float
@@ -133,7 +133,7 @@ async def page_of(
 ) -> list[Place]:
     """The places of a page, newest first; `spans` are rows of `message_spans`, up to `limit + offset` of them."""
     fronts = [
-        _Front(-row["newest_at"].timestamp(), row["id"], row["first_offset"], row["last_offset"]) for row in spans
+        _Frontier(-row["newest_at"].timestamp(), row["id"], row["first_offset"], row["last_offset"]) for row in spans
     ]
     if len(fronts) == 1 and not without_dead:
         # Within one partition the list is its offsets backwards: no need to read what is skipped.
@@ -161,7 +161,7 @@ async def page_of(
 class _Merge:
     """Heads of many partitions in one order, read a bounded number at a time."""
 
-    def __init__(self, fetcher: Fetcher, fronts: list[_Front], without_dead: bool) -> None:
+    def __init__(self, fetcher: Fetcher, fronts: list[_Frontier], without_dead: bool) -> None:
         self._fetcher = fetcher
         self._without_dead = without_dead
         self._fronts = fronts
@@ -175,7 +175,7 @@ class _Merge:
 
     async def read_on(self) -> bool:
         """Read the partitions further back that may hold the newest of what is unread; False when all is read."""
-        chosen: list[_Front] = []
+        chosen: list[_Frontier] = []
         room = _MOST_HEADS
         while self._fronts and room > 0:
             chosen.append(heapq.heappop(self._fronts))
@@ -194,7 +194,7 @@ class _Merge:
             self._add(chosen[slot - 1], list(own))
         return True
 
-    def _add(self, front: _Front, rows: list[Record]) -> None:
+    def _add(self, front: _Frontier, rows: list[Record]) -> None:
         """Take in the next heads of a partition, newest first; unless those were the last, it has more."""
         age, last = front.age, front.last_offset
         for row in rows:
@@ -208,7 +208,7 @@ class _Merge:
             heapq.heappush(self._heads, _Head(age, front.partition_id, -base, offsets))
         if len(rows) == front.heads and front.first_offset < last:
             more = min(front.heads * 2, _MOST_HEADS)
-            heapq.heappush(self._fronts, _Front(age, front.partition_id, front.first_offset, last, more))
+            heapq.heappush(self._fronts, _Frontier(age, front.partition_id, front.first_offset, last, more))
 
 
 _LISTED_BY_DEFAULT = timedelta(hours=1)

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from queen.errors import Conflict, NotFound
-from queen.log.segments import Moment, offsets_after
+from queen.log.segments import TimeSearch, offsets_after
 from queen.storage.database import Database, Record
 from queen.wire.api.messages.reading import LogPosition, LogPositions
 from queen.wire.envelope import Envelope, EnvelopeError
@@ -76,7 +76,7 @@ class LogReader:
         # What is found was stored after a time; times are whole microseconds.
         before = max(moment, datetime.min.replace(tzinfo=moment.tzinfo) + timedelta(days=2)) - timedelta(microseconds=1)
         return await offsets_after(
-            self._database, [Moment(row["id"], row["floor_offset"], row["next_offset"], before) for row in rows]
+            self._database, [TimeSearch(row["id"], row["floor_offset"], row["next_offset"], before) for row in rows]
         )
 
     async def _check_queue(self, queue: str) -> None:

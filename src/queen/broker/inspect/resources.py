@@ -7,7 +7,9 @@ number counts. Numbers of a queue are sums over its partitions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -37,22 +39,62 @@ from queen.wire.api.resources.queues import (
 from queen.wire.ids import partition_uuid
 from queen.wire.times import iso_millis
 
+_BY_COUNTERS: Final = frozenset({"partitions", "stored", "pending"})
+
+
+@dataclass(frozen=True, slots=True)
+class QueueListing:
+    """Which queues are listed, and in which order; empty: any."""
+
+    namespace: str = ""
+    task: str = ""
+    search: str = ""
+    sort: str = "created"
+    descending: bool = True
+
+    def admits(self, row: Record) -> bool:
+        return (
+            self.namespace in ("", row["namespace"])
+            and self.task in ("", row["task"])
+            and self.search.lower() in row["name"].lower()
+        )
+
 
 class Resources:
     """Views of one shard."""
 
-    def __init__(self, database: Database, shard: int) -> None:
+    def __init__(self, database: Database, shard: int, standings: Callable[[], Awaitable[list[Record]]]) -> None:
+        """`standings` gives the counters of all queues, which several views share."""
         self._database = database
         self._shard = shard
+        self._standings = standings
 
     async def queues(
-        self, namespace: str, task: str, limit: int | None = None, offset: int = 0, *, with_processing: bool = False
+        self, wanted: QueueListing, limit: int | None = None, offset: int = 0, *, with_processing: bool = False
     ) -> list[QueueInList]:
-        """Queues, newest first, of a namespace and task unless these are empty.
+        """Queues, newest first unless they are to be sorted otherwise.
 
         `pending` leaves out what is being processed, unless `with_processing`.
         """
-        rows = await self._database.fetch("queue_list", namespace, task, limit, offset)
+        chosen: list[int] | None = None
+        if wanted.sort in _BY_COUNTERS:
+            # Counting what all queues hold takes long where there are many partitions: it is done once for all pages.
+            rows = [row for row in await self._standings() if wanted.admits(row)]
+            rows.sort(key=lambda row: row["name"])
+            rows.sort(key=lambda row: int(row[wanted.sort]), reverse=wanted.descending)
+            chosen = [row["id"] for row in rows[offset : None if limit is None else offset + limit]]
+            limit, offset = None, 0
+        rows = await self._database.fetch(
+            "queue_list",
+            wanted.namespace,
+            wanted.task,
+            wanted.search,
+            wanted.sort,
+            wanted.descending,
+            chosen,
+            limit,
+            offset,
+        )
         return [
             QueueInList(
                 str(row["public_id"]),
@@ -71,14 +113,15 @@ class Resources:
             for row in rows
         ]
 
-    async def queue_count(self, namespace: str, task: str) -> int:
-        (row,) = await self._database.fetch("count_queues", namespace, task)
+    async def queue_count(self, wanted: QueueListing) -> int:
+        (row,) = await self._database.fetch("count_queues", wanted.namespace, wanted.task, wanted.search)
         return int(row["found"])
 
-    async def queue(self, name: str) -> QueueView:
-        """One queue with its partitions, by name. Here `pending` includes what is being processed."""
-        queue, rows = await self._queue_and_partitions(name)
+    async def queue(self, name: str, limit: int = 1000, after: str = "") -> QueueView:
+        """One queue with a page of its partitions, by name. Here `pending` includes what is being processed."""
+        queue, rows, more = await self._queue_and_partitions(name, limit, 0, after)
         partitions = await chunked_map(self._partition, rows)
+        shown = [partition.stats for partition in partitions]
         return QueueView(
             str(queue["public_id"]),
             queue["name"],
@@ -86,20 +129,23 @@ class Resources:
             queue["task"],
             iso_millis(queue["created_at"]),
             partitions,
-            _total(partition.stats for partition in partitions),
+            await self._totals(queue["id"], shown, whole=not more and not after),
+            more,
             queue["paused"],
             sorted(queue["paused_groups"]),
         )
 
-    async def partitions(self, queue_name: str, limit: int, offset: int) -> tuple[list[PartitionInList], int]:
-        """A page of the partitions of one queue, or of all when no name is given, by name; and how many there are."""
+    async def partitions(
+        self, queue_name: str, search: str, sort: str, descending: bool, limit: int, offset: int
+    ) -> tuple[list[PartitionInList], int]:
+        """A page of the partitions of one queue, or of all (by name) when no queue is named; and how many there are."""
         if queue_name:
             queue_id = (await self._queue(queue_name))["id"]
-            page = await self._database.fetch("queue_partition_page", queue_id, limit, offset)
-            (count,) = await self._database.fetch("count_queue_partitions", queue_id)
+            page = await self._database.fetch("queue_partition_page", queue_id, search, sort, descending, limit, offset)
+            (count,) = await self._database.fetch("count_queue_partitions", queue_id, search)
         else:
-            page = await self._database.fetch("partition_page", limit, offset)
-            (count,) = await self._database.fetch("count_partitions")
+            page = await self._database.fetch("partition_page", search, descending, limit, offset)
+            (count,) = await self._database.fetch("count_partitions", search)
         rows = await self._database.fetch("partition_list", [row["id"] for row in page])
         listed = [
             PartitionInList(**msgspec.structs.asdict(self._partition(row)), queue=row["queue_name"]) for row in rows
@@ -125,11 +171,12 @@ class Resources:
         """Raises `NotFound` when there is no queue of that name."""
         await self._queue(name)
 
-    async def queue_status(self, name: str) -> QueueStatus:
-        """One queue in detail: its configuration, and the counters of its partitions."""
-        queue, rows = await self._queue_and_partitions(name)
+    async def queue_status(self, name: str, limit: int = 1000, offset: int = 0, after: str = "") -> QueueStatus:
+        """One queue in detail: its configuration, and the counters of a page of its partitions (0: none of them)."""
+        queue, rows, more = await self._queue_and_partitions(name, limit, offset, after)
         partitions = await chunked_map(self._partition_status, rows)
-        totals = _total(partition.stats for partition in partitions)
+        whole = bool(limit) and not more and not after and not offset
+        totals = await self._totals(queue["id"], [partition.stats for partition in partitions], whole=whole)
         return QueueStatus(
             WatchedQueue(
                 str(queue["public_id"]),
@@ -152,12 +199,26 @@ class Resources:
             ),
             partitions,
             WatchedTotals(**msgspec.structs.asdict(totals), messages=totals),
+            more,
         )
 
-    async def _queue_and_partitions(self, name: str) -> tuple[Record, list[Record]]:
+    async def _queue_and_partitions(
+        self, name: str, limit: int, offset: int, after: str
+    ) -> tuple[Record, list[Record], str | None]:
+        """A queue, a page of its partitions, and the name after which the next page begins, if there is one."""
         queue = await self._queue(name)
-        page = await self._database.fetch("queue_partition_page", queue["id"], None, 0)
-        return queue, await self._database.fetch("partition_list", [row["id"] for row in page])
+        if not limit:
+            return queue, [], None
+        page = await self._database.fetch("queue_partitions_after", queue["id"], limit + 1, offset, after)
+        more = page[limit - 1]["name"] if len(page) > limit else None
+        return queue, await self._database.fetch("partition_list", [row["id"] for row in page[:limit]]), more
+
+    async def _totals(self, queue_id: int, shown: Sequence[Counters], *, whole: bool) -> Counters:
+        """What a queue holds: the sum of what is shown, if that is the `whole` of it."""
+        if whole:
+            return _total(shown)
+        (row,) = await self._database.fetch("queue_totals", queue_id)
+        return Counters(row["total"], row["pending"], row["processing"], row["completed"], 0, row["dead_letter"])
 
     def _partition_status(self, row: Record) -> WatchedPartition:
         partition = self._partition(row)

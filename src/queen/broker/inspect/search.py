@@ -17,7 +17,7 @@ import msgspec
 from queen.broker.inspect.browse import Readers, listed_message, read_standings
 from queen.errors import BadRequest, NotFound
 from queen.log.catalog import Catalog, Partition, Queue
-from queen.log.segments import Moment, Place, StoredMessage, offsets_after, read_segment, stored_message
+from queen.log.segments import Place, StoredMessage, TimeSearch, offsets_after, read_segment, stored_message
 from queen.storage.database import Database, Record, can_be_stored
 from queen.wire.api.messages.browse import MessageStatus, SearchedMessage
 from queen.wire.conditions import PayloadFilter
@@ -179,7 +179,7 @@ class _Scan:
             return [row[otherwise] for row in rows]
         before = moment - timedelta(microseconds=1)
         return await offsets_after(
-            self._database, [Moment(row["id"], row["floor_offset"], row["next_offset"], before) for row in rows]
+            self._database, [TimeSearch(row["id"], row["floor_offset"], row["next_offset"], before) for row in rows]
         )
 
     async def _search_partition(self, row: Record, readers: Readers, low: int, high: int) -> int | None:

@@ -8,7 +8,14 @@ from collections.abc import Callable, Sequence
 
 from queen.broker.change_log import KEPT_SECONDS
 from queen.broker.events import EventKind
-from queen.broker.maintenance.cleanup import DroppedPartitions, OldMetrics, OldRows, Publish, Rounds
+from queen.broker.maintenance.cleanup import (
+    DroppedPartitions,
+    OldMetrics,
+    OldRows,
+    PartitionSweep,
+    Publish,
+    UnusedGroups,
+)
 from queen.broker.maintenance.election import Election, Job, Session
 from queen.broker.maintenance.retention import Eviction, Retention, Trimmer
 from queen.broker.maintenance.rewrite import Rewrite
@@ -17,7 +24,7 @@ from queen.broker.notifications import Handlers
 from queen.concurrency import BackgroundTask
 from queen.errors import DatabaseUnavailable
 from queen.settings import Settings
-from queen.storage.database import Database
+from queen.storage.database import AdvisoryLock, Database
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +34,8 @@ _CHANGES_INTERVAL = 60.0
 _HISTORY_DAYS = 90
 _STAGED_SECONDS = 86_400.0
 _STAGE_RUNS_INTERVAL = 3600.0
+# For how long a subscription waits for its queue to be made.
+_UNMET_SECONDS = 86_400.0
 # A streaming query that rests for longer may publish its last batch again.
 _STAGE_RUNS_SECONDS = 400 * 86_400.0
 _BETWEEN_PIECES = 0.05
@@ -47,7 +56,7 @@ def cleaning_jobs(settings: Settings, publish: Publish, push_listener: PushListe
             settings.eviction_interval / 1000,
             Eviction(Trimmer(settings.eviction_batch_size, push_listener)).run,
         ),
-        Job("rounds", retention_seconds, Rounds(batch, settings.partition_cleanup_days, publish).run),
+        Job("partition sweep", retention_seconds, PartitionSweep(batch, settings.partition_cleanup_days, publish).run),
         Job("old history", retention_seconds, OldRows("remove_old_history", _HISTORY_DAYS, batch).run),
         Job(
             "old audit",
@@ -57,6 +66,8 @@ def cleaning_jobs(settings: Settings, publish: Publish, push_listener: PushListe
         Job("old changes", _CHANGES_INTERVAL, OldRows("remove_old_changes", KEPT_SECONDS, batch).run),
         Job("old stages", retention_seconds, OldRows("remove_old_stages", _STAGED_SECONDS, batch).run),
         Job("old stage runs", _STAGE_RUNS_INTERVAL, OldRows("remove_old_stage_runs", _STAGE_RUNS_SECONDS, batch).run),
+        Job("unused groups", retention_seconds, UnusedGroups(batch, publish).run),
+        Job("old subscriptions", retention_seconds, OldRows("remove_old_subscriptions", _UNMET_SECONDS, batch).run),
         Job("old metrics", retention_seconds, OldMetrics(batch, settings.metrics_retention_days).run),
         # After the job that drops partitions, so that one round of all jobs leaves nothing behind.
         Job("dropped partitions", _DROPPED_INTERVAL, DroppedPartitions(batch).run, prompt=True),
@@ -72,7 +83,7 @@ class JobRunner:
     def __init__(self, database: Database, make_jobs: Callable[[PushListener], Sequence[Job]]) -> None:
         """Jobs are made for each term: what those of an earlier one remember may be long out of date."""
         self._database = database
-        self._election = Election(database)
+        self._election = Election(database, AdvisoryLock.BACKGROUND_JOBS)
         self._make_jobs = make_jobs
         self._wake_ups: dict[Job, asyncio.Event] = {}
         self.push_listener = PushListener()
@@ -90,10 +101,10 @@ class JobRunner:
         """What notifications change about the jobs of this worker, if it is the elected one."""
         return {
             EventKind.PUSHED: lambda event: self.push_listener.pushed(event[1], event[2]),
-            EventKind.QUEUE_GONE: lambda event: self.nudge(),
+            EventKind.QUEUE_GONE: lambda event: self.trigger(),
         }
 
-    def nudge(self) -> None:
+    def trigger(self) -> None:
         """Something was deleted: have the prompt jobs run now, if this worker is the elected one."""
         for job, wake_up in self._wake_ups.items():
             if job.prompt:

@@ -13,7 +13,7 @@ from enum import Enum, StrEnum
 import asyncpg
 
 from queen.broker.maintenance.election import Session
-from queen.broker.maintenance.schedule import PAGE, UNSETTLED_SECONDS, Memory, PushListener, Room, Schedule
+from queen.broker.maintenance.schedule import PAGE, UNSETTLED_SECONDS, Capacity, Memory, PushListener, Schedule
 from queen.storage.database import Record
 
 LONGEST_PAUSE = 3600.0
@@ -145,7 +145,7 @@ log = logging.getLogger(__name__)
 
 _MOST_KNOWN = 4_000_000
 """Partitions, each counted for every option of its queue."""
-_MOST_AWAKE = 100_000
+_MOST_RECENT = 100_000
 _PAGES_PER_RUN = 10
 _TOGETHER = 100
 _LOOK_AT_FIRST = 16
@@ -174,7 +174,7 @@ class Trimmer:
         self._batch = batch
         self._clock = clock
         self._push_listener = push_listener
-        self._memory = Memory(Room(most_known), Room(_MOST_AWAKE))
+        self._memory = Memory(Capacity(most_known), Capacity(_MOST_RECENT))
         self._sweeper = Sweeper(batch)
         self._schedules: dict[Cut, Schedule] = {}
 
@@ -221,7 +221,7 @@ class Trimmer:
                 return False
             rows = await session.fetch("partitions_after", cut.queue_id, schedule.after, PAGE, UNSETTLED_SECONDS)
             page = [(row["id"], row["settled"]) for row in rows]
-            ids, last = schedule.meet(page, self._clock())
+            ids, last = schedule.add_page(page, self._clock())
             await self._trim_partitions(session, cut, schedule, ids, tally)
             if last:
                 return False
@@ -242,7 +242,7 @@ class Trimmer:
             # Where a live lease holds what was cut off, there is still something to do, but not at once.
             pause = 0.0 if sweep.unfinished else _LEASE_PAUSE
             for partition_id in await self._look(session, cut, schedule, some):
-                schedule.look_again(partition_id, pause, self._clock(), empty=False)
+                schedule.check_again(partition_id, pause, self._clock(), empty=False)
 
     async def _look(self, session: Session, cut: Cut, schedule: Schedule, ids: Sequence[int]) -> list[int]:
         """The partitions where there is something to do; when to look at the others again is noted."""
@@ -256,7 +256,7 @@ class Trimmer:
             if row["due"]:
                 due.append(row["id"])
             else:
-                schedule.look_again(row["id"], pause_after(cut, row), now, empty=row["wait"] is None)
+                schedule.check_again(row["id"], pause_after(cut, row), now, empty=row["wait"] is None)
         return sorted(due)
 
     async def _make(self, session: Session, cut: Cut, sweep: Sweep) -> None:

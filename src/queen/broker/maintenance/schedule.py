@@ -1,7 +1,7 @@
 """Which partitions of a queue a rule is to be applied to, and when.
 
 Most partitions of a large queue are idle, and cost nothing until the time comes at which they can have something to
-remove. That time is learnt by reading a partition once; notified pushes bring it forward.
+remove. That time is found by reading a partition once; notifications of pushes bring it forward.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ _MOST_PUSHED = 100_000
 
 
 class Listener:
-    """Partitions of a queue that were pushed to since they were last asked for, as far as there is room for them."""
+    """Partitions of a queue that were pushed to since the last `take`, as far as there is capacity for them."""
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
+    def __init__(self, capacity: Capacity) -> None:
+        self._capacity = capacity
         self._pushed: set[int] = set()
 
     def pushed(self, partition_id: int) -> None:
-        if self._room.left and partition_id not in self._pushed:
-            self._room.left -= 1
+        if self._capacity.left and partition_id not in self._pushed:
+            self._capacity.left -= 1
             self._pushed.add(partition_id)
 
     def take(self) -> set[int]:
         pushed, self._pushed = self._pushed, set()
-        self._room.left += len(pushed)
+        self._capacity.left += len(pushed)
         return pushed
 
 
 class PushListener:
-    """Tells listeners of pushes to their queues."""
+    """Passes pushes on to the listeners of their queues."""
 
     def __init__(self) -> None:
-        self._room = Room(_MOST_PUSHED)
+        self._capacity = Capacity(_MOST_PUSHED)
         self._listeners: dict[int, list[Listener]] = {}
 
     def listen(self, queue_id: int) -> Listener:
-        listener = Listener(self._room)
+        listener = Listener(self._capacity)
         self._listeners.setdefault(queue_id, []).append(listener)
         return listener
 
     def stop(self, queue_id: int, listener: Listener) -> None:
-        """Listen no longer."""
+        """Remove a listener."""
         listener.take()
         listeners = self._listeners[queue_id]
         listeners.remove(listener)
@@ -63,8 +63,8 @@ AT_ONCE = 0.0
 
 
 @dataclass(slots=True)
-class Room:
-    """How many ids may yet be remembered, by all that share it."""
+class Capacity:
+    """How many more ids may be kept, by all that share it."""
 
     left: int
 
@@ -75,9 +75,9 @@ class TimingWheel:
     Taking what is due costs as much as there is to take, however much waits on later pages.
     """
 
-    def __init__(self, grain: float, room: Room) -> None:
+    def __init__(self, grain: float, capacity: Capacity) -> None:
         self._grain = grain
-        self._room = room
+        self._capacity = capacity
         self._pages: dict[int, array[int]] = {}
         self._numbers: list[int] = []
         self._count = 0
@@ -86,8 +86,8 @@ class TimingWheel:
         return self._count
 
     def put(self, id_: int, at: float) -> bool:
-        """Have an id taken at a time, or up to a grain later; False when there is no room for it."""
-        if not self._room.left:
+        """Have an id taken at a time, or up to a grain later; False when there is no capacity for it."""
+        if not self._capacity.left:
             return False
         number = math.ceil(at / self._grain)
         if number * self._grain < at:
@@ -99,7 +99,7 @@ class TimingWheel:
             heapq.heappush(self._numbers, number)
         page.append(id_)
         self._count += 1
-        self._room.left -= 1
+        self._capacity.left -= 1
         return True
 
     def take(self, now: float) -> list[int]:
@@ -108,11 +108,11 @@ class TimingWheel:
         while self._numbers and self._numbers[0] * self._grain <= now:
             ids += self._pages.pop(heapq.heappop(self._numbers))
         self._count -= len(ids)
-        self._room.left += len(ids)
+        self._capacity.left += len(ids)
         return ids
 
     def clear(self) -> None:
-        self._room.left += self._count
+        self._capacity.left += self._count
         self._count = 0
         self._pages.clear()
         self._numbers.clear()
@@ -129,19 +129,19 @@ _BETWEEN_ROUNDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the schedules of a job share: room for partitions, and for those that were pushed to recently.
+    """What the schedules of a job share: capacity for partitions, and for those that were pushed to recently.
 
     The former take about 10 bytes each, the latter about 80.
     """
 
-    known: Room
-    awake: Room
+    known: Capacity
+    recent: Capacity
 
 
 class Schedule:
-    """Remembers when to look at each partition of a queue, for one rule. Moments are those of one clock.
+    """When each partition of a queue is to be checked, for one rule. All times are of one clock.
 
-    A run takes what is `due`, then pages of partitions `after` the known ones, and says of each when to `look_again`.
+    A run takes what is `due`, then pages of partitions `after` the known ones, and says of each when to `check_again`.
     """
 
     def __init__(self, seconds: float, memory: Memory, listener: Listener, now: float) -> None:
@@ -150,46 +150,46 @@ class Schedule:
         self.listener = listener
         self._seconds = seconds
         self._wheel = TimingWheel(grain, memory.known)
-        # Partitions that were pushed to stand here too, while they hold something and wherever the agenda has them.
-        self._recent = TimingWheel(grain, memory.awake)
-        self._awake: set[int] = set()
+        # Also partitions that were pushed to, while they hold something, wherever the other wheel has them.
+        self._recent = TimingWheel(grain, memory.recent)
+        self._recently_pushed: set[int] = set()
         self.forget(now)
 
     def forget(self, now: float) -> None:
         """Start over: every partition is read."""
         self._wheel.clear()
         self._recent.clear()
-        self._awake.clear()
+        self._recently_pushed.clear()
         self.listener.take()
         self._listened_since = self._began = self._next_round = now
-        self._woken: set[int] = set()
-        self._only_woken: set[int] = set()
+        self._due_recent: set[int] = set()
+        self._only_recent: set[int] = set()
         self._fresh: set[int] = set()
         self._after = self._settled = 0
         self._listed = self._overfull = False
 
     def due(self, now: float) -> list[int]:
-        """Take the partitions that are to be looked at now."""
+        """Take the partitions that are to be checked now."""
         if now - self._began > _LIFE_SECONDS or (self._overfull and self.after is None and now >= self._next_round):
             self.forget(now)
-        # Those of the last run of which nothing was said are gone.
-        self._awake -= self._woken
+        # Those of the last run without a `check_again` no longer exist.
+        self._recently_pushed -= self._due_recent
         self._listed = False
-        self._wake_up(now)
+        self._take_pushed(now)
         ids = self._wheel.take(now)
-        self._woken = {*self._recent.take(now)}
-        self._only_woken = self._woken.difference(ids)
-        return [*ids, *self._only_woken]
+        self._due_recent = {*self._recent.take(now)}
+        self._only_recent = self._due_recent.difference(ids)
+        return [*ids, *self._only_recent]
 
     @property
     def after(self) -> int | None:
-        """After which id to look for partitions that are not known yet; None: not now."""
+        """After which id to search for unknown partitions; None: not now."""
         return None if self._overfull and self._after == 0 else self._after
 
-    def meet(self, page: Sequence[tuple[int, bool]], now: float) -> tuple[list[int], bool]:
-        """Take in a page of partitions (id, settled) after `after`: those to look at, and whether it was the last."""
+    def add_page(self, page: Sequence[tuple[int, bool]], now: float) -> tuple[list[int], bool]:
+        """Add a page of partitions (id, settled) after `after`; returns those to check, and whether it was the last."""
         ids = [id_ for id_, _ in page if id_ not in self._fresh]
-        self._only_woken.difference_update(ids)
+        self._only_recent.difference_update(ids)
         if not self._overfull:
             # With very many new ones, those committed late are found the next day.
             few = len(self._fresh) < _MOST_FRESH
@@ -204,27 +204,27 @@ class Schedule:
         self._next_round = now + _BETWEEN_ROUNDS
         return ids, True
 
-    def look_again(self, partition_id: int, pause: float, now: float, *, empty: bool) -> None:
-        """When to look at a partition next; with no pause, in the next run. `empty`: nothing in it can become due."""
+    def check_again(self, partition_id: int, pause: float, now: float, *, empty: bool) -> None:
+        """When to check a partition next; with no pause, in the next run. `empty`: nothing in it can become due."""
         at = now + pause if pause > 0 else AT_ONCE
-        if partition_id not in self._only_woken and not self._overfull:
+        if partition_id not in self._only_recent and not self._overfull:
             self._put(partition_id, at)
-        if partition_id in self._woken:
-            self._woken.discard(partition_id)
+        if partition_id in self._due_recent:
+            self._due_recent.discard(partition_id)
             if empty or not self._recent.put(partition_id, at):
-                self._awake.discard(partition_id)
+                self._recently_pushed.discard(partition_id)
 
-    def _wake_up(self, now: float) -> None:
-        for id_ in self.listener.take() - self._awake:
+    def _take_pushed(self, now: float) -> None:
+        for id_ in self.listener.take() - self._recently_pushed:
             if not self._recent.put(id_, self._listened_since + self._seconds):
                 break
-            self._awake.add(id_)
+            self._recently_pushed.add(id_)
         self._listened_since = now
 
     def _put(self, partition_id: int, at: float) -> None:
         if self._wheel.put(partition_id, at):
             return
-        # Better to remember nothing than some: then all are read one after the other, a round a minute.
+        # Without capacity for all, none is kept: then all are read one after the other, once a minute.
         self._wheel.clear()
         self._fresh.clear()
         self._settled = 0

@@ -96,9 +96,11 @@ class TopicAdmin:
         """The names of the topics of a namespace that have ready or leased items."""
         return [row["name"] for row in await self._database.fetch("topic_active", namespace)]
 
-    async def counts(self, namespace: str, name: str | None) -> list[TopicCounts]:
-        """Item counts and options of the topics of a namespace, or of one of them."""
-        rows = await self._database.fetch("topic_counts", namespace, name)
+    async def counts(
+        self, namespace: str, name: str | None, search: str = "", limit: int | None = None, offset: int = 0
+    ) -> list[TopicCounts]:
+        """Item counts and options of the topics of a namespace, or of one of them, by name."""
+        rows = await self._database.fetch("topic_counts", namespace, name, search, limit, offset)
         return [
             TopicCounts(
                 row["namespace"],

@@ -155,7 +155,7 @@ class ServerTime:
         return self._ahead is not None
 
     def learn(self, at: float, sent: float, received: float) -> None:
-        """PostgreSQL answered `at`, in seconds since 1970, between two moments in ticks."""
+        """PostgreSQL answered `at`, in seconds since 1970, between two times in ticks."""
         most = at - sent
         if self._ahead is None or self._ahead < at - received:
             # Its clock was set, or has drifted: earlier observations are void.
@@ -227,7 +227,7 @@ class TopicBuffer:
         self._boot = boot_id()
         self.copy: Callable[[Sequence[Placed]], Awaitable[None]] | None = None
         """Copies records, except those with large items, before they are answered."""
-        self.lane: RequestBatcher[BufferRequest] = RequestBatcher(
+        self.batcher: RequestBatcher[BufferRequest] = RequestBatcher(
             self._run, weigh=lambda request: len(request.items), limit=5000
         )
 
@@ -240,7 +240,7 @@ class TopicBuffer:
         sizes = [len(item.data) + len(item.payload or b"") for item in items]
         large = max(sizes) > _LARGEST_COPIED
         request = BufferRequest(items, sum(sizes), large, asyncio.get_running_loop().create_future())
-        self.lane.submit(request)
+        self.batcher.submit(request)
         return await request.answer
 
     @property

@@ -89,7 +89,7 @@ class Enqueuer:
         self._keys = keys
         self._on_fed = on_fed
         self._meter = meter
-        self.lane: RequestBatcher[Enqueue] = RequestBatcher(
+        self.batcher: RequestBatcher[Enqueue] = RequestBatcher(
             self._run,
             weigh=lambda request: len(request.entries),
             limit=5000,
@@ -101,7 +101,7 @@ class Enqueuer:
         """Store items; returns their ids in order, for a duplicate key that of the first item with it."""
         await self._quotas.admit(items)
         request = Enqueue([Entry(item) for item in items], asyncio.get_running_loop().create_future())
-        self.lane.submit(request)
+        self.batcher.submit(request)
         return await request.answer
 
     async def _run(self, batch: list[Enqueue]) -> None:

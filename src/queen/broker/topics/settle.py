@@ -144,8 +144,8 @@ class Settler:
         return _submit(self._releases, refs)
 
     async def stop(self) -> None:
-        for lane in (self._acks, self._nacks, self._extensions, self._releases):
-            await lane.join()
+        for batcher in (self._acks, self._nacks, self._extensions, self._releases):
+            await batcher.join()
 
     async def places_to_change(self, refs: Sequence[Ref]) -> list[Place[Ref]]:
         """The references of requests that change the lease stored with an item."""
@@ -207,9 +207,9 @@ class Settler:
             self._meter.topic_items(done, *key, items)
 
 
-def _submit(lane: RequestBatcher[Settlement[Ref, R]], refs: Sequence[Ref]) -> asyncio.Future[list[R | None]]:
+def _submit(batcher: RequestBatcher[Settlement[Ref, R]], refs: Sequence[Ref]) -> asyncio.Future[list[R | None]]:
     request: Settlement[Ref, R] = Settlement(refs, asyncio.get_running_loop().create_future())
-    lane.submit(request)
+    batcher.submit(request)
     return request.answer
 
 

@@ -38,7 +38,8 @@ from queen.wire.ids import IdSource
 
 if TYPE_CHECKING:
     from queen.broker.topics.log_copies import LogRecovery
-    from queen.broker.topics.prefetch import LeaseDaemon, PrefetchBuffers
+    from queen.broker.topics.prefetch import PrefetchBuffers
+    from queen.broker.topics.prefetching import LeaseDaemon
     from queen.broker.topics.throttle import TenantThrottle
     from queen.redis.link import RedisLink
 
@@ -107,7 +108,12 @@ class Topics:
         self.transaction_ops = TopicTransactionOps(self.catalog, self.enqueuer, self.quotas)
         self.dead_letters = TopicDeadLetters(database, self.catalog, self._fed)
         self.heads = Heads(database)
-        self._compose(settings, TopicContext(database, self.catalog, ids, meter, self._fed, self._leased, fair_share))
+        self._compose(
+            settings,
+            TopicContext(
+                database, self.catalog, ids, meter, self._fed, self._leased, fair_share, settings.answer_bytes
+            ),
+        )
         self.wal = wal
         self.modes = WriteModes(database, dict(settings.namespace_modes))
         self.buffer = TopicBuffer(wal, self._item_ids, ids, self._buffered, meter, most=settings.max_buffer_length)
@@ -142,7 +148,7 @@ class Topics:
             self.multi_dequeuer = MultiTopicDequeuer(context, self.heads, self.settler, self._poll_seconds)
             self.admin = TopicAdmin(database, catalog, self._changed)
             return
-        from queen.broker.topics import prefetch
+        from queen.broker.topics import prefetch, prefetching
 
         buffers = self.prefetch = prefetch.PrefetchBuffers(
             database,
@@ -152,14 +158,14 @@ class Topics:
             size=settings.topic_ready_items,
             on_freed=lambda topic: self._fed([(topic.key, 0.0)]),
         )
-        self._lease_daemon = prefetch.LeaseDaemon(database, catalog, buffers)
-        self.expiry = prefetch.PrefetchingExpiry(database, self._fed)
-        self.settler = prefetch.PrefetchingSettler(context, buffers)
-        self.dequeuer = prefetch.PrefetchingDequeuer(context, self.heads, buffers)
-        self.multi_dequeuer = prefetch.PrefetchingMultiDequeuer(
+        self._lease_daemon = prefetching.LeaseDaemon(database, catalog, buffers)
+        self.expiry = prefetching.PrefetchingExpiry(database, self._fed)
+        self.settler = prefetching.PrefetchingSettler(context, buffers)
+        self.dequeuer = prefetching.PrefetchingDequeuer(context, self.heads, buffers)
+        self.multi_dequeuer = prefetching.PrefetchingMultiDequeuer(
             context, self.heads, self.settler, self._poll_seconds, buffers
         )
-        self.admin = prefetch.PrefetchingAdmin(database, catalog, self._changed, buffers)
+        self.admin = prefetching.PrefetchingAdmin(database, catalog, self._changed, buffers)
 
     def _copy_log(self, redis: RedisLink, shard: int) -> LogRecovery:
         """Copy the log of buffered items to Redis, and recover those of other hosts from there."""
@@ -192,9 +198,9 @@ class Topics:
         """Finish what was accepted, and answer waiting requests."""
         await self._background.stop()
         await self.expiry.stop()
-        await self.enqueuer.lane.join()
+        await self.enqueuer.batcher.join()
         await self._keys.stop()
-        await self.buffer.lane.join()
+        await self.buffer.batcher.join()
         if self._recovery is not None:
             await self._recovery.stop()
         await self.drainer.stop()
@@ -250,11 +256,11 @@ class Topics:
         """Apply a notification of another worker."""
         namespace, _, name = event[5].partition(BETWEEN_NAMES)
         if event[0] == EventKind.TOPIC_FED:
-            self._awaken((namespace, name), event[4] / 1000)
+            self._wake((namespace, name), event[4] / 1000)
         elif event[0] == EventKind.TOPIC_CHANGED:
             self.catalog.forget((namespace, name))
             # It may have been resumed.
-            self._awaken((namespace, name), 0.0)
+            self._wake((namespace, name), 0.0)
         elif event[0] == EventKind.QUOTAS_CHANGED:
             self.quotas.forget()
         elif event[0] == EventKind.TOPIC_MODES_CHANGED:
@@ -273,16 +279,16 @@ class Topics:
 
     def _fed(self, topics: Sequence[tuple[TopicKey, float]]) -> None:
         for key, seconds in topics:
-            self._awaken(key, seconds)
+            self._wake(key, seconds)
         self._send([topic_fed(BETWEEN_NAMES.join(key), seconds) for key, seconds in topics])
 
-    def _awaken(self, key: TopicKey, seconds: float) -> None:
+    def _wake(self, key: TopicKey, seconds: float) -> None:
         self.dequeuer.fed(key, seconds)
         self.multi_dequeuer.fed(key, seconds)
 
     def _changed(self, key: TopicKey) -> None:
         self.catalog.forget(key)
-        self._awaken(key, 0.0)
+        self._wake(key, 0.0)
         self._publish(named(EventKind.TOPIC_CHANGED, BETWEEN_NAMES.join(key)))
 
     def _publish(self, event: Event) -> None:

@@ -38,7 +38,7 @@ class StateConflict(TransactionRefused):
 
 
 @dataclass(frozen=True, slots=True)
-class _Scene:
+class _CycleContext:
     """What a cycle names, looked up."""
 
     query: int | None
@@ -82,17 +82,17 @@ class StreamCycles:
         """Carry out all of the cycle, or nothing; the result says which, and why not."""
         queue_name = None
         try:
-            scene = await self._look_up(cycle)
-            queue_name = scene.partition.queue_name
-            return await retry_transaction(lambda: self._run(cycle, scene, subject))
+            context = await self._look_up(cycle)
+            queue_name = context.partition.queue_name
+            return await retry_transaction(lambda: self._run(cycle, context, subject))
         except StateConflict as error:
-            await self._release(cycle.ack, scene)
+            await self._release(cycle.ack, context)
             refused = str(error)
         except (TransactionRefused, NotStored) as error:
             refused = str(error)
         return StreamCycleResult(False, cycle.query_id, cycle.partition_id, queue_name, 0, [], None, error=refused)
 
-    async def _look_up(self, cycle: Cycle) -> _Scene:
+    async def _look_up(self, cycle: Cycle) -> _CycleContext:
         if cycle.refusal:
             raise TransactionRefused(cycle.refusal)
         if not is_uuid(cycle.query_id):
@@ -110,26 +110,26 @@ class StreamCycles:
             raise TransactionRefused(f"queue {queue.name!r} is encrypted and the server has no QUEEN_ENCRYPTION_KEY")
         group = await self._catalog.group(cycle.group or QUEUE_MODE)
         assert group is not None
-        return _Scene(query, partition, queue, group, _status(cycle.ack))
+        return _CycleContext(query, partition, queue, group, _status(cycle.ack))
 
-    async def _run(self, cycle: Cycle, scene: _Scene, subject: str | None) -> StreamCycleResult:
+    async def _run(self, cycle: Cycle, context: _CycleContext, subject: str | None) -> StreamCycleResult:
         done = StreamCycleResult(
-            True, cycle.query_id, cycle.partition_id, scene.partition.queue_name, len(cycle.state), [], None
+            True, cycle.query_id, cycle.partition_id, context.partition.queue_name, len(cycle.state), [], None
         )
         await self._pusher.prepare(cycle.items)
         async with self._database.transaction() as transaction:
-            if scene.query is not None:
-                await transaction.fetch("lock_stream", scene.query, scene.partition.id)
-            acked = await self._decide(transaction, cycle.ack, scene, release=cycle.release_lease)
+            if context.query is not None:
+                await transaction.fetch("lock_stream", context.query, context.partition.id)
+            acked = await self._decide(transaction, cycle.ack, context, release=cycle.release_lease)
             if acked is None and cycle.ack is not None:
                 done.ack_result = StreamAckResult(True, cycle.ack.count, cycle.release_lease, False)
                 done.state_ops_applied, done.replayed = 0, True
                 return done
-            await _check_unchanged(transaction, cycle, scene)
-            await self._change_state(transaction, cycle, scene)
+            await _check_unchanged(transaction, cycle, context)
+            await self._change_state(transaction, cycle, context)
             stored, results = await self._pusher.store_new_in(transaction, cycle.items, subject)
-            available = await self._save(transaction, acked, scene)
-        self._settle(cycle.ack, acked, available, scene, stored)
+            available = await self._save(transaction, acked, context)
+        self._settle(cycle.ack, acked, available, context, stored)
         # They are JSON already.
         done.push_results = cast(list[PushResult], msgspec.Raw(results))
         if acked is not None and cycle.ack is not None:
@@ -138,21 +138,21 @@ class StreamCycles:
         return done
 
     async def _decide(
-        self, transaction: Transaction, ack: CycleAck | None, scene: _Scene, *, release: bool
+        self, transaction: Transaction, ack: CycleAck | None, context: _CycleContext, *, release: bool
     ) -> _Acked | None:
         """Lock the cursor and decide what the ack does to it; None when it was applied before, or there is none."""
         if ack is None:
             return None
         if ack.lease_id and not is_uuid(ack.lease_id):
             raise TransactionRefused(INVALID_LEASE)
-        key = (scene.partition.id, scene.group)
+        key = (context.partition.id, context.group)
         cursors = await lock_cursors(transaction, [key], make=[] if ack.lease_id else [key])
         if key not in cursors:
             raise TransactionRefused(INVALID_LEASE if ack.lease_id else NOT_FOUND)
         offset = await find_offset(transaction, self._envelope, self._leases, *key, ack.transaction_id)
         if offset is None:
             raise TransactionRefused(NOT_FOUND)
-        chosen = Ack(offset, scene.ack_status, ack.lease_id, ack.error)
+        chosen = Ack(offset, context.ack_status, ack.lease_id, ack.error)
         decision = decide_cycle(cursors[key], chosen, count=ack.count, release=release)
         if decision is None:
             return None
@@ -160,10 +160,10 @@ class StreamCycles:
             raise TransactionRefused(decision.outcomes[0].error or "Unknown error")
         return _Acked(key, cursors[key], decision)
 
-    async def _change_state(self, transaction: Transaction, cycle: Cycle, scene: _Scene) -> None:
+    async def _change_state(self, transaction: Transaction, cycle: Cycle, context: _CycleContext) -> None:
         if not cycle.state:
             return
-        place = (scene.query, scene.partition.id)
+        place = (context.query, context.partition.id)
         # Operations apply in order: of each key the last one counts, and a delete finds what came before it.
         last = {operation.key: operation for operation in cycle.state}
         made = {operation.key for operation in cycle.state if operation.value is not None}
@@ -173,7 +173,7 @@ class StreamCycles:
             _check_deleted(cycle, set(gone) - deleted - made)
         written = sorted((key, operation.value) for key, operation in last.items() if operation.value is not None)
         if written:
-            encrypt = scene.queue is not None and scene.queue.encryption_enabled
+            encrypt = context.queue is not None and context.queue.encryption_enabled
             await transaction.fetch(
                 "upsert_stream_state",
                 *place,
@@ -182,7 +182,7 @@ class StreamCycles:
                 [window_end(value) for _, value in written],
             )
 
-    async def _save(self, transaction: Transaction, acked: _Acked | None, scene: _Scene) -> int:
+    async def _save(self, transaction: Transaction, acked: _Acked | None, context: _CycleContext) -> int:
         if acked is None:
             return 0
         available = await apply_decisions(
@@ -190,29 +190,29 @@ class StreamCycles:
             self._envelope,
             {acked.key: acked.cursor},
             {acked.key: acked.decision},
-            {scene.partition.id: scene.partition},
-            {acked.key: scene.queue},
+            {context.partition.id: context.partition},
+            {acked.key: context.queue},
         )
         return available.get(acked.key, 0)
 
-    async def _release(self, ack: CycleAck | None, scene: _Scene) -> None:
+    async def _release(self, ack: CycleAck | None, context: _CycleContext) -> None:
         """Whoever computes the cycle again pops its messages again: they need not wait for the lease to expire."""
         if ack is None or not ack.lease_id:
             return
-        released = await self._database.fetch("release_leases", [scene.partition.id], [ack.lease_id])
+        released = await self._database.fetch("release_leases", [context.partition.id], [ack.lease_id])
         for row in released:
-            self._leases.finish(ack.lease_id, scene.partition.id)
+            self._leases.finish(ack.lease_id, context.partition.id)
             self._on_freed([(row["queue_id"], row["partition_id"], row["group_id"], row["available"])])
 
     def _settle(
-        self, ack: CycleAck | None, acked: _Acked | None, available: int, scene: _Scene, stored: StoredPush
+        self, ack: CycleAck | None, acked: _Acked | None, available: int, context: _CycleContext, stored: StoredPush
     ) -> None:
         """Committed: notify the waiting pops."""
         self._pusher.settle(stored)
         if ack is None or acked is None or not acked.decision.released:
             return
-        self._leases.finish(ack.lease_id, scene.partition.id)
-        self._on_freed([(scene.partition.queue_id, *acked.key, available)])
+        self._leases.finish(ack.lease_id, context.partition.id)
+        self._on_freed([(context.partition.queue_id, *acked.key, available)])
 
 
 def _status(ack: CycleAck | None) -> AckStatus:
@@ -222,16 +222,16 @@ def _status(ack: CycleAck | None) -> AckStatus:
     return status
 
 
-async def _check_unchanged(transaction: Transaction, cycle: Cycle, scene: _Scene) -> None:
+async def _check_unchanged(transaction: Transaction, cycle: Cycle, context: _CycleContext) -> None:
     """It must still be the query, and the state, that the cycle was made from."""
     expected: dict[str, int | None] = {}
     for operation in cycle.state:
         # Later operations on the same key apply to what the first one left.
         if operation.guarded and operation.key not in expected:
             expected[operation.key] = operation.version
-    if scene.query is None or (cycle.config_hash is None and not expected):
+    if context.query is None or (cycle.config_hash is None and not expected):
         return
-    rows = await transaction.fetch("stream_versions", scene.query, scene.partition.id, list(expected))
+    rows = await transaction.fetch("stream_versions", context.query, context.partition.id, list(expected))
     if cycle.config_hash is not None and rows[0]["config_hash"] != cycle.config_hash:
         raise TransactionRefused("config_hash mismatch: the query was registered again with other operators")
     versions = {row["key"]: row["version"] for row in rows}

@@ -42,7 +42,7 @@ class StreamQueries:
         self._ids: dict[str, int] = {}
 
     async def register(self, registration: Registration) -> RegisteredStream:
-        """Make the query known, or meet it again. Raises `HashMismatch` when its operators are others."""
+        """Register the query, or find it. Raises `HashMismatch` when its operators have changed."""
         values = (registration.source_queue, registration.sink_queue, registration.config_hash)
         async with self._database.transaction() as transaction:
             added = await transaction.fetch("add_stream_query", registration.name, *values)

@@ -117,7 +117,7 @@ def set_context(
         token_ref = store_token(name, token, keychain=not no_keychain)
     contexts.set(name, server=server, token_ref=token_ref, insecure=insecure)
     contexts.save()
-    session.out.said(f'context "{name}" set')
+    session.out.done(f'context "{name}" set')
 
 
 @command(app, "use-context", aliases=("use",), example="queen config use-context production")
@@ -127,7 +127,7 @@ def use_context(ctx: typer.Context, name: ContextName) -> None:
     session.contexts.get(name)
     session.contexts.current = name
     session.contexts.save()
-    session.out.said(f'switched to context "{name}"')
+    session.out.done(f'switched to context "{name}"')
 
 
 @command(app, "delete-context", aliases=("delete", "rm"), example="queen config delete-context production")
@@ -137,7 +137,7 @@ def delete_context(ctx: typer.Context, name: ContextName) -> None:
     forget_token(session.contexts.get(name).get("token-ref"))
     session.contexts.delete(name)
     session.contexts.save()
-    session.out.said(f'deleted context "{name}"')
+    session.out.done(f'deleted context "{name}"')
 
 
 @command(
@@ -181,7 +181,7 @@ def login(
     if contexts.current is None:
         contexts.current = name
     contexts.save()
-    session.out.said(f'logged in to {url} (context "{name}")')
+    session.out.done(f'logged in to {url} (context "{name}")')
 
 
 @command(logout_app, "logout", example="queen logout\nqueen logout --context production")
@@ -192,7 +192,7 @@ def logout(ctx: typer.Context) -> None:
     entry = session.contexts.get(name)
     forget_token(entry.pop("token-ref", None))
     session.contexts.save()
-    session.out.said(f'logged out (context "{name}")')
+    session.out.done(f'logged out (context "{name}")')
 
 
 @command(

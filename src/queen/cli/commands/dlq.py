@@ -21,7 +21,7 @@ from queen.cli.common.session import Session, check_answer
 from queen.cli.common.times import optional_time
 from queen.cli.common.tree import command, group
 
-app = group("Dead letters: list, redrive, edit, export and purge them.")
+app = group("Dead letters: list, report, redrive, edit, export and purge them.")
 
 Queue = Annotated[str | None, typer.Option("--queue", help="Only of this queue.")]
 QueueName = Annotated[str, typer.Argument(help="The queue.", metavar="QUEUE")]
@@ -42,6 +42,16 @@ _LIST = (
     Column("ERROR", "errorMessage"),
     Column("FAILED-AT", "failedAt", wide=True),
     Column("PARTITIONID", "partitionId", wide=True),
+)
+_REASONS = (
+    Column("COUNT", "count", right=True),
+    Column("QUEUE", "queue"),
+    Column("CG", "consumerGroup"),
+    Column("ERROR", "error"),
+    Column("LAST", "lastAt"),
+    Column("FIRST", "firstAt", wide=True),
+    Column("RETRIES", "maxRetries", wide=True, right=True),
+    Column("TX", "transactionId", wide=True),
 )
 
 
@@ -68,6 +78,33 @@ def list_dead_letters(
     session = Session.of(ctx)
     found = list(_dead_letters(session, queue, cg, partition, since, until, offset + limit))[offset:]
     session.out.rows(found, _LIST)
+
+
+@command(
+    app,
+    "report",
+    example="queen dlq report\nqueen dlq report --queue orders --from '1d ago' -n 10",
+)
+def report(
+    ctx: typer.Context,
+    queue: Queue = None,
+    cg: Cg = None,
+    partition: Partition = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=1000, help="At most so many.")] = 50,
+) -> None:
+    """Show what dead letters died of, the most frequent first; errors that differ in numbers and ids alone are one."""
+    session = Session.of(ctx)
+    asked = {
+        "queue": queue,
+        "consumerGroup": cg,
+        "partition": partition,
+        "from": optional_time(since),
+        "to": optional_time(until),
+    }
+    answer = check_answer(session.admin.get_dead_letter_report(**asked, limit=limit))
+    session.out.rows(answer["reasons"], _REASONS, answer)
 
 
 @command(
@@ -124,7 +161,7 @@ def redrive(
                 break
     if not done:
         raise NothingFound
-    session.out.said(f"redriven={done} remaining={answer['remaining']}", {**answer, "retried": done})
+    session.out.done(f"redriven={done} remaining={answer['remaining']}", {**answer, "retried": done})
 
 
 @command(
@@ -165,7 +202,7 @@ def edit(
         raise ServerFailed(f"the new message was refused: {result.get('error') or result['status']}")
     if not keep:
         session.admin.purge_dead_letters(queue, partition=partition, transactionIds=[transaction_id])
-    session.out.said(f"pushed {item['transactionId']} to {queue}/{partition}", result)
+    session.out.done(f"pushed {item['transactionId']} to {queue}/{partition}", result)
 
 
 @command(
@@ -209,11 +246,11 @@ def purge(
     session = Session.of(ctx)
     if dry_run:
         found = _chosen(session, queue, cg, partition, since, until, tx, None)
-        session.out.said(f"would delete {len(found)} dead letters of {queue}")
+        session.out.done(f"would delete {len(found)} dead letters of {queue}")
         return
     session.confirm(yes, f"deleting dead letters of {queue}")
     answer = check_answer(session.admin.purge_dead_letters(queue, **_selection(cg, partition, since, until, tx)))
-    session.out.said(f"deleted={answer['deleted']}", answer)
+    session.out.done(f"deleted={answer['deleted']}", answer)
     if not answer["deleted"]:
         raise NothingFound
 
@@ -246,7 +283,7 @@ def drain(
             answer = session.admin.delete_message(letter["partitionId"], letter["transactionId"])
             counts["processed" if answer.get("success") else "errors"] += 1
             bar.advance()
-    session.out.said(f"processed={counts['processed']} errors={counts['errors']}", counts)
+    session.out.done(f"processed={counts['processed']} errors={counts['errors']}", counts)
 
 
 def _dead_letters(

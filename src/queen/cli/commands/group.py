@@ -104,7 +104,7 @@ def release(
     """End the lease of a group on a partition: its messages come again at once."""
     session = Session.of(ctx)
     answer = check_answer(session.admin.release_lease(name, queue, partition, lease))
-    session.out.said(f"released cg={name} partition={partition} available={answer['available']}", answer)
+    session.out.done(f"released cg={name} partition={partition} available={answer['available']}", answer)
 
 
 @command(app, "pause", example="queen group pause billing orders")
@@ -112,7 +112,7 @@ def pause(ctx: typer.Context, name: GroupName, queue: QueueName) -> None:
     """Stop delivering messages of a queue to a group; other groups go on."""
     session = Session.of(ctx)
     answer = check_answer(session.admin.pause_consumer_group(name, queue))
-    session.out.said(f"paused cg={name} queue={queue}" + ("" if answer["changed"] else ", as it was"), answer)
+    session.out.done(f"paused cg={name} queue={queue}" + ("" if answer["changed"] else ", as it was"), answer)
 
 
 @command(app, "resume", example="queen group resume billing orders")
@@ -121,7 +121,7 @@ def resume(ctx: typer.Context, name: GroupName, queue: QueueName) -> None:
     session = Session.of(ctx)
     answer = check_answer(session.admin.resume_consumer_group(name, queue))
     note = "" if answer["changed"] else ", which was not paused"
-    session.out.said(f"resumed cg={name} queue={queue}{note}", answer)
+    session.out.done(f"resumed cg={name} queue={queue}{note}", answer)
 
 
 @command(app, "subscribe", example="queen group subscribe billing --from '1d ago'")
@@ -131,7 +131,7 @@ def subscribe(
     """Change when a group begins on partitions that it has not consumed from."""
     session = Session.of(ctx)
     answer = check_answer(session.admin.update_consumer_group_timestamp(name, iso(parse_time(since))))
-    session.out.said(f"subscribed cg={name} from={answer['newTimestamp']} rows={answer['rowsUpdated']}", answer)
+    session.out.done(f"subscribed cg={name} from={answer['newTimestamp']} rows={answer['rowsUpdated']}", answer)
 
 
 @command(
@@ -156,7 +156,7 @@ def delete(
         else session.admin.delete_consumer_group_for_queue(name, queue, metadata)
     )
     check_answer(answer)
-    session.out.said(
+    session.out.done(
         f"deleted cg={name}" + (f" queue={queue}" if queue else "") + f" partitions={answer['deletedPartitions']}",
         answer,
     )
@@ -168,4 +168,4 @@ def delete(
 def refresh_stats(ctx: typer.Context) -> None:
     """Have the server compute its statistics now."""
     session = Session.of(ctx)
-    session.out.said("refreshed", check_answer(session.admin.refresh_consumer_stats()))
+    session.out.done("refreshed", check_answer(session.admin.refresh_consumer_stats()))

@@ -171,7 +171,7 @@ def delete(ctx: typer.Context, partition_id: PartitionId, transaction_id: Transa
     """Delete a message, its dead letters and its traces."""
     session = Session.of(ctx)
     session.confirm(yes, f"deleting message {transaction_id}")
-    session.out.said("deleted", check_answer(session.admin.delete_message(partition_id, transaction_id)))
+    session.out.done("deleted", check_answer(session.admin.delete_message(partition_id, transaction_id)))
 
 
 @command(app, "retry", example="queen messages retry 51756565-0000-8000-8000-000000000002 t-1")
@@ -179,7 +179,7 @@ def retry(ctx: typer.Context, partition_id: PartitionId, transaction_id: Transac
     """Store a copy of a message at the tail of its partition; its dead letters are removed."""
     session = Session.of(ctx)
     answer = check_answer(session.admin.retry_message(partition_id, transaction_id))
-    session.out.said(f"retried {transaction_id} as {answer['newTransactionId']}", answer)
+    session.out.done(f"retried {transaction_id} as {answer['newTransactionId']}", answer)
 
 
 @command(app, "dlq", example="queen messages dlq 51756565-0000-8000-8000-000000000002 t-1")
@@ -187,7 +187,7 @@ def dead_letter(ctx: typer.Context, partition_id: PartitionId, transaction_id: T
     """Make a message a dead letter."""
     session = Session.of(ctx)
     answer = check_answer(session.admin.move_message_to_dlq(partition_id, transaction_id))
-    session.out.said(f"dead-lettered {transaction_id}", answer)
+    session.out.done(f"dead-lettered {transaction_id}", answer)
 
 
 @command(app, "traces", example="queen messages traces 51756565-0000-8000-8000-000000000002 t-1")

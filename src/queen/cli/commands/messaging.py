@@ -99,7 +99,7 @@ def push(
     if dry_run:
         session.out.note(f"would push {counts['queued']} messages to {queue}")
         return
-    session.out.said(" ".join(f"{name}={count}" for name, count in counts.items()), counts)
+    session.out.done(" ".join(f"{name}={count}" for name, count in counts.items()), counts)
     if counts["failed"]:
         raise ServerFailed(f"{counts['failed']} messages were refused: {errors[0]}")
 
@@ -224,7 +224,7 @@ def ack(
     (result,) = session.queen.request("POST", "/api/v1/ack", body)
     if not result["success"]:
         raise ServerFailed(f"ack failed: {result['error'] or 'the server refused'}; pop it again for a new lease")
-    session.out.said("ack ok", result)
+    session.out.done("ack ok", result)
 
 
 def _ack_batch(session: Session, path: Path, cg: str | None, status: str, error: str | None) -> None:
@@ -239,7 +239,7 @@ def _ack_batch(session: Session, path: Path, cg: str | None, status: str, error:
                     reasons.append(str(result["error"]))
     if not any(counts.values()):
         raise NothingFound
-    session.out.said(f"ok={counts['ok']} failed={counts['failed']}", counts)
+    session.out.done(f"ok={counts['ok']} failed={counts['failed']}", counts)
     if counts["failed"]:
         raise ServerFailed(f"{counts['failed']} were not acknowledged: {reasons[0]}")
 
@@ -265,10 +265,10 @@ def tx(
         raise UserError(f"{file} must be an object with a list of operations that is not empty")
     if dry_run:
         kinds = [str(lookup(operation, "type")) for operation in bundle["operations"]]
-        session.out.said(f"would apply {len(kinds)} operations: {', '.join(kinds)}", bundle)
+        session.out.done(f"would apply {len(kinds)} operations: {', '.join(kinds)}", bundle)
         return
     answer = check_answer(session.queen.request("POST", "/api/v1/transaction", bundle))
-    session.out.said("transaction committed", answer)
+    session.out.done("transaction committed", answer)
 
 
 @command(lease_app, "extend", example="queen lease extend 01a1e412-af91-7000-8000-00000023a614 --seconds 120")
@@ -281,7 +281,7 @@ def extend(
     session = Session.of(ctx)
     path = f"/api/v1/lease/{quote(lease_id, safe='')}/extend"
     answer = check_answer(session.queen.request("POST", path, {"seconds": seconds}))
-    session.out.said(f"renewed {lease_id} -> {answer.get('newExpiresAt') or answer.get('expiresAt')}", answer)
+    session.out.done(f"renewed {lease_id} -> {answer.get('newExpiresAt') or answer.get('expiresAt')}", answer)
 
 
 # A group of one command would be taken for the command itself.
@@ -328,7 +328,7 @@ def preview_seek(session: Session, cg: str, queue: str, body: Mapping[str, Any],
     """Say what a seek would do."""
     answer = check_answer(session.admin.preview_seek(cg, queue, **body, **more))
     effect = f"redelivered={answer['redelivered']} skipped={answer['skipped']} leases={answer['leases']}"
-    session.out.said(f"would have {what} {effect}", answer)
+    session.out.done(f"would have {what} {effect}", answer)
 
 
 def seek_group(
@@ -340,7 +340,7 @@ def seek_group(
         preview_seek(session, cg, queue, body, f"{verb} cg={cg} queue={queue} to={place}")
         return
     answer = check_answer(session.admin.seek_consumer_group(cg, queue, body))
-    session.out.said(f"{verb} cg={cg} queue={queue} to={place} partitions={answer['partitionsUpdated']}", answer)
+    session.out.done(f"{verb} cg={cg} queue={queue} to={place} partitions={answer['partitionsUpdated']}", answer)
     if not answer["partitionsUpdated"]:
         raise NothingFound
 

@@ -67,6 +67,8 @@ _PARTITIONS = (
     Column("ID", "id", wide=True),
 )
 
+_SORTS: Final = ("created", "name", "partitions", "stored", "pending")
+
 OPTION_FLAGS: Final = {
     "leaseTime": "lease_time",
     "retryLimit": "retry_limit",
@@ -88,19 +90,41 @@ OPTION_FLAGS: Final = {
 """Options of a queue, and the flags of `queen queue configure` for them."""
 
 
-@command(app, "list", aliases=("ls",), example="queen queue list\nqueen queue list --namespace billing -o wide")
+@command(
+    app,
+    "list",
+    aliases=("ls",),
+    example="""
+queen queue list
+queen queue list --namespace billing -o wide
+queen queue list --search order --sort pending -n 10
+""",
+)
 def list_queues(
-    ctx: typer.Context, namespace: Namespace = None, task: Task = None, limit: Limit = None, offset: Offset = 0
+    ctx: typer.Context,
+    namespace: Namespace = None,
+    task: Task = None,
+    search: Annotated[str | None, typer.Option("--search", help="Only with this text in the name.")] = None,
+    sort: Annotated[str | None, typer.Option("--sort", help=f"{', '.join(_SORTS)}. [created]")] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
+    limit: Limit = None,
+    offset: Offset = 0,
 ) -> None:
-    """List queues."""
+    """List queues, the newest or largest first, or by name."""
+    if sort is not None and sort not in _SORTS:
+        raise UserError(f"--sort is {', '.join(_SORTS)}, not {sort!r}")
     session = Session.of(ctx)
-    answer = session.admin.list_queues()
-    chosen = [
-        queue for queue in answer["queues"] if namespace in (None, queue["namespace"]) and task in (None, queue["task"])
-    ]
-    page = chosen[offset : None if limit is None else offset + limit]
+    asked: dict[str, Any] = {"namespace": namespace, "task": task, "search": search, "sort": sort}
+    if reverse:
+        asked["order"] = "desc" if sort == "name" else "asc"
+    pages = session.pages(
+        lambda limit, offset: session.admin.list_queues(**asked, limit=limit, offset=offset),
+        "queues",
+        None if limit is None else offset + limit,
+    )
+    page = list(pages)[offset:]
     rows = [{**queue, "options": queue.get("options") or queue_options(session, queue["name"])} for queue in page]
-    session.out.rows(rows, _LIST, answer)
+    session.out.rows(rows, _LIST, {"queues": page})
 
 
 @command(app, "describe", aliases=("get", "show"), example="queen queue describe orders")
@@ -195,7 +219,7 @@ def configure(
         namespace = present["namespace"] if namespace is None else namespace
         task = present["task"] if task is None else task
     answer = check_answer(session.admin.configure_queue(queue, options, namespace or "", task or ""))
-    session.out.said(f'configured "{queue}"', answer)
+    session.out.done(f'configured "{queue}"', answer)
 
 
 def queue_settings(session: Session, name: str) -> dict[str, Any] | None:
@@ -226,7 +250,7 @@ def delete(ctx: typer.Context, queue: QueueName, yes: Yes = False) -> None:
     if not answer.get("existed", True):
         session.out.note(f'there was no queue "{queue}"')
         raise NothingFound
-    session.out.said(f'deleted "{queue}"', answer)
+    session.out.done(f'deleted "{queue}"', answer)
 
 
 @command(app, "clear", example="queen queue clear orders --yes\nqueen queue clear orders --partition p1 --yes")
@@ -235,7 +259,7 @@ def clear(ctx: typer.Context, queue: QueueName, partition: Partition = None, yes
     session = Session.of(ctx)
     session.confirm(yes, f"removing the messages of {queue}" + (f"/{partition}" if partition else ""))
     answer = check_answer(session.admin.clear_queue(queue, partition))
-    session.out.said(f'cleared "{queue}": {answer["messages"]} messages', answer)
+    session.out.done(f'cleared "{queue}": {answer["messages"]} messages', answer)
 
 
 @command(app, "pause", example="queen queue pause orders")
@@ -243,7 +267,7 @@ def pause(ctx: typer.Context, queue: QueueName) -> None:
     """Stop delivering messages of a queue; pushes are stored as before."""
     session = Session.of(ctx)
     answer = check_answer(session.admin.pause_queue(queue))
-    session.out.said(f'paused "{queue}"' + ("" if answer["changed"] else ", as it was"), answer)
+    session.out.done(f'paused "{queue}"' + ("" if answer["changed"] else ", as it was"), answer)
 
 
 @command(app, "resume", example="queen queue resume orders")
@@ -251,7 +275,7 @@ def resume(ctx: typer.Context, queue: QueueName) -> None:
     """Deliver messages of a queue again; waiting pops are served at once."""
     session = Session.of(ctx)
     answer = check_answer(session.admin.resume_queue(queue))
-    session.out.said(f'resumed "{queue}"' + ("" if answer["changed"] else ", which was not paused"), answer)
+    session.out.done(f'resumed "{queue}"' + ("" if answer["changed"] else ", which was not paused"), answer)
 
 
 @command(app, "stats", example="queen queue stats --namespace billing")
@@ -340,7 +364,7 @@ def import_(
             send(waiting)
     if not any(counts.values()):
         raise NothingFound
-    session.out.said(" ".join(f"{name}={count}" for name, count in counts.items()), counts)
+    session.out.done(" ".join(f"{name}={count}" for name, count in counts.items()), counts)
     if errors:
         raise ServerFailed(f"{counts['failed']} messages were refused: {errors[0]}")
 
@@ -397,7 +421,7 @@ def seek_partition(
     if dry_run:
         preview_seek(session, cg, queue, body, what, partition=partition)
         return
-    session.out.said(what, check_answer(session.admin.seek_partition(cg, queue, partition, body)))
+    session.out.done(what, check_answer(session.admin.seek_partition(cg, queue, partition, body)))
 
 
 @partition_app.callback()

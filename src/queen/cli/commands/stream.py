@@ -66,7 +66,7 @@ def register(
     except ConflictError as error:
         raise ServerFailed(f"{error}; pass its own --hash, or --reset to drop its state") from error
     kind = "registered" if answer["fresh"] else "reset" if answer["reset"] else "found"
-    session.out.said(f"{kind} {name} {answer['query_id']}", answer)
+    session.out.done(f"{kind} {name} {answer['query_id']}", answer)
 
 
 @command(

@@ -46,9 +46,9 @@ def off(ctx: typer.Context, pop: Pop = False) -> None:
 def _switch(session: Session, pop: bool, enabled: bool) -> None:
     word = "on" if enabled else "off"
     if pop:
-        session.out.said(f"pop-maintenance {word}", session.admin.set_pop_maintenance_mode(enabled))
+        session.out.done(f"pop-maintenance {word}", session.admin.set_pop_maintenance_mode(enabled))
     else:
-        session.out.said(f"maintenance {word}", session.admin.set_maintenance_mode(enabled))
+        session.out.done(f"maintenance {word}", session.admin.set_maintenance_mode(enabled))
 
 
 @command(metrics_app, "metrics", example="queen metrics\nqueen metrics --prometheus | grep queen_queue")

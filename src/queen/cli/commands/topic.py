@@ -125,7 +125,7 @@ def configure(
     if ttl is not None:
         options["ttl_seconds"] = None if ttl == "none" else int(parse_duration(ttl))
     answer = session.admin.configure_topic(namespace, topic, options)
-    session.out.said(f'configured "{namespace}/{topic}"', answer)
+    session.out.done(f'configured "{namespace}/{topic}"', answer)
 
 
 @command(app, "pause", example="queen topic pause payments refunds")
@@ -133,7 +133,7 @@ def pause(ctx: typer.Context, namespace: NamespaceName, topic: TopicName) -> Non
     """Stop delivering items of a topic; items are enqueued as before."""
     session = Session.of(ctx)
     answer = session.admin.pause_topic(namespace, topic)
-    session.out.said(f"paused {namespace}/{topic}" + ("" if answer["changed"] else ", as it was"), answer)
+    session.out.done(f"paused {namespace}/{topic}" + ("" if answer["changed"] else ", as it was"), answer)
 
 
 @command(app, "resume", example="queen topic resume payments refunds")
@@ -142,7 +142,7 @@ def resume(ctx: typer.Context, namespace: NamespaceName, topic: TopicName) -> No
     session = Session.of(ctx)
     answer = session.admin.resume_topic(namespace, topic)
     note = "" if answer["changed"] else ", which was not paused"
-    session.out.said(f"resumed {namespace}/{topic}{note}", answer)
+    session.out.done(f"resumed {namespace}/{topic}{note}", answer)
 
 
 @command(
@@ -312,7 +312,7 @@ def purge(ctx: typer.Context, namespace: NamespaceName, topic: TopicName, yes: Y
     session = Session.of(ctx)
     session.confirm(yes, f"removing the items of {namespace}/{topic}")
     answer = session.queen.request("POST", f"{_PATH}/purge", {"namespace": namespace, "topic": topic})
-    session.out.said(f'purged "{namespace}/{topic}": {answer["removed"]} items', answer)
+    session.out.done(f'purged "{namespace}/{topic}": {answer["removed"]} items', answer)
 
 
 @command(app, "delete", aliases=("rm",), example="queen topic delete payments refunds --yes")
@@ -324,7 +324,7 @@ def delete(ctx: typer.Context, namespace: NamespaceName, topic: TopicName, yes: 
     if not answer["deleted"]:
         session.out.note(f'there was no topic "{namespace}/{topic}"')
         raise NothingFound
-    session.out.said(f'deleted "{namespace}/{topic}"', answer)
+    session.out.done(f'deleted "{namespace}/{topic}"', answer)
 
 
 @command(dlq_app, "list", aliases=("ls",), example="queen topic dlq list payments refunds -o wide")
@@ -390,14 +390,14 @@ def set_quota(
     """Limit what a namespace may enqueue."""
     session = Session.of(ctx)
     answer = session.admin.set_quota(namespace, per_minute)
-    session.out.said(f'quota of "{namespace}" is {per_minute} a minute', answer)
+    session.out.done(f'quota of "{namespace}" is {per_minute} a minute', answer)
 
 
 @command(quota_app, "unset", aliases=("delete", "rm"), example="queen topic quota unset payments")
 def unset_quota(ctx: typer.Context, namespace: NamespaceName) -> None:
     """Undo a quota: what the server's settings say holds again."""
     session = Session.of(ctx)
-    session.out.said(f'quota of "{namespace}" is unset', session.admin.set_quota(namespace, None))
+    session.out.done(f'quota of "{namespace}" is unset', session.admin.set_quota(namespace, None))
 
 
 @command(mode_app, "list", aliases=("ls",), example="queen topic mode list")
@@ -420,7 +420,7 @@ def set_mode(
         raise UserError(f"a write mode is sync, buffered or default, not {mode!r}")
     session = Session.of(ctx)
     answer = session.admin.set_write_mode(namespace, None if mode == "default" else mode)
-    session.out.said(f'write mode of "{namespace}" is {mode}', answer)
+    session.out.done(f'write mode of "{namespace}" is {mode}', answer)
 
 
 def _get(session: Session, path: str, namespace: str, topic: str, **more: Any) -> list[dict[str, Any]]:
@@ -459,7 +459,7 @@ def _settle(
     results = session.queen.request("POST", f"{_PATH}/{verb}", refs)
     refused = [result for result in results if not result["success"]]
     done = len(results) - len(refused)
-    session.out.said(f"ok={done} failed={len(refused)}", results)
+    session.out.done(f"ok={done} failed={len(refused)}", results)
     if refused:
         raise ServerFailed(f"{refused[0]['id']}: {refused[0]['error']}; dequeue it again for a new lease")
 
@@ -484,4 +484,4 @@ def _settle_dead(
                 raise ServerFailed(f"{results[0]['id']}: {results[0]['error']}")
     if not done:
         raise NothingFound
-    session.out.said(f"ok={done} failed=0", {"ok": done, "failed": 0})
+    session.out.done(f"ok={done} failed=0", {"ok": done, "failed": 0})

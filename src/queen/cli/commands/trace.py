@@ -97,4 +97,4 @@ def add(
     answer = check_answer(
         session.queen.request("POST", "/api/v1/traces", body if cg is None else {**body, "consumerGroup": cg})
     )
-    session.out.said(f"traced {answer['traceId']}", answer)
+    session.out.done(f"traced {answer['traceId']}", answer)

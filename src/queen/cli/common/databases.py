@@ -69,6 +69,14 @@ def open_databases(database_url: str | None, data_dir: Path | None, *, create: b
         yield Databases((server.dsn(),), settings, True)
 
 
+def running_database() -> str:
+    """The embedded database of a server that runs on this machine; empty where there is none."""
+    from queen.embedded.postmaster import find_postmaster
+
+    found = find_postmaster(server_settings(None, None).queen_data_dir / "postgres" / "cluster")
+    return found.dsn("postgres") if found is not None else ""
+
+
 def find_tool(name: str, least_version: int) -> Path:
     """A program of PostgreSQL that can work with a server of this version: installed here, or the embedded one's."""
     candidates = [Path(found)] if (found := shutil.which(name)) else []

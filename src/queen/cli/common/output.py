@@ -73,7 +73,7 @@ class Output:
             raise UserError(f"no output format {format_!r}; there is {', '.join(FORMATS)}")
 
     def rows(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], answer: Any = None) -> None:
-        """A list of things. `answer` is what the server said, for `raw` and `jsonpath`."""
+        """A list of things. `answer` is the response of the server, for `raw` and `jsonpath`."""
         kind = self.given or ("table" if self.terminal else "json")
         if kind in ("table", "wide"):
             self.table([column for column in columns if kind == "wide" or not column.wide], rows)
@@ -92,8 +92,8 @@ class Output:
         kind = self.given or ("yaml" if self.terminal else "json")
         self._document("yaml" if kind in ("table", "wide", "csv") else kind, answer)
 
-    def said(self, text: str, answer: Any = None) -> None:
-        """That something was done: a line of text, or the whole answer where a format was asked for."""
+    def done(self, text: str, answer: Any = None) -> None:
+        """The result of an action: a line of text, or the whole response with an output format."""
         if self.given is not None and self.given not in ("table", "wide", "csv") and answer is not None:
             self._document(self.given, answer)
         elif not self.quiet:

@@ -1,4 +1,4 @@
-"""What a command works with: the options that all commands have, the server they stand for, and the output."""
+"""What a command works with: the options of all commands, the server, and the output."""
 
 from __future__ import annotations
 

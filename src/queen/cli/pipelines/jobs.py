@@ -120,6 +120,7 @@ def replay(
         float | None, typer.Option(help="1: as they once came, 10: ten times as fast. [as fast as can be]")
     ] = None,
     new_ids: Annotated[bool, typer.Option(help="New transaction ids, so that nothing is a duplicate.")] = False,
+    own_name: Annotated[bool, typer.Option(help="They count as yours; else, as of whoever pushed them first.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Only count the messages.")] = False,
     master: Master = LOCAL,
     conf: Conf = None,
@@ -134,7 +135,9 @@ def replay(
         --filter "get_json_object(payload, '$.country') = 'IT'" --speed 10
 
     They keep their transaction ids: what the queue still remembers is not
-    stored twice, and a replay that was interrupted can be run again.
+    stored twice, and a replay that was interrupted can be run again. They keep
+    the producers that were noted on them, for which a token needs the role
+    admin; with --own-name the subject of the token is noted.
     """
     require_spark()
     if speed is not None and not speed > 0:
@@ -144,7 +147,15 @@ def replay(
     from queen.pipelines.jobs.replay import replay as push_again
 
     options = ReplayOptions(
-        root, tuple(queue or ()), to, _time(since, "--from"), _time(until, "--until"), condition, speed, new_ids
+        root,
+        tuple(queue or ()),
+        to,
+        _time(since, "--from"),
+        _time(until, "--until"),
+        condition,
+        speed,
+        new_ids,
+        keep_producers=not own_name,
     )
     manifest = open_archive(root)
     spark = session("replay", master, conf)

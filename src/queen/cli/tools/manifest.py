@@ -149,9 +149,13 @@ def read_documents(path: Path) -> list[dict[str, Any]]:
     """The documents of a manifest, checked. Raises `UserError` that names the first bad one."""
     import yaml
 
+    from queen.wire.yaml_text import check_aliases
+
     with opened(path) as source:
         try:
-            found = [document for document in yaml.safe_load_all(source) if document is not None]
+            text = source.read()
+            check_aliases(text)
+            found = [document for document in yaml.safe_load_all(text) if document is not None]
         except yaml.YAMLError as error:
             raise UserError(f"{path} is not YAML: {error}") from error
     names: set[tuple[str, str]] = set()
@@ -507,7 +511,7 @@ def _describe(out: Output, change: Change, diff: bool, dry_run: bool) -> None:
     note = f" ({change.note})" if change.note else ""
     if not diff:
         verb = f"would have {_VERBS[change.action]}" if dry_run and change.action != "keep" else _VERBS[change.action]
-        out.said(f'{verb} {change.kind} "{change.name}"{note}')
+        out.done(f'{verb} {change.kind} "{change.name}"{note}')
         return
     sign, style = _SIGNS[change.action]
     out.text(out.styled(f"{sign} {change.kind} {change.name}{note}", style))

@@ -15,8 +15,10 @@ from queen.broker.broker import Broker
 from queen.errors import QueenError
 from queen.http.server.errors import status_for
 from queen.http.server.message import Access, Handler, Request, Response, Route
+from queen.wire.ids import parse_partition_uuid
 
 _MOST_BODY: Final = 8192
+_MOST_POSITIONS: Final = 100
 # What changes how others work, although it needs no administrator.
 _AUDITED: Final = frozenset(
     {
@@ -45,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 def is_audited(route: Route) -> bool:
-    """Whether a route changes something that somebody may ask about later."""
+    """Whether calls of a route are recorded: those that change something."""
     if route.method == "GET" or route.pattern.startswith(_NEVER):
         return False
     return route.access is Access.ADMIN or f"{route.method} {route.pattern}" in _AUDITED
@@ -69,28 +71,73 @@ class Audit:
             except Exception as error:
                 await self._note(request, action, status_for(error), before, body)
                 raise
-            await self._note(request, action, response.status, before, body)
+            # What was sent says what there is now; where nothing was sent, the answer does.
+            await self._note(request, action, response.status, before, body or response.body)
             return response
 
         return audited
 
     async def _before(self, request: Request) -> Any:
-        """The options of the queue that is about to change, or the modes of the server."""
-        if request.path.startswith("/api/v1/system/maintenance"):
+        """What is about to change, as it is: modes, a group, a topic, a quota, the options of a queue."""
+        path, params = request.path, request.params
+        if path.startswith("/api/v1/system/maintenance"):
             modes = self._brokers[0].modes
             return {"push": modes.push_maintenance, "pop": modes.pop_maintenance}
-        name = request.params.get("queue") or _queue_in(request.body)
-        if not name:
-            return None
         try:
-            for broker in self._brokers:
-                queue = await broker.catalog.queue(name)
-                if queue is not None:
-                    options = dataclasses.asdict(queue)
-                    return {key: options[key] for key in options if key not in ("id", "public_id", "created_at")}
+            if "group" in params:
+                return await self._positions(params["group"], params.get("queue"))
+            if path.startswith("/api/v1/topics"):
+                return await self._topic(request)
+            if "partition" in params:
+                return await self._place(params["partition"])
+            return await self._queue(params.get("queue") or request.query.get("queue") or _named_in(request.body).queue)
         except (QueenError, asyncpg.PostgresError):
             # The handler will say what is wrong.
             return None
+
+    async def _queue(self, name: str | None) -> Any:
+        if not name:
+            return None
+        for broker in self._brokers:
+            queue = await broker.catalog.queue(name)
+            if queue is not None:
+                options = dataclasses.asdict(queue)
+                return {key: options[key] for key in options if key not in ("id", "public_id", "created_at")}
+        return None
+
+    async def _place(self, partition_id: str) -> Any:
+        """The queue and the partition of a message."""
+        parsed = parse_partition_uuid(partition_id)
+        if parsed is None:
+            return None
+        for broker in self._brokers:
+            for found in (await broker.catalog.partitions_by_id([parsed[1]])).values():
+                return {"queue": found.queue_name, "partition": found.name}
+        return None
+
+    async def _positions(self, group: str, queue: str | None) -> Any:
+        """Where a group is, on some of its partitions."""
+        rows = [
+            dict(row)
+            for broker in self._brokers
+            for row in await broker.database.fetch("audit_positions", group, queue, _MOST_POSITIONS)
+        ]
+        return {"positions": rows[:_MOST_POSITIONS]} if rows else None
+
+    async def _topic(self, request: Request) -> Any:
+        """The counts and options of a topic, or the quota or write mode of a namespace."""
+        sent = _named_in(request.body)
+        namespace = request.query.get("namespace") or sent.namespace or ""
+        if request.path.endswith("/quotas"):
+            return {"per_minute": self._brokers[0].topics.quotas.limit(namespace)}
+        if request.path.endswith("/modes"):
+            return {"mode": self._brokers[0].topics.modes.of(namespace)}
+        topic = request.query.get("topic") or sent.topic
+        if not namespace or not topic:
+            return None
+        for broker in self._brokers:
+            for counts in await broker.topics.admin.counts(namespace, topic):
+                return msgspec.to_builtins(counts)
         return None
 
     async def _note(self, request: Request, action: str, status: int, before: Any, body: bytes) -> None:
@@ -122,14 +169,16 @@ class Audit:
 
 
 class _Named(msgspec.Struct):
-    queue: str = ""
+    queue: str | None = None
+    namespace: str | None = None
+    topic: str | None = None
 
 
-def _queue_in(body: bytes) -> str:
+def _named_in(body: bytes) -> _Named:
     try:
-        return msgspec.json.decode(body, type=_Named).queue if body else ""
+        return msgspec.json.decode(body, type=_Named) if body else _Named()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
+        return _Named()
 
 
 def _is_json(body: bytes) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
-from queen.http.server.message import Access, Request, Response, error_response
+from queen.http.server.message import Access, Request, Response, Route, error_response
 from queen.settings import Settings
 
 _PORTS: Final = {"http": 80, "https": 443}
@@ -76,7 +76,8 @@ class BrowserRules:
                 return error_response(403, "Pages of other sites may not ask this")
             return None
         host = headers.get(b"host", b"").decode("latin-1")
-        if is_same_host(origin.decode("latin-1"), host) or request.method in _READING:
+        reads = request.method in _READING and not takes_messages(route)
+        if reads or is_same_host(origin.decode("latin-1"), host):
             return None
         if not self._open_to_all and origin.lower() not in self._origins:
             return error_response(403, "Pages of this origin may not change anything here (see CORS_ORIGINS)")
@@ -85,10 +86,15 @@ class BrowserRules:
         return None
 
 
+def takes_messages(route: Route) -> bool:
+    """Whether a GET takes messages, or leases them."""
+    return route.pattern.startswith("/api/v1/pop") or route.pattern.endswith(("/dequeue", "/dequeue/many"))
+
+
 def is_admitted(origin: str | None, host: str, origins: Collection[str]) -> bool:
     """Whether the page at `origin` may open a WebSocket to the server that it calls `host`.
 
-    No browser lets a page forge the header, and nobody else need send it: without one there is no page to keep out.
+    Browsers do not let a page forge the header, and other clients need not send it.
     """
     if origin is None or "*" in origins:
         return True

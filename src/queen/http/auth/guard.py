@@ -6,21 +6,23 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from queen.errors import BadRequest, SettingsError
 from queen.http.auth import resources
 from queen.http.auth.bearer import bearer_token
-from queen.http.auth.browser import LOOPBACK_NAMES, BrowserRules
-from queen.http.auth.principal import ROLES, Patterns, Principal
+from queen.http.auth.browser import LOOPBACK_NAMES, BrowserRules, takes_messages
+from queen.http.auth.principal import ROLES, KeyUnknown, Patterns, Principal, TokenRefused, Verified, is_session
 from queen.http.auth.resources import QueueLookup
-from queen.http.auth.tokens import KeyUnknown, TokenRefused, TokenVerifier, Verified
 from queen.http.server.message import Access, Headers, Request, Response, Route, error_response, json_response
 from queen.http.server.router import Generations
 from queen.http.server.tls import ServerTls
 from queen.settings import Settings
 
-IdentifySession = Callable[[Request], Awaitable[Principal | Response | None]]
+if TYPE_CHECKING:
+    from queen.http.auth.tokens import TokenVerifier
+
+IdentifySession = Callable[[Request, bytes | None], Awaitable[Principal | Response | None]]
 Refusal = Response | None | Awaitable[Response | None]
 
 _CHALLENGE: Final = b'Bearer realm="queen"'
@@ -35,19 +37,51 @@ def check_security(settings: Settings) -> None:
     """Raises `SettingsError` where settings ask for security that they do not give; warns where they ask for none."""
     if settings.queen_login and not settings.jwt_secret:
         raise SettingsError("QUEEN_LOGIN is true, but JWT_SECRET is not set: sessions are signed with it")
-    if settings.jwt_enabled:
-        TokenVerifier.from_settings(settings)
+    if settings.queen_login and "*" in settings.cors_origins:
+        raise SettingsError("CORS_ORIGINS=* and QUEEN_LOGIN=true exclude each other: name the origins")
+    if settings.jwt_enabled or settings.queen_login:
+        _verifier(settings)
+    elif settings.jwt_secret or settings.jwt_public_key or settings.jwt_jwks_url:
+        log.warning("a key for tokens is set, but JWT_ENABLED is not true: no tokens are asked for")
     server_tls(settings)
+    _check_client_certificates(settings)
+    if settings.is_guarded and settings.queen_peers and not settings.queen_sync_secret:
+        raise SettingsError(
+            "QUEEN_PEERS needs QUEEN_SYNC_SECRET here: peers sign with it what they send, in place of tokens"
+        )
     if openness := open_to_anybody(settings):
         log.warning("%s", openness)
 
 
+def _verifier(settings: Settings) -> TokenVerifier:
+    # Loaded where tokens are asked for, and not in every worker: its cryptography takes 5 MB.
+    from queen.http.auth.tokens import TokenVerifier
+
+    return TokenVerifier.from_settings(settings)
+
+
+def _check_client_certificates(settings: Settings) -> None:
+    """Settings that look as if certificates were asked for must not leave the server open."""
+    if settings.tls_client_auth == "off":
+        for variable, value in (
+            ("TLS_CLIENT_CA", settings.tls_client_ca),
+            ("TLS_CLIENT_ROLES", settings.tls_client_roles),
+        ):
+            if value:
+                raise SettingsError(f"{variable} is set, but TLS_CLIENT_AUTH is off: set it to required or optional")
+    if settings.tls_client_auth == "optional" and not settings.is_guarded:
+        raise SettingsError(
+            "TLS_CLIENT_AUTH=optional needs JWT_ENABLED=true or QUEEN_LOGIN=true: "
+            "else a client without a certificate could do everything"
+        )
+
+
 def open_to_anybody(settings: Settings) -> str:
-    """What an operator should know about a server that others reach and that asks nobody who they are; else empty."""
+    """A warning about a server that is reachable from other machines without authentication; else empty."""
     if settings.is_guarded or settings.listen_host in LOOPBACK_NAMES:
         return ""
     return (
-        f"authentication is off and HOST={settings.listen_host} is reachable from other machines: anybody who reaches "
+        f"authentication is off and HOST={settings.listen_host} is reachable from other machines: everyone who reaches "
         f"port {settings.port} may read, write and delete everything (set JWT_ENABLED=true, see docs/security.md)"
     )
 
@@ -92,7 +126,7 @@ class Guard:
         skip_paths: tuple[str, ...] = (),
         certificate_principal: Callable[[Request], Principal | None] = lambda request: None,
     ) -> None:
-        """Without a `verifier` only certificates tell who a client is. Where nothing is `guarded`, anybody may ask."""
+        """Without a `verifier` clients are identified by certificates alone; if not `guarded`, all are admitted."""
         self._verifier = verifier
         self._browsers = browsers
         self._guarded = guarded
@@ -101,7 +135,7 @@ class Guard:
         self._skipped_below = tuple(path for path in skip_paths if path.endswith("/") and len(path) > 1)
         self._certificate_principal = certificate_principal
         self.identify_session: IdentifySession | None = None
-        """Whose session a cookie is, where people log in at the server itself."""
+        """Whose session a token or a cookie is, where people log in at the server itself."""
         self._known: Generations[bytes, Verified] = Generations(_KNOWN_HEADERS)
         self.refused: Counter[str] = Counter()
         """How many requests were refused, by reason."""
@@ -110,7 +144,7 @@ class Guard:
     def from_settings(cls, settings: Settings, lookup: QueueLookup, browsers: BrowserRules) -> Guard:
         """Raises `SettingsError` where the settings ask for security that they do not give."""
         return cls(
-            TokenVerifier.from_settings(settings) if settings.jwt_enabled or settings.queen_login else None,
+            _verifier(settings) if settings.jwt_enabled or settings.queen_login else None,
             lookup,
             browsers,
             guarded=settings.is_guarded,
@@ -119,7 +153,7 @@ class Guard:
         )
 
     def consumer_limits(self, request: Request) -> resources.ConsumerLimits | None:
-        """What whoever opens a WebSocket may consume over it; None: everything, for ever."""
+        """What a client may consume over its WebSocket; None: everything, without an end."""
         if request.principal is None:
             return None
         return resources.ConsumerLimits(request.principal, self._lookup)
@@ -140,7 +174,7 @@ class Guard:
     def __call__(self, request: Request) -> Refusal:
         """None, if the handler may serve; its bearer is then `request.principal`. Else what is answered instead."""
         headers = request.headers
-        if request.method == "HEAD" and request.route is not None and _consumes(request.route):
+        if request.method == "HEAD" and request.route is not None and takes_messages(request.route):
             return error_response(405, "HEAD changes nothing, and this would", ((b"Allow", b"GET, OPTIONS"),))
         if (b"origin" in headers or b"sec-fetch-site" in headers) and (
             refusal := self._browsers.check(request)
@@ -160,7 +194,7 @@ class Guard:
         if token is None:
             principal = self._certificate_principal(request)
             if principal is None and self.identify_session is not None and b"cookie" in headers:
-                return self._check_session(request, route, self.identify_session)
+                return self._check_session(request, route, self.identify_session, None)
             if principal is None:
                 return self._refuse(request, 401, "missing", "Authentication required")
             return self._admit(request, route, principal)
@@ -174,19 +208,57 @@ class Guard:
             return self._refuse_token(request, unknown)
         except TokenRefused as refused:
             return self._refuse_token(request, refused)
+        if self.identify_session is not None and is_session(verified.claims):
+            # It may have been ended, and its owner may have another role by now.
+            return self._check_session(request, route, self.identify_session, token)
         if header is not None and len(header) <= _LONGEST_KNOWN:
             # Clients send the same header again and again: it need not even be hashed.
             self._known.put(header, verified)
         return self._admit(request, route, verified.principal)
 
+    def check_head(self, request: Request) -> Response | None:
+        """What is answered whatever the body says; None: that is decided when it has come."""
+        headers, route = request.headers, request.route
+        if (b"origin" in headers or b"sec-fetch-site" in headers) and (
+            refusal := self._browsers.check(request)
+        ) is not None:
+            self.refused["browser"] += 1
+            return refusal
+        if not self._guarded or route is None or route.access is Access.PUBLIC or self._is_skipped(request.path):
+            return None
+        token = bearer_token(request)
+        if token is None:
+            principal = self._certificate_principal(request)
+            if principal is None:
+                if self.identify_session is not None and b"cookie" in headers:
+                    return None
+                return self._refuse(request, 401, "missing", "Authentication required")
+        elif self._verifier is None:
+            return self._refuse(request, 401, "malformed", "Tokens are not accepted here: JWT_ENABLED is not set")
+        else:
+            try:
+                verified = self._verifier.check(token)
+            except KeyUnknown:
+                return None
+            except TokenRefused as refused:
+                return self._refuse_token(request, refused)
+            if self.identify_session is not None and is_session(verified.claims):
+                return None
+            principal = verified.principal
+        return self._check_role(request, route, principal)
+
     def _generation(self) -> int:
         return self._verifier.keys.generation if self._verifier is not None else 0
 
-    async def _check_session(self, request: Request, route: Route, identify: IdentifySession) -> Response | None:
-        found = await identify(request)
+    async def _check_session(
+        self, request: Request, route: Route, identify: IdentifySession, token: bytes | None
+    ) -> Response | None:
+        found = await identify(request, token)
         if isinstance(found, Response):
             self.refused["browser"] += 1
             return found
+        if found is None and token is not None:
+            return self._refuse(request, 401, "revoked", "The session has ended")
         if found is None:
             return self._refuse(request, 401, "missing", "Authentication required")
         admitted = self._admit(request, route, found)
@@ -206,13 +278,18 @@ class Guard:
         return admitted if admitted is None or isinstance(admitted, Response) else await admitted
 
     def _admit(self, request: Request, route: Route, principal: Principal) -> Refusal:
-        request.principal, request.subject = principal, principal.subject
-        scoped = principal.scopes is not None and principal.access is not Access.ADMIN
-        if principal.access < route.access and not (scoped and resources.is_about_topics(route)):
-            return self._refuse(request, 403, "role", _INSUFFICIENT)
-        if principal.is_limited or scoped:
+        refusal = self._check_role(request, route, principal)
+        if refusal is not None:
+            return refusal
+        if principal.is_limited or _is_scoped(principal):
             return self._check_named(request, route, principal)
         return None
+
+    def _check_role(self, request: Request, route: Route, principal: Principal) -> Response | None:
+        request.principal, request.subject = principal, principal.subject
+        if principal.access >= route.access or (_is_scoped(principal) and resources.is_about_topics(route)):
+            return None
+        return self._refuse(request, 403, "role", _INSUFFICIENT)
 
     async def _check_named(self, request: Request, route: Route, principal: Principal) -> Response | None:
         try:
@@ -228,7 +305,7 @@ class Guard:
 
     def _refuse_token(self, request: Request, refused: TokenRefused) -> Response:
         if isinstance(refused, KeyUnknown) and self._verifier is not None and self._verifier.keys.trouble:
-            # It may well be valid: whoever sent it should come again, not fetch another.
+            # The token may be valid: the client should retry with it, not fetch another.
             return self._refuse(request, 503, "keys", "The keys of the identity provider are not available; try again")
         return self._refuse(request, 401, refused.reason, refused.text)
 
@@ -267,9 +344,9 @@ class Guard:
         return error_response(status, text, headers)
 
 
-def _consumes(route: Route) -> bool:
-    """Whether a GET takes messages, or leases them."""
-    return route.pattern.startswith("/api/v1/pop") or route.pattern.endswith(("/dequeue", "/dequeue/many"))
+def _is_scoped(principal: Principal) -> bool:
+    """Whether scopes, and not its role, say what a token may do with topics."""
+    return principal.scopes is not None and principal.access is not Access.ADMIN
 
 
 def _quoted(text: str) -> bytes:

@@ -168,10 +168,13 @@ class Jwks:
             return False
         if kid is None and self._keys:
             return False
+        if self._fetching is not None:
+            # What it brings is waited for.
+            return True
         return self._fetched_at is None or self._clock() - self._fetched_at >= _REFETCH_FLOOR_SECONDS
 
     async def refetch_for(self, kid: str | None) -> bool:
-        if not self.may_refetch(kid) and self._fetching is None:
+        if not self.may_refetch(kid):
             return False
         await self.refresh()
         return True

@@ -1,4 +1,4 @@
-"""What the brokers of a server know of queues, for those who check whether a token may touch them."""
+"""Queues and partitions known to the brokers, for access checks of limited tokens."""
 
 from __future__ import annotations
 
@@ -26,22 +26,17 @@ class BrokerLookup:
     async def queues_of_partition(self, partition_id: str) -> Iterable[str]:
         """The queue of a partition; none when there is no such partition."""
         parsed = parse_partition_uuid(partition_id)
-        if parsed is None:
-            return ()
-        shard, id = parsed
-        for broker in self._brokers:
-            if broker.catalog.shard == shard:
-                found = await broker.catalog.partitions_by_id([id])
-                return [partition.queue_name for partition in found.values()]
-        return ()
+        return await self._queues_holding(parsed[1]) if parsed is not None else ()
 
     async def queues_of_lease(self, lease_id: str) -> Iterable[str]:
-        """The queues that a lease may be of: it does not say of which shard it is."""
+        """The queue of the partition that a lease is of."""
         parsed = parse_lease(lease_id)
-        if parsed is None:
-            return ()
-        found = [await broker.catalog.partitions_by_id([parsed[0]]) for broker in self._brokers]
-        return [partition.queue_name for partitions in found for partition in partitions.values()]
+        return await self._queues_holding(parsed[0]) if parsed is not None else ()
+
+    async def _queues_holding(self, partition: int) -> list[str]:
+        # A number that is given once on all shards; which of them has it now is not asked.
+        found = [await broker.catalog.partitions_by_id([partition]) for broker in self._brokers]
+        return [one.queue_name for partitions in found for one in partitions.values()]
 
     async def queues_of_batch(self, run: str, batch: int) -> Iterable[str] | None:
         """The queues that messages were staged for; None when items of topics were."""
@@ -51,13 +46,20 @@ class BrokerLookup:
         return None if "" in queues else queues
 
     async def queues_of_stream(self, query_id: str) -> Iterable[str]:
-        """The queues that a stream query reads and writes."""
+        """The queues that a streaming query reads and writes."""
         try:
             public_id = uuid.UUID(query_id)
         except ValueError:
             return ()
+        return await self._stream_queues("queues_of_stream", public_id)
+
+    async def queues_of_stream_named(self, name: str) -> Iterable[str]:
+        """The same of a query by its name."""
+        return await self._stream_queues("queues_of_stream_named", name)
+
+    async def _stream_queues(self, statement: str, key: uuid.UUID | str) -> set[str]:
         queues: set[str] = set()
         for broker in self._brokers:
-            for row in await broker.database.fetch("queues_of_stream", public_id):
+            for row in await broker.database.fetch(statement, key):
                 queues.update(name for name in (row["source_queue"], row["sink_queue"]) if name)
         return queues

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +20,24 @@ ROLES: Final = {"admin": Access.ADMIN, "read-write": Access.READ_WRITE, "read-on
 
 class ClaimError(ValueError):
     """A claim has a value that cannot be what it is for; the token is refused rather than read generously."""
+
+
+class TokenRefused(Exception):
+    """A token is not accepted. `text` is for the client, `reason` for counting."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+        self.text = text
+
+
+class KeyUnknown(TokenRefused):
+    """No key that is known has this id; the identity provider may have a new one."""
+
+    def __init__(self, algorithm: str, kid: str | None) -> None:
+        super().__init__("key", "Token is signed with an unknown key")
+        self.algorithm = algorithm
+        self.kid = kid
 
 
 class Patterns:
@@ -71,6 +90,12 @@ class Principal:
     scopes: Scopes | None = None
     expires: float = float("inf")
     """In seconds since 1970, skew included."""
+    is_live: Callable[[], bool] | None = None
+    """Whether the session it stands for goes on; None: it is no session, and ends when it expires."""
+
+    @property
+    def has_ended(self) -> bool:
+        return time.time() >= self.expires or (self.is_live is not None and not self.is_live())
 
     @property
     def is_limited(self) -> bool:
@@ -113,7 +138,7 @@ class ClaimNames:
     def principal(self, claims: Mapping[str, Any]) -> Principal:
         """Raises `ClaimError` for a claim that cannot be understood."""
         subject = claims.get("sub")
-        if subject is not None and not (isinstance(subject, str) and _is_storable(subject)):
+        if subject is not None and not (isinstance(subject, str) and is_subject(subject)):
             raise ClaimError(f"the claim sub is not text of up to {_LONGEST_SUBJECT} printable characters")
         return Principal(
             subject or None,
@@ -133,7 +158,8 @@ class ClaimNames:
         return Access.READ_ONLY if self.read_only in names else Access.PUBLIC
 
 
-def _is_storable(subject: str) -> bool:
+def is_subject(subject: str) -> bool:
+    """Whether this is a valid subject."""
     # It is written next to every message, and into logs.
     return len(subject) <= _LONGEST_SUBJECT and subject.isprintable()
 
@@ -187,3 +213,18 @@ def _listed(value: object, name: str) -> list[str]:
     if len(entries) > _MOST_PATTERNS:
         raise ClaimError(f"the claim {name} has more than {_MOST_PATTERNS} entries")
     return entries
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A token that was accepted, until when (in seconds since 1970, skew included), and under which keys."""
+
+    principal: Principal
+    claims: Mapping[str, Any]
+    until: float
+    generation: int
+
+
+def is_session(claims: Mapping[str, Any]) -> bool:
+    """Whether a token belongs to a login session: such tokens can be revoked before they expire."""
+    return isinstance(claims.get("id"), int) and isinstance(claims.get("username"), str)

@@ -6,7 +6,6 @@ and is refused: a route that is forgotten here is closed to such tokens, never o
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -43,14 +42,45 @@ _TOPICS: Final = "/api/v1/topics"
 _SHORT_TOPIC_PATHS: Final = frozenset(
     {"/enqueue", "/dequeue", "/ack", "/nack", "/topics", "/dlq", "/dlq/delete", "/dlq/retry"}
 )
-# What these show or do concerns groups, whether one is named or not.
-_ABOUT_GROUPS: Final = (
-    "/api/v1/consumer-groups",
-    "/api/v1/dlq",
-    "/api/v1/pop",
-    "/api/v1/ack",
-    "/api/v1/status/queues",
-    "/api/v1/events",
+# These neither show consumer groups nor move them. Whatever else names no group is about all of them.
+_WITHOUT_GROUPS: Final = frozenset(
+    {
+        "POST /api/v1/push",
+        "POST /api/v1/transaction",
+        "POST /api/v1/lease/{lease}/extend",
+        "GET /ws/v1/consume",
+        "POST /api/v1/configure",
+        "GET /api/v1/resources/queues",
+        "GET /api/v1/resources/queues/{queue}",
+        "GET /api/v1/resources/partitions",
+        "GET /api/v1/resources/namespaces",
+        "GET /api/v1/resources/tasks",
+        "GET /api/v1/resources/overview",
+        "GET /api/v1/messages",
+        "GET /api/v1/messages/search",
+        "POST /api/v1/messages/delete",
+        "DELETE /api/v1/messages/{partition}/{transaction}",
+        "GET /api/v1/read/{queue}",
+        "GET /api/v1/read/{queue}/partition/{partition}",
+        "GET /api/v1/analytics/queue-lag",
+        "GET /api/v1/analytics/queue-ops",
+        "GET /api/v1/analytics/queue-parked-replicas",
+        "GET /api/v1/analytics/retention",
+        "POST /api/v1/stages",
+        "POST /api/v1/stages/publish",
+        "POST /api/v1/stages/abandon",
+        "POST /streams/v1/queries",
+        "POST /streams/v1/state/get",
+    }
+)
+# Elsewhere a group in the query is not read, and says nothing about what is done.
+_GROUP_IN_QUERY: Final = frozenset(
+    {
+        "GET /api/v1/dlq",
+        "DELETE /api/v1/dlq",
+        "GET /api/v1/dlq/report",
+        "POST /api/v1/messages/{partition}/{transaction}/dlq",
+    }
 )
 
 
@@ -64,13 +94,16 @@ class QueueLookup(Protocol):
         """The queue of a partition; none when there is no such partition."""
 
     async def queues_of_lease(self, lease_id: str) -> Iterable[str]:
-        """The queues that a lease may be of."""
+        """The queue of the partition that a lease is of; none when there is no such partition."""
 
     async def queues_of_batch(self, run: str, batch: int) -> Iterable[str] | None:
         """The queues that messages were staged for; None when it cannot be said, because items of topics were."""
 
     async def queues_of_stream(self, query_id: str) -> Iterable[str]:
-        """The queues that a stream query reads and writes."""
+        """The queues that a streaming query reads and writes."""
+
+    async def queues_of_stream_named(self, name: str) -> Iterable[str]:
+        """The same of a query by its name; none when there is no such query."""
 
 
 @dataclass(slots=True)
@@ -85,6 +118,7 @@ class Named:
     leases: set[str] = field(default_factory=set)
     batches: set[tuple[str, int]] = field(default_factory=set)
     streams: set[str] = field(default_factory=set)
+    stream_names: set[str] = field(default_factory=set)
     unlimited: bool = False
     """Nothing of what it does concerns one queue more than another."""
 
@@ -123,13 +157,14 @@ def named_by(request: Request, route: Route) -> Named:
         named.queues.add(params["queue"])
     elif "partition" in params:
         named.partitions.add(params["partition"])
+    key = f"{route.method} {route.pattern}"
     if "group" in params:
         named.groups.add(params["group"])
-    if query.get("consumerGroup"):
+    if route.pattern.startswith("/api/v1/pop"):
+        named.groups.add(query.get("consumerGroup") or QUEUE_MODE)
+    elif key in _GROUP_IN_QUERY and query.get("consumerGroup"):
         named.groups.add(query["consumerGroup"])
-    elif route.pattern.startswith("/api/v1/pop"):
-        named.groups.add(QUEUE_MODE)
-    reader = READERS.get(f"{route.method} {route.pattern}")
+    reader = READERS.get(key)
     if reader is not None:
         reader(request, named)
     return named
@@ -146,7 +181,7 @@ async def check(principal: Principal, route: Route, named: Named, lookup: QueueL
         for group in named.groups:
             if not principal.groups.admits(group):
                 raise Refused(f"the token is not for the consumer group {group!r}")
-        if not named.groups and route.pattern.startswith(_ABOUT_GROUPS):
+        if not named.groups and not is_about_topics(route) and f"{route.method} {route.pattern}" not in _WITHOUT_GROUPS:
             raise Refused("this request is about all consumer groups: it has to name one that the token is for")
     if principal.queues is None and principal.namespaces is None:
         return
@@ -162,7 +197,8 @@ async def check(principal: Principal, route: Route, named: Named, lookup: QueueL
         for queue in await lookup.queues_of_partition(partition):
             await _check_queue(principal, queue, lookup)
     for lease in named.leases:
-        await _check_any(principal, await lookup.queues_of_lease(lease), lookup)
+        for queue in await lookup.queues_of_lease(lease):
+            await _check_queue(principal, queue, lookup)
     for run, batch in named.batches:
         queues = await lookup.queues_of_batch(run, batch)
         if queues is None:
@@ -171,6 +207,9 @@ async def check(principal: Principal, route: Route, named: Named, lookup: QueueL
             await _check_queue(principal, queue, lookup)
     for stream in named.streams:
         for queue in await lookup.queues_of_stream(stream):
+            await _check_queue(principal, queue, lookup)
+    for name in named.stream_names:
+        for queue in await lookup.queues_of_stream_named(name):
             await _check_queue(principal, queue, lookup)
 
 
@@ -197,7 +236,7 @@ class ConsumerLimits:
 
     @property
     def expired(self) -> bool:
-        return time.time() >= self._principal.expires
+        return self._principal.has_ended
 
     async def check_subscription(self, queue: str, group: str) -> None:
         """Raises `Refused` where the queue or the group is not for the bearer."""
@@ -217,19 +256,6 @@ async def _check_queue(principal: Principal, queue: str, lookup: QueueLookup) ->
         namespace = await lookup.namespace_of(queue)
         # A queue that is yet to be made will be in the namespace that its name begins with.
         _check_namespace(principal, namespace_and_task(queue)[0] if namespace is None else namespace)
-
-
-async def _check_any(principal: Principal, queues: Iterable[str], lookup: QueueLookup) -> None:
-    refused: Refused | None = None
-    for queue in queues:
-        try:
-            await _check_queue(principal, queue, lookup)
-        except Refused as error:
-            refused = error
-        else:
-            return
-    if refused is not None:
-        raise refused
 
 
 def _check_topic(principal: Principal, namespace: str, topic: str | None) -> None:
@@ -323,9 +349,10 @@ def _give_up(request: Request, named: Named) -> None:
 
 
 def _trace(request: Request, named: Named) -> None:
-    partition = optional_str(decode_object(request.body), "partitionId")
-    if partition:
+    body = decode_object(request.body)
+    if partition := optional_str(body, "partitionId"):
         named.partitions.add(partition)
+    named.groups.add(optional_str(body, "consumerGroup") or QUEUE_MODE)
 
 
 def _stage(request: Request, named: Named) -> None:
@@ -346,6 +373,8 @@ def _abandon(request: Request, named: Named) -> None:
 
 def _register(request: Request, named: Named) -> None:
     registration = decode_registration(request.body)
+    # A name that is taken stands for what it was registered with, until this takes its place.
+    named.stream_names.add(registration.name)
     named.queues.add(registration.source_queue)
     if registration.sink_queue:
         named.queues.add(registration.sink_queue)
@@ -418,9 +447,13 @@ def _by_query(*keys: str) -> BodyReader:
     return read
 
 
-def _dead_letters_named(request: Request, named: Named) -> None:
-    _by_query("queue")(request, named)
-    _dead_letters(request, named)
+def _purged(request: Request, named: Named) -> None:
+    """A body stands in the place of the query."""
+    if request.body:
+        named.groups.clear()
+        _dead_letters(request, named)
+    else:
+        _by_query("queue")(request, named)
 
 
 BodyReader = Callable[[Request, Named], None]
@@ -444,8 +477,9 @@ READERS: Final[Mapping[str, BodyReader]] = {
     "POST /api/v1/messages/dlq": _bulk_dead_letters,
     "POST /api/v1/messages/{partition}/{transaction}/dlq": _give_up,
     "GET /api/v1/dlq": _by_query("queue"),
+    "GET /api/v1/dlq/report": _by_query("queue"),
     "POST /api/v1/dlq/retry": _dead_letters,
-    "DELETE /api/v1/dlq": _dead_letters_named,
+    "DELETE /api/v1/dlq": _purged,
     "GET /api/v1/analytics/queue-lag": _by_query("queue"),
     "GET /api/v1/analytics/queue-ops": _by_query("queue"),
     "GET /api/v1/analytics/queue-parked-replicas": _by_query("queue"),

@@ -1,4 +1,4 @@
-"""From a bearer token to the principal it stands for, or the reason why it stands for nobody."""
+"""From a bearer token to its principal, or the reason why it is rejected."""
 
 from __future__ import annotations
 
@@ -15,42 +15,14 @@ from joserfc import jws
 from joserfc.errors import JoseError
 
 from queen.http.auth.keys import KeyRing
-from queen.http.auth.principal import ClaimError, ClaimNames, Principal
+from queen.http.auth.principal import ClaimError, ClaimNames, KeyUnknown, Principal, TokenRefused, Verified
 from queen.http.server.router import Generations
 from queen.settings import Settings
 
 LONGEST_TOKEN: Final = 16 * 1024
 _CACHED_TOKENS: Final = 8192
-# A key that was withdrawn by whoever holds it is noticed by the key ring; this bounds whatever it does not notice.
+# The key ring notices that a key was withdrawn; this bounds what it does not notice.
 _LONGEST_CACHED_SECONDS: Final = 300.0
-
-
-class TokenRefused(Exception):
-    """A token is not accepted. `text` is for the client, `reason` for counting."""
-
-    def __init__(self, reason: str, text: str) -> None:
-        super().__init__(text)
-        self.reason = reason
-        self.text = text
-
-
-class KeyUnknown(TokenRefused):
-    """No key that is known has this id; the identity provider may have a new one."""
-
-    def __init__(self, algorithm: str, kid: str | None) -> None:
-        super().__init__("key", "Token is signed with an unknown key")
-        self.algorithm = algorithm
-        self.kid = kid
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Verified:
-    """A token that was accepted, until when (in seconds since 1970, skew included), and under which keys."""
-
-    principal: Principal
-    claims: Mapping[str, Any]
-    until: float
-    generation: int
 
 
 class TokenVerifier:
@@ -166,7 +138,7 @@ class TokenVerifier:
 
 
 def read_claims(token: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Header and claims of a token that nobody has verified; raises `TokenRefused` when it is none."""
+    """Header and claims of a token, unverified; raises `TokenRefused` when it is none."""
     header = _header(token)
     payload = token.split(b".")[1]
     try:

@@ -23,7 +23,7 @@ WAIT_SECONDS: Final = 60.0
 RETRY_SECONDS: Final = 1.0
 
 
-class Outlet(Protocol):
+class SubscriptionListener(Protocol):
     """Where a subscription's batches go."""
 
     @property
@@ -52,13 +52,13 @@ class Subscription:
         request: PopRequest,
         credit: int,
         popper: Popper | ShardedPopper,
-        outlet: Outlet,
+        listener: SubscriptionListener,
     ) -> None:
         self.id = id
         self.request = request.waiting(WAIT_SECONDS)
         self.credit = credit
         self._popper = popper
-        self._outlet = outlet
+        self._listener = listener
         # Messages consumed at once are lost with the connection, so no more of them are fetched than can be sent.
         self._most_pops = 1 if request.auto_ack else MOST_POPS
         self._pops: set[Pop | MovingPop] = set()
@@ -84,7 +84,7 @@ class Subscription:
 
     def ask(self) -> None:
         """Wait for as many batches as may be sent."""
-        if not self._has_begun or self._stopped or self._retry is not None or self._outlet.is_paused:
+        if not self._has_begun or self._stopped or self._retry is not None or self._listener.is_paused:
             return
         while len(self._pops) < min(self.credit, self._most_pops):
             self._submit(self.request)
@@ -132,21 +132,21 @@ class Subscription:
     def _take(self, body: bytes | None) -> None:
         if not self._has_begun:
             self._has_begun = True
-            self._outlet.begun(self)
+            self._listener.begun(self)
         if body is not None:
             self.credit -= 1
-            self._outlet.deliver(self, body)
+            self._listener.deliver(self, body)
 
     def _fail(self, error: BaseException) -> None:
         if not self._has_begun:
             self._stopped = True
-            self._outlet.refused(self, error)
+            self._listener.refused(self, error)
         elif not self._stopped and self._retry is None:
             # An outage is reported once, whatever error each attempt fails with.
             failure = DatabaseUnavailable.__name__ if isinstance(error, DatabaseUnavailable) else str(error)
             if failure != self._reported:
                 self._reported = failure
-                self._outlet.failed(self, error)
+                self._listener.failed(self, error)
             self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._try_again)
 
     def _try_again(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,14 +19,20 @@ from queen.monitoring.recorder import Recorder
 from queen.monitoring.scrape import Scraper
 from queen.monitoring.status import Status
 from queen.settings import Settings
+from queen.wire.api.resources.groups import GroupSummary
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from queen.broker.sharding.moves import ShardMoves
     from queen.broker.sharding.sharded_broker import ShardedBroker
 
 MetricSource: TypeAlias = "Callable[[], Iterable[Metric]]"
 """Gives metric families that something else keeps, such as the spool or the peers."""
+
+
+GroupSummaries: TypeAlias = "Callable[[], Awaitable[list[GroupSummary]]]"
+"""Gives all groups of a shard, by name; requests that come at the same time, or soon after, share the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,7 @@ class Shard:
     queues: Queues
     resources: Resources
     groups: Groups
+    group_summaries: GroupSummaries
     log_reader: LogReader
     status: Status
     history: History
@@ -63,3 +70,5 @@ class Api:
     """Who is connected, each with the route that serves their request, or nothing."""
     routes: Sequence[Route] = field(default_factory=list)
     stopping: bool = False
+    moves: ShardMoves | None = None
+    """Where there are several shards."""

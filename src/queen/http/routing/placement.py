@@ -91,15 +91,22 @@ class Everywhere:
 
 
 class Paged:
-    """A page of the lists of every shard, which have `key` as their order; of one shard where a queue is named.
+    """A page of the lists of every shard, in the order of `key`; of one shard where a queue is named.
 
     `items` is the field that holds the list; empty where the answer is the list.
     """
 
-    def __init__(self, items: str, key: Callable[[Any], Any], *, newest_first: bool = True) -> None:
+    def __init__(
+        self,
+        items: str,
+        key: Callable[[Any], Any],
+        *,
+        newest_first: bool = True,
+        order: Callable[[Any], tuple[Callable[[Any], Any], bool]] | None = None,
+    ) -> None:
+        """`order` gives the key and whether it descends where the query decides that."""
         self._items = items
-        self._key = key
-        self._newest_first = newest_first
+        self._order = order if order is not None else lambda query: (key, newest_first)
 
     async def run(self, shards: ShardRouter, invoke: Invoke, call: Call[Any, Any]) -> Any:
         query = call.query
@@ -107,10 +114,10 @@ class Paged:
             return await shards.on_shard_of([Name.queue(query.queue)], lambda shard: invoke(shard, call))
         if query.limit is None and query.offset is None:
             answers = await shards.on_available_shards(lambda shard: invoke(shard, call))
-            return self._with(answers, list(self._merged(answers)))
+            return self._with(answers, list(self._merged(answers, query)))
         limit, offset = query.limit or MOST_ON_A_PAGE, query.offset or 0
         answers = await shards.on_available_shards(lambda shard: self._first(invoke, shard, call, offset + limit))
-        page = list(islice(self._merged(answers), offset, offset + limit))
+        page = list(islice(self._merged(answers, query), offset, offset + limit))
         merged = self._with(answers, page)
         for field, value in (("limit", limit), ("offset", offset)):
             if hasattr(merged, field):
@@ -130,8 +137,9 @@ class Paged:
             if len(some) < size or len(found) >= count:
                 return self._with([answer], found)
 
-    def _merged(self, answers: Sequence[Any]) -> Iterable[Any]:
-        return heapq.merge(*map(self._list, answers), key=self._key, reverse=self._newest_first)
+    def _merged(self, answers: Sequence[Any], query: Any) -> Iterable[Any]:
+        key, descending = self._order(query)
+        return heapq.merge(*map(self._list, answers), key=key, reverse=descending)
 
     def _list(self, answer: Any) -> list[Any]:
         listed: list[Any] = getattr(answer, self._items) if self._items else answer

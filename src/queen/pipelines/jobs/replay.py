@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 import msgspec
 from pyspark.errors import PySparkException
@@ -38,6 +39,7 @@ class ReplayOptions:
     condition: str | None = None
     speed: float | None = None
     new_ids: bool = False
+    keep_producers: bool = True
 
 
 @dataclass(slots=True)
@@ -75,9 +77,13 @@ def replay(
     done = Replayed()
     with manifest.reading() as snapshot, QueenSync(connection.server, bearer_token=connection.token) as queen:
         files = files_of(snapshot.files, options.queues, options.since, options.until)
-        for chunk in _paced(select(spark, options, files).toLocalIterator(prefetchPartitions=True), options.speed):
+        rows = select(spark, options, files).toLocalIterator(prefetchPartitions=True)
+        for chunk in _paced(rows, options.speed, by_producer=options.keep_producers):
             items = [_item(row, options) for row in chunk]
-            for item, result in zip(items, queen.request("POST", "/api/v1/push", {"items": items}), strict=True):
+            path = "/api/v1/push"
+            if options.keep_producers and chunk[0]["producer_sub"]:
+                path += f"?producerSub={quote(chunk[0]['producer_sub'], safe='')}"
+            for item, result in zip(items, queen.request("POST", path, {"items": items}), strict=True):
                 if result["status"] not in ("queued", "duplicate", "buffered"):
                     raise PipelineError(
                         f"{item['queue']}/{item['partition']}: {result.get('error') or result['status']};"
@@ -104,14 +110,15 @@ def _item(row: Row, options: ReplayOptions) -> dict[str, Any]:
     return item
 
 
-def _paced(rows: Iterator[Row], speed: float | None) -> Iterator[list[Row]]:
-    """Chunks of rows, each when its time has come."""
+def _paced(rows: Iterator[Row], speed: float | None, *, by_producer: bool) -> Iterator[list[Row]]:
+    """Chunks of rows, each when its time has come; `by_producer`: of one producer each."""
     chunk: list[Row] = []
     began, first = time.monotonic(), None
     for row in rows:
         moment = row["created_at"].timestamp()
         first = moment if first is None else first
         full = len(chunk) >= _PUSHED_AT_ONCE
+        full |= by_producer and bool(chunk) and chunk[0]["producer_sub"] != row["producer_sub"]
         if speed is not None and chunk:
             full |= (moment - chunk[0]["created_at"].timestamp()) / speed > _STRETCH_SECONDS
         if full:

@@ -28,7 +28,7 @@ Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
 
 
-class Gathering:
+class ColumnBuilder:
     """Segments that become one record batch."""
 
     def __init__(self, spans: Sequence[Span], wanted: Sequence[str]) -> None:
@@ -192,17 +192,17 @@ def record_batches(
     segments: Iterator[StoredSegment], spans: Sequence[Span], wanted: Sequence[str], envelope: Envelope
 ) -> Iterator[pa.RecordBatch]:
     """The messages of the segments, many to a batch."""
-    gathering = Gathering(spans, wanted)
+    builder = ColumnBuilder(spans, wanted)
     for segment in segments:
         try:
-            gathering.add(segment, envelope.open(segment.body))
+            builder.add(segment, envelope.open(segment.body))
         except (EnvelopeError, MalformedSegment) as error:
             span = spans[segment.slot]
             raise type(error)(
                 f"the segment at offset {segment.base_offset} of {span.queue}/{span.partition} cannot be read: {error}"
             ) from error
-        if gathering.rows >= ROWS_PER_BATCH or gathering.nbytes >= BYTES_PER_BATCH:
-            yield gathering.finish()
-            gathering = Gathering(spans, wanted)
-    if gathering.rows:
-        yield gathering.finish()
+        if builder.rows >= ROWS_PER_BATCH or builder.nbytes >= BYTES_PER_BATCH:
+            yield builder.finish()
+            builder = ColumnBuilder(spans, wanted)
+    if builder.rows:
+        yield builder.finish()

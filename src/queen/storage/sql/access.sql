@@ -9,3 +9,7 @@ WHERE run = $1 AND batch = $2;
 -- name: queues_of_stream
 -- The queues that a streaming query reads and writes.
 SELECT source_queue, sink_queue FROM queen.stream_queries WHERE public_id = $1;
+
+-- name: queues_of_stream_named
+-- The same of a query by its name.
+SELECT source_queue, sink_queue FROM queen.stream_queries WHERE name = $1;

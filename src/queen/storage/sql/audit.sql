@@ -17,3 +17,13 @@ ORDER BY id DESC LIMIT $4;
 DELETE FROM queen.audit WHERE id IN (
     SELECT id FROM queen.audit WHERE at < clock_timestamp() - make_interval(secs => $1::float8) ORDER BY at LIMIT $2
 ) RETURNING 1;
+
+-- name: audit_positions
+-- Where a group is on its partitions, of one queue or of all.
+SELECT q.name AS queue, p.name AS partition, c.committed AS "offset"
+FROM queen.groups g
+JOIN queen.cursors c ON c.group_id = g.id
+JOIN queen.partitions p ON p.id = c.partition_id
+JOIN queen.queues q ON q.id = p.queue_id
+WHERE g.name = $1 AND ($2::text IS NULL OR q.name = $2)
+ORDER BY c.partition_id LIMIT $3;

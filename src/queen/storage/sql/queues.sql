@@ -128,16 +128,27 @@ DELETE FROM queen.traces t USING queen.partitions p
 WHERE p.id = ANY($1::bigint[]) AND t.partition_id = p.id AND t.message_offset < p.floor_offset;
 
 -- name: count_queues
--- How many queues a namespace and task have; empty: any.
+-- How many queues a namespace and task have, with a text in their names; empty: any.
 SELECT count(*) AS found FROM queen.queues
-WHERE ($1::text = '' OR namespace = $1) AND ($2::text = '' OR task = $2);
+WHERE ($1::text = '' OR namespace = $1) AND ($2::text = '' OR task = $2)
+    AND ($3::text = '' OR position(lower($3) IN lower(name)) > 0);
 
 -- name: queue_list
--- A page of the queues of a namespace and task, newest first, with what they hold.
+-- A page of the queues of a namespace and task, with a text ($3) in their names, by name or time ($4; $5: descending),
+-- or those of some ids ($6) in that order; with what they hold.
 WITH page AS (
-    SELECT id, public_id, name, namespace, task, created_at, paused FROM queen.queues
+    SELECT id, public_id, name, namespace, task, created_at, paused, row_number() OVER (ORDER BY
+        array_position($6::integer[], id),
+        CASE WHEN $4::text = 'name' AND NOT $5::boolean THEN name END,
+        CASE WHEN $4 = 'name' AND $5 THEN name END DESC,
+        CASE WHEN $4 = 'created' AND NOT $5 THEN created_at END,
+        CASE WHEN $4 = 'created' AND NOT $5 THEN id END,
+        created_at DESC, id DESC) AS place
+    FROM queen.queues
     WHERE ($1::text = '' OR namespace = $1) AND ($2::text = '' OR task = $2)
-    ORDER BY created_at DESC, id DESC LIMIT $3 OFFSET $4
+        AND ($3::text = '' OR position(lower($3) IN lower(name)) > 0)
+        AND ($6::integer[] IS NULL OR id = ANY ($6::integer[]))
+    ORDER BY place LIMIT $7 OFFSET $8
 ), held AS (
     SELECT p.queue_id, p.next_offset - p.floor_offset AS total,
         coalesce(max(p.next_offset - greatest(c.committed, p.floor_offset)), p.next_offset - p.floor_offset) AS pending,
@@ -155,7 +166,7 @@ WITH page AS (
 SELECT q.public_id, q.name, q.namespace, q.task, q.created_at, q.paused, coalesce(s.partitions, 0) AS partitions,
     coalesce(s.total, 0) AS total, coalesce(s.pending, 0) AS pending, coalesce(s.processing, 0) AS processing
 FROM page q LEFT JOIN summed s ON s.queue_id = q.id
-ORDER BY q.created_at DESC, q.id DESC;
+ORDER BY q.place;
 
 -- name: label_list
 -- The namespaces ($1 = 'namespace') or tasks ('task') in use, with what their queues hold.
@@ -175,21 +186,78 @@ LEFT JOIN summed s ON s.queue_id = q.id
 WHERE l.label <> '' GROUP BY l.label ORDER BY l.label;
 
 -- name: count_partitions
--- How many partitions there are in all.
-SELECT count(*) AS found FROM queen.partitions;
+-- How many partitions there are in all, with a text in their names (empty: any).
+SELECT count(*) AS found FROM queen.partitions WHERE $1::text = '' OR position(lower($1) IN lower(name)) > 0;
 
 -- name: count_queue_partitions
--- How many partitions a queue has.
-SELECT count(*) AS found FROM queen.partitions WHERE queue_id = $1;
+-- How many partitions a queue has, with a text in their names (empty: any).
+SELECT count(*) AS found FROM queen.partitions
+WHERE queue_id = $1 AND ($2::text = '' OR position(lower($2) IN lower(name)) > 0);
 
 -- name: partition_page
--- A page of all partitions, by queue and name.
-SELECT p.id FROM queen.partitions p JOIN queen.queues q ON q.id = p.queue_id
-ORDER BY q.name, p.name LIMIT $1 OFFSET $2;
+-- A page of all partitions with a text in their names (empty: any), by queue and name ($2: descending). Queues are gone
+-- through in order, so that no more partitions are read than are skipped and returned.
+SELECT p.id FROM (
+    SELECT id, row_number() OVER (ORDER BY CASE WHEN NOT $2::boolean THEN name END, name DESC) AS place
+    FROM queen.queues ORDER BY place
+) q
+CROSS JOIN LATERAL (
+    SELECT id FROM (
+        (SELECT id, row_number() OVER (ORDER BY name) AS place FROM queen.partitions
+        WHERE queue_id = q.id AND NOT $2 AND ($1::text = '' OR position(lower($1) IN lower(name)) > 0)
+        ORDER BY name LIMIT $3::bigint + $4::bigint)
+        UNION ALL
+        (SELECT id, row_number() OVER (ORDER BY name DESC) FROM queen.partitions
+        WHERE queue_id = q.id AND $2 AND ($1 = '' OR position(lower($1) IN lower(name)) > 0)
+        ORDER BY name DESC LIMIT $3::bigint + $4::bigint)
+    ) o ORDER BY place
+) p
+LIMIT $3 OFFSET $4;
 
 -- name: queue_partition_page
--- A page of the partitions of a queue, by name.
-SELECT id FROM queen.partitions WHERE queue_id = $1 ORDER BY name LIMIT $2 OFFSET $3;
+-- A page of the partitions of a queue with a text ($2) in their names (empty: any), by name, number of messages or time of
+-- the newest ($3; $4: descending). By name the index has them in order; each branch but one is empty.
+SELECT id FROM (
+    (SELECT id FROM queen.partitions WHERE queue_id = $1 AND $3::text = 'name' AND NOT $4::boolean
+        AND ($2::text = '' OR position(lower($2) IN lower(name)) > 0) ORDER BY name LIMIT $5 OFFSET $6)
+    UNION ALL
+    (SELECT id FROM queen.partitions WHERE queue_id = $1 AND $3 = 'name' AND $4
+        AND ($2 = '' OR position(lower($2) IN lower(name)) > 0) ORDER BY name DESC LIMIT $5 OFFSET $6)
+    UNION ALL
+    (SELECT id FROM queen.partitions WHERE queue_id = $1 AND $3 <> 'name'
+        AND ($2 = '' OR position(lower($2) IN lower(name)) > 0)
+    ORDER BY (CASE WHEN $3 = 'stored' THEN (next_offset - floor_offset)::float8
+        ELSE coalesce(extract(epoch FROM last_at), 0)::float8 END) * CASE WHEN $4 THEN -1 ELSE 1 END, name
+    LIMIT $5 OFFSET $6)
+) p;
+
+-- name: queue_partitions_after
+-- A page of the partitions of a queue after a name ($4; empty: from the first), by name.
+SELECT id, name FROM queen.partitions WHERE queue_id = $1 AND name > $4 ORDER BY name LIMIT $2 OFFSET $3;
+
+-- name: queue_totals
+-- What all partitions of a queue hold together, counted as in partition_list.
+WITH dead AS (
+    SELECT d.partition_id, d.group_id, count(*) AS found,
+        count(*) FILTER (WHERE d.message_offset >= p.floor_offset) AS live
+    FROM queen.dead_letters d JOIN queen.partitions p ON p.id = d.partition_id
+    WHERE d.queue_id = $1 GROUP BY d.partition_id, d.group_id
+), held AS (
+    SELECT p.next_offset - p.floor_offset AS total,
+        coalesce(max(p.next_offset - greatest(c.committed, p.floor_offset)), p.next_offset - p.floor_offset) AS pending,
+        greatest(0, max(least(c.lease_end, p.next_offset) - greatest(c.committed, p.floor_offset))
+            FILTER (WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp())) AS processing,
+        greatest(0, max(greatest(c.committed, p.floor_offset) - p.floor_offset - coalesce(d.live, 0))) AS completed
+    FROM queen.partitions p
+    LEFT JOIN queen.cursors c ON c.partition_id = p.id
+    LEFT JOIN dead d ON d.partition_id = p.id AND d.group_id = c.group_id
+    WHERE p.queue_id = $1 GROUP BY p.id
+)
+SELECT coalesce(sum(total), 0)::bigint AS total, coalesce(sum(pending), 0)::bigint AS pending,
+    coalesce(sum(processing), 0)::bigint AS processing, coalesce(sum(completed), 0)::bigint AS completed,
+    (SELECT coalesce(sum(m.most), 0)::bigint FROM (SELECT max(found) AS most FROM dead GROUP BY partition_id) m)
+        AS dead_letter
+FROM held;
 
 -- name: partition_list
 -- What partitions hold, in the order given. Everything is looked up by partition, so that the cost grows with their

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -44,6 +44,14 @@ Limit: TypeAlias = Annotated[
 ]
 Offset: TypeAlias = Annotated[
     int, Meta(ge=0, le=1 << 53, description="The number of entries to skip.", extra={CLAMPED: True})
+]
+
+
+Search: TypeAlias = Annotated[
+    str, Meta(max_length=LONGEST_NAME, description="Only those with this text in their name, in any case.")
+]
+Order: TypeAlias = Annotated[
+    Literal["asc", "desc"] | None, Meta(description="Ascending or descending; by default as `sort` says.")
 ]
 
 

@@ -6,7 +6,8 @@ import asyncio
 from typing import Any, Final
 
 from queen.broker.pop.requests import PopRequest
-from queen.errors import BadRequest
+from queen.errors import BadRequest, Forbidden
+from queen.http.auth.principal import is_subject
 from queen.http.consume.options import checked_group, starting_point
 from queen.http.routing.call import Call
 from queen.http.routing.context import Api, Shard
@@ -22,6 +23,7 @@ from queen.wire.api.messages.messaging import (
     NamespacePopQuery,
     Popped,
     PopQuery,
+    PushQuery,
     PushResult,
     TransactionResult,
 )
@@ -100,6 +102,7 @@ _ACK_DESCRIPTION: Final = (
     "`transactionId` that its partition has already is answered as `duplicate` and stored once. A 201 means that "
     "every item answered `queued` is durable in PostgreSQL, and every item answered `buffered` on the disk of the "
     "server, from where it is replayed to PostgreSQL. `data` is accepted in place of `payload`.",
+    query=PushQuery,
     body=PushBody,
     decode=decode_push,
     body_example={
@@ -128,7 +131,22 @@ def push(api: Api, request: Request) -> Response | asyncio.Future[Response]:
     if not api.keep_bodies:
         # The pusher has it as long as it needs it: until it is packed.
         request.body = b""
-    return api.broker.pusher.push(PushRequest(push.items, len(body), request.subject, hold), _created)
+    query: PushQuery = request.args
+    subject = request.subject if not query.producer_sub else _producer(request, query.producer_sub)
+    return api.broker.pusher.push(PushRequest(push.items, len(body), subject, hold), _created)
+
+
+def _producer(request: Request, producer: str) -> str | None:
+    """Who is noted as the producer, where an administrator says who it was."""
+    principal = request.principal
+    if principal is None:
+        # Nobody is asked for a token, so nobody is noted.
+        return None
+    if principal.access < Access.ADMIN:
+        raise Forbidden("producerSub in the query needs a token with the role admin; all others push for themselves")
+    if not is_subject(producer):
+        raise BadRequest("producerSub must be up to 1024 printable characters")
+    return producer
 
 
 @routes.direct(

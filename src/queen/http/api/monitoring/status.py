@@ -10,6 +10,7 @@ import msgspec
 
 from queen.broker.inspect.browse import MessageFilter
 from queen.errors import BadRequest
+from queen.http.api.resources.queues import queue_listing, queue_order
 from queen.http.routing.call import Call
 from queen.http.routing.context import Shard
 from queen.http.routing.placement import Everywhere, Paged, by_queue, summed
@@ -148,7 +149,7 @@ async def status(shard: Shard, call: Call[StatusQuery, None]) -> StatusView:
     "GET",
     "/api/v1/status/queues",
     access=Access.READ_ONLY,
-    placement=Paged("queues", lambda queue: queue.created_at),
+    placement=Paged("queues", lambda queue: queue.created_at, order=queue_order),
     summary="List queues with their message counts",
     query=StatusQueuesQuery,
     returns={200: ListedQueues},
@@ -156,9 +157,9 @@ async def status(shard: Shard, call: Call[StatusQuery, None]) -> StatusView:
     cached=True,
 )
 async def status_queues(shard: Shard, call: Call[StatusQueuesQuery, None]) -> ListedQueues:
-    query, resources = call.query, shard.resources
-    listed = await resources.queues(query.namespace, query.task, query.limit, query.offset, with_processing=True)
-    total = await resources.queue_count(query.namespace, query.task)
+    query, wanted, resources = call.query, queue_listing(call.query), shard.resources
+    listed = await resources.queues(wanted, query.limit, query.offset, with_processing=True)
+    total = await resources.queue_count(wanted)
     return ListedQueues(listed, Pagination(query.limit, query.offset, total))
 
 
@@ -174,7 +175,9 @@ async def status_queues(shard: Shard, call: Call[StatusQueuesQuery, None]) -> Li
     cached=True,
 )
 async def status_queue(shard: Shard, call: Call[QueueStatusQuery, None]) -> QueueStatus:
-    return await shard.resources.queue_status(call.name("queue"))
+    query = call.query
+    limit = query.limit if query.include_partitions else 0
+    return await shard.resources.queue_status(call.name("queue"), limit, query.offset, query.after)
 
 
 @routes.on_shard(

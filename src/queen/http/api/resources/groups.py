@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from queen.broker.ack.leases import HeldLease
 from queen.broker.inspect.groups import BEGINNING, END, Place
 from queen.errors import BadRequest, Conflict, NotFound
+from queen.http.api.resources.queues import descends
 from queen.http.routing.call import Call
 from queen.http.routing.context import Shard
-from queen.http.routing.placement import Everywhere, Paged, by_queue, summed
+from queen.http.routing.placement import Custom, Everywhere, Invoke, Paged, by_queue, summed
 from queen.http.routing.query import read_time
 from queen.http.routing.route import DATABASE, FOUND, RouteTable
 from queen.http.server.message import Access
+from queen.wire.api.fields import Pagination
 from queen.wire.api.resources.groups import (
     DeleteGroupQuery,
     GroupDeleted,
     GroupOnQueue,
+    GroupPage,
     GroupPaused,
+    GroupsQuery,
     GroupSummary,
     LaggingPartition,
     LaggingQuery,
@@ -36,6 +40,9 @@ from queen.wire.api.resources.groups import (
 )
 from queen.wire.times import iso_millis
 
+if TYPE_CHECKING:
+    from queen.broker.sharding.shard_router import ShardRouter
+
 routes = RouteTable("Consumer groups")
 
 _GROUP = "/api/v1/consumer-groups/{group}"
@@ -51,19 +58,55 @@ def _by_queue(answers: Sequence[dict[str, GroupOnQueue]]) -> dict[str, Any]:
     return dict(sorted(summed(answers).items()))
 
 
+_SORT_KEYS: Final[Mapping[str, Callable[[GroupSummary], Any]]] = {
+    "name": lambda one: (one.name, one.queue_name),
+    "queue": lambda one: (one.queue_name, one.name),
+    "lag": lambda one: one.total_lag,
+    "time": lambda one: one.max_time_lag,
+}
+
+
+def _chosen(listed: Sequence[GroupSummary], query: GroupsQuery) -> list[GroupSummary] | GroupPage:
+    """What a query asks for of all groups, which are sorted by name."""
+    text = query.search.lower()
+    found = [
+        one
+        for one in listed
+        if query.queue in ("", one.queue_name)
+        and (text in one.name.lower() or text in one.queue_name.lower())
+        and (one.total_lag or not query.lagging)
+    ]
+    found.sort(key=_SORT_KEYS[query.sort], reverse=descends(query))
+    if query.limit is None and query.offset is None:
+        return found
+    limit, offset = query.limit or 1000, query.offset or 0
+    return GroupPage(found[offset : offset + limit], len(found), Pagination(limit, offset))
+
+
+async def _place_groups(
+    shards: ShardRouter, invoke: Invoke, call: Call[GroupsQuery, None]
+) -> list[GroupSummary] | GroupPage:
+    answers = await shards.on_available_shards(
+        lambda shard: invoke(shard, call.with_query(limit=None, offset=None, sort="name", order=None))
+    )
+    return _chosen(_by_name(answers), call.query)
+
+
 @routes.on_shard(
     "GET",
     "/api/v1/consumer-groups",
     access=Access.READ_ONLY,
-    placement=Everywhere(_by_name),
+    placement=Custom(_place_groups),
     summary="List consumer groups",
-    description="One entry for each group and queue. Consumers that name no group are `__QUEUE_MODE__`.",
-    returns={200: list[GroupSummary]},
+    description="One entry for each group and queue. Consumers that name no group are `__QUEUE_MODE__`. With `limit` "
+    "or `offset` a page of them, else a bare list.",
+    query=GroupsQuery,
+    returns={200: list[GroupSummary] | GroupPage},
     errors=DATABASE,
     cached=True,
 )
-async def groups(shard: Shard, call: Call[None, None]) -> list[GroupSummary]:
-    return await shard.groups.summaries()
+async def groups(shard: Shard, call: Call[GroupsQuery, None]) -> list[GroupSummary] | GroupPage:
+    return _chosen(await shard.group_summaries(), call.query)
 
 
 @routes.on_shard(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from queen.broker.inspect.resources import QueueListing
 from queen.broker.queues import option_values
-from queen.errors import NotFound
+from queen.errors import BadRequest, NotFound
 from queen.http.routing.call import Call
 from queen.http.routing.context import Shard
 from queen.http.routing.placement import Everywhere, Paged, by_queue, labelled, summed
 from queen.http.routing.route import DATABASE, FOUND, RouteTable
 from queen.http.server.message import Access
 from queen.wire.api.fields import Pagination
+from queen.wire.api.monitoring.status import StatusQueuesQuery
 from queen.wire.api.resources.queues import (
     Cleared,
     ClearQuery,
@@ -18,12 +23,15 @@ from queen.wire.api.resources.queues import (
     Deleted,
     NamespaceList,
     NamespacesUpdated,
+    PartitionInList,
     PartitionList,
     PartitionsQuery,
     PartitionsUpdated,
     Paused,
     QueueDepth,
+    QueueInList,
     QueueList,
+    QueuePartitionsQuery,
     QueuesQuery,
     QueuesUpdated,
     QueueView,
@@ -35,6 +43,33 @@ from queen.wire.api.resources.queues import (
 )
 
 routes = RouteTable("Queues")
+
+_QUEUE_KEYS: Final[Mapping[str, Callable[[QueueInList], Any]]] = {
+    "created": lambda queue: queue.created_at,
+    "name": lambda queue: queue.name,
+    "partitions": lambda queue: queue.partitions,
+    "stored": lambda queue: queue.messages.total,
+    "pending": lambda queue: queue.messages.pending,
+}
+
+
+def descends(query: Any) -> bool:
+    """Whether a list is sorted from the largest on: names are not, unless that is asked for."""
+    return bool(query.order == "desc" if query.order is not None else query.sort not in ("name", "queue"))
+
+
+def queue_order(query: QueuesQuery | StatusQueuesQuery) -> tuple[Callable[[QueueInList], Any], bool]:
+    """The key by which queues of several shards are merged, and whether it descends."""
+    return _QUEUE_KEYS[query.sort], descends(query)
+
+
+def queue_listing(query: QueuesQuery | StatusQueuesQuery) -> QueueListing:
+    """Which queues a request is for."""
+    return QueueListing(query.namespace, query.task, query.search, query.sort, descends(query))
+
+
+def _partition_order(query: PartitionsQuery) -> tuple[Callable[[PartitionInList], Any], bool]:
+    return lambda one: (one.queue, one.name), descends(query)
 
 
 @routes.on_shard(
@@ -124,7 +159,7 @@ async def resume_queue(shard: Shard, call: Call[None, None]) -> Paused:
     "GET",
     "/api/v1/resources/queues",
     access=Access.READ_ONLY,
-    placement=Paged("queues", lambda queue: queue.created_at),
+    placement=Paged("queues", lambda queue: queue.created_at, order=queue_order),
     summary="List queues",
     query=QueuesQuery,
     returns={200: QueueList},
@@ -132,12 +167,12 @@ async def resume_queue(shard: Shard, call: Call[None, None]) -> Paused:
     cached=True,
 )
 async def queues(shard: Shard, call: Call[QueuesQuery, None]) -> QueueList:
-    query, resources = call.query, shard.resources
+    query, wanted, resources = call.query, queue_listing(call.query), shard.resources
     if query.limit is None and query.offset is None:
-        return QueueList(await resources.queues(query.namespace, query.task))
+        return QueueList(await resources.queues(wanted))
     limit, offset = query.limit or 1000, query.offset or 0
-    listed = await resources.queues(query.namespace, query.task, limit, offset)
-    return QueueList(listed, await resources.queue_count(query.namespace, query.task), Pagination(limit, offset))
+    listed = await resources.queues(wanted, limit, offset)
+    return QueueList(listed, await resources.queue_count(wanted), Pagination(limit, offset))
 
 
 @routes.on_shard(
@@ -146,11 +181,12 @@ async def queues(shard: Shard, call: Call[QueuesQuery, None]) -> QueueList:
     access=Access.READ_ONLY,
     placement=by_queue(),
     summary="A queue and its partitions",
+    query=QueuePartitionsQuery,
     returns={200: QueueView},
     errors=FOUND,
 )
-async def queue(shard: Shard, call: Call[None, None]) -> QueueView:
-    return await shard.resources.queue(call.name("queue"))
+async def queue(shard: Shard, call: Call[QueuePartitionsQuery, None]) -> QueueView:
+    return await shard.resources.queue(call.name("queue"), call.query.limit, call.query.after)
 
 
 @routes.on_shard(
@@ -176,15 +212,19 @@ async def queue_depth(shard: Shard, call: Call[None, None]) -> QueueDepth:
     "GET",
     "/api/v1/resources/partitions",
     access=Access.READ_ONLY,
-    placement=Paged("partitions", lambda one: (one.queue, one.name), newest_first=False),
+    placement=Paged("partitions", lambda one: (one.queue, one.name), order=_partition_order),
     summary="List partitions",
     query=PartitionsQuery,
     returns={200: PartitionList},
     errors=FOUND,
 )
 async def partitions(shard: Shard, call: Call[PartitionsQuery, None]) -> PartitionList:
-    limit, offset = call.query.limit, call.query.offset
-    listed, total = await shard.resources.partitions(call.query.queue, limit, offset)
+    query, limit, offset = call.query, call.query.limit, call.query.offset
+    if query.sort != "name" and not query.queue:
+        raise BadRequest("sort must be name where no queue is named")
+    listed, total = await shard.resources.partitions(
+        query.queue, query.search, query.sort, descends(query), limit, offset
+    )
     return PartitionList(listed, total, Pagination(limit, offset))
 
 

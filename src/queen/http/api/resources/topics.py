@@ -19,6 +19,7 @@ from queen.http.routing.placement import (
     Custom,
     Everywhere,
     Invoke,
+    Paged,
     by_namespace,
     by_topic,
     first_answer,
@@ -333,15 +334,11 @@ async def peek(shard: Shard, call: Call[PeekQuery, None]) -> Response:
     return Response(200, render_items(rows, *key, _ids_as_text(call.request)))
 
 
-def _merge_counts(answers: Sequence[Sequence[TopicCounts]]) -> list[TopicCounts]:
-    return sorted((one for answer in answers for one in answer), key=lambda one: (one.namespace, one.topic))
-
-
 @routes.on_shard(
     "GET",
     f"{_NATIVE}/counts",
     access=Access.READ_ONLY,
-    placement=Everywhere(_merge_counts),
+    placement=Paged("", lambda one: one.topic, newest_first=False),
     id="topicCounts",
     summary="Item counts and options of topics",
     query=CountsQuery,
@@ -349,7 +346,10 @@ def _merge_counts(answers: Sequence[Sequence[TopicCounts]]) -> list[TopicCounts]
     errors=DATABASE,
 )
 async def counts(shard: Shard, call: Call[CountsQuery, None]) -> list[TopicCounts]:
-    return await shard.broker.topics.admin.counts(call.query.namespace, call.query.topic or None)
+    query = call.query
+    return await shard.broker.topics.admin.counts(
+        query.namespace, query.topic or None, query.search, query.limit, query.offset or 0
+    )
 
 
 @routes.on_shard(

@@ -144,6 +144,14 @@ _Batch: TypeAlias = Annotated[
 ]
 
 
+class PushQuery(Query):
+    """How messages are stored that somebody else had pushed before."""
+
+    producer_sub: Annotated[
+        str, Meta(description="Who pushed them, in place of the subject of the token. Needs the role admin.")
+    ] = ""
+
+
 class PopQuery(Query):
     """What a pop asks for. `namespace` and `task` are accepted and not used where a queue is named."""
 

@@ -11,15 +11,18 @@ from queen.wire.api.fields import (
     Count,
     Limit,
     NamespaceFilter,
+    OptionalName,
+    Order,
     Page,
     Pagination,
     QueueFilter,
+    Search,
     TaskFilter,
     Time,
     TimeSpan,
     Uuid,
 )
-from queen.wire.api.resources.queues import Counters, QueueInList, QueueOptions
+from queen.wire.api.resources.queues import Counters, QueueInList, QueueOptions, QueueSort
 
 Interval: TypeAlias = Literal["minute", "hour", "day"]
 
@@ -219,11 +222,12 @@ class WatchedPartition(Answer):
 
 
 class QueueStatus(Answer):
-    """One queue as it is watched."""
+    """One queue as it is watched. `next` is the name `after` which the rest of its partitions is to be asked for."""
 
     queue: WatchedQueue
     partitions: list[WatchedPartition]
     totals: WatchedTotals
+    next: str | None
 
 
 class QueueMessage(Answer):
@@ -237,6 +241,7 @@ class QueueMessage(Answer):
     partition: str
     status: str
     created_at: Time
+    producer_sub: str | None
 
 
 class StoredPoint(Answer):
@@ -269,12 +274,16 @@ class StatusQueuesQuery(Page):
     limit: Limit = 100
     namespace: NamespaceFilter = ""
     task: TaskFilter = ""
+    search: Search = ""
+    sort: QueueSort = "created"
+    order: Order = None
 
 
 class QueueStatusQuery(Page):
-    """`includePartitions` is accepted and changes nothing: partitions are always included."""
+    """Which partitions of the queue are shown."""
 
-    include_partitions: Annotated[bool, Meta(description="Ignored: partitions are always included.")] = True
+    include_partitions: Annotated[bool, Meta(description="Whether any is, beside the totals of the queue.")] = True
+    after: Annotated[OptionalName, Meta(description="Partitions after this name: `next` of the page before.")] = ""
 
 
 class QueueMessagesQuery(Page):

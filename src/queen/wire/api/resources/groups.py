@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, UnsetType
 
@@ -14,8 +14,11 @@ from queen.wire.api.fields import (
     Body,
     Count,
     Limit,
+    Offset,
     OptionalName,
+    Order,
     Page,
+    Pagination,
     Query,
     SnakeAnswer,
     Time,
@@ -221,6 +224,32 @@ class LeaseReleased(Answer):
     partition_name: str
     lease_id: Uuid
     available: Count
+
+
+class GroupPage(Answer, rename=None):
+    """A page of groups."""
+
+    consumer_groups: list[GroupSummary]
+    total: Count
+    pagination: Pagination
+
+
+class GroupsQuery(Query):
+    """Which groups are listed; all of them, as a bare list, unless `limit` or `offset` is sent."""
+
+    queue: Annotated[OptionalName, Meta(description="Only on this queue.")] = ""
+    search: Annotated[
+        str,
+        Meta(max_length=255, description="Only those with this text in the name of the group or queue, in any case."),
+    ] = ""
+    lagging: Annotated[bool, Meta(description="Only groups that have messages before them.")] = False
+    sort: Annotated[
+        Literal["name", "queue", "lag", "time"],
+        Meta(description="What they are sorted by: names ascending, `lag` in messages and in `time` descending."),
+    ] = "name"
+    order: Order = None
+    limit: Limit | None = None
+    offset: Offset | None = None
 
 
 class LaggingQuery(Page):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -19,9 +19,11 @@ from queen.wire.api.fields import (
     NamespaceFilter,
     Offset,
     OptionalName,
+    Order,
     Page,
     Pagination,
     Query,
+    Search,
     Seconds,
     TaskFilter,
     Time,
@@ -74,11 +76,24 @@ class Configured(Answer):
     options: QueueOptions
 
 
+QueueSort: TypeAlias = Annotated[
+    Literal["created", "name", "partitions", "stored", "pending"],
+    Meta(description="What they are sorted by: `name` ascending, all others descending."),
+]
+PartitionSort: TypeAlias = Annotated[
+    Literal["name", "stored", "newest"],
+    Meta(description="What they are sorted by: `name` ascending, the others descending, and of one queue alone."),
+]
+
+
 class QueuesQuery(Query):
     """Which queues are listed; all of them unless `limit` or `offset` is sent."""
 
     namespace: NamespaceFilter = ""
     task: TaskFilter = ""
+    search: Search = ""
+    sort: QueueSort = "created"
+    order: Order = None
     limit: Limit | None = None
     offset: Offset | None = None
 
@@ -87,6 +102,16 @@ class PartitionsQuery(Page):
     """Which partitions are listed."""
 
     queue: Annotated[OptionalName, Meta(description="Only partitions of this queue.")] = ""
+    search: Search = ""
+    sort: PartitionSort = "name"
+    order: Order = None
+
+
+class QueuePartitionsQuery(Query):
+    """Which partitions of a queue are shown."""
+
+    limit: Limit = 1000
+    after: Annotated[OptionalName, Meta(description="Partitions after this name: `next` of the page before.")] = ""
 
 
 class ClearQuery(Query):
@@ -179,7 +204,10 @@ class PartitionInList(PartitionView):
 
 
 class QueueView(Answer):
-    """A queue with all its partitions, by name."""
+    """A queue with its partitions, by name. `next` is the name `after` which the rest of them is to be asked for.
+
+    `totals` are those of the queue, whatever part of its partitions is shown.
+    """
 
     id: Uuid
     name: str
@@ -188,6 +216,7 @@ class QueueView(Answer):
     created_at: Time
     partitions: list[PartitionView]
     totals: Counters
+    next: str | None
     paused: bool
     paused_groups: list[str]
 

@@ -6,7 +6,19 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, UnsetType
 
-from queen.wire.api.fields import CLAMPED, Count, Limit, Name, Offset, OptionalName, Query, Seconds, SnakeAnswer, Time
+from queen.wire.api.fields import (
+    CLAMPED,
+    Count,
+    Limit,
+    Name,
+    Offset,
+    OptionalName,
+    Query,
+    Search,
+    Seconds,
+    SnakeAnswer,
+    Time,
+)
 from queen.wire.topics import LONGEST_LEASE
 
 Id: TypeAlias = Annotated[
@@ -246,3 +258,6 @@ class CountsQuery(NamespaceQuery):
     """The topics that are counted."""
 
     topic: Annotated[OptionalName, Meta(description="Only this topic.")] = ""
+    search: Search = ""
+    limit: Limit | None = None
+    offset: Offset | None = None

@@ -1,0 +1,144 @@
+/**
+ * The server's stream of counters and changes (`GET /api/v1/events`), of which each open page has one.
+ *
+ * It is read with `fetch`, so that a token can be sent. A hidden tab closes it; one that is cut is opened again, later
+ * each time. Where the server refuses it to a token, `version` moves once a second, and pages ask by themselves.
+ */
+import { computed, reactive, ref, shallowRef } from 'vue'
+import { connection, token } from '@/api/client'
+
+export interface Counters {
+  at: string
+  rates: { push: number; pop: number; ack: number; failed: number; deadLetters: number; requests: number }
+  totals: { pushMessages: number; popMessages: number; ackMessages: number; failed: number; deadLetters: number; requests: number }
+  parked: number
+  inFlight: number
+  depth: { at: string; queues: number; partitions: number; stored: number; pending: number; deadLetters: number } | null
+  shards: { shard: number; up: boolean; reason: string }[]
+  maintenance: { push: boolean; pop: boolean }
+  spool: { messages: number; bytes: number; failed: number }
+  /** The busiest of this second. */
+  queues: { queue: string; push: number; pop: number; ack: number }[]
+}
+export interface Tick {
+  at: number
+  push: number
+  pop: number
+  ack: number
+}
+
+export const stream = reactive({ state: 'connecting' as 'connecting' | 'open' | 'cut' | 'refused', retryAt: 0 })
+export const counters = shallowRef<Counters>()
+/** Moves when something has changed that a page may show. */
+export const version = ref(0)
+/** Rates of the last minutes, second by second. */
+export const ticks = shallowRef<Tick[]>([])
+export const lost = computed(() => stream.state === 'cut')
+
+const MAX_TICKS = 180
+const SILENT_MS = 5000
+const FIRST_RETRY_MS = 500
+const LAST_RETRY_MS = 10_000
+let current: AbortController | undefined
+let timer: ReturnType<typeof setTimeout> | undefined
+let failures = 0
+let changed = ''
+
+function receive(event: string, data: string): void {
+  if (event !== 'counters') {
+    version.value += 1
+    if (event === 'database') database(JSON.parse(data) as { up: boolean; reason: string })
+    return
+  }
+  const seen = JSON.parse(data) as Counters
+  counters.value = seen
+  const { requests: _, ...totals } = seen.totals
+  const now = JSON.stringify([totals, seen.depth && { ...seen.depth, at: '' }, seen.shards, seen.maintenance, seen.spool])
+  if (now !== changed) version.value += 1
+  changed = now
+  ticks.value = [...ticks.value.slice(1 - MAX_TICKS), { at: Date.parse(seen.at) / 1000, ...seen.rates }]
+  const down = seen.shards.find((one) => !one.up)
+  database({ up: !down, reason: down?.reason ?? '' })
+}
+
+function database({ up, reason }: { up: boolean; reason: string }): void {
+  connection.database = up
+  if (!up) connection.reason = reason
+}
+
+async function read(body: ReadableStream<Uint8Array>, alive: () => void): Promise<void> {
+  const reader = body.pipeThrough(new TextDecoderStream() as ReadableWritablePair<string, Uint8Array>).getReader()
+  let rest = ''
+  for (;;) {
+    const { done, value } = await reader.read()
+    if (done) return
+    alive()
+    const blocks = (rest + value).split('\n\n')
+    rest = blocks.pop() ?? ''
+    for (const block of blocks) {
+      const fields = new Map(block.split('\n').map((line) => [line.slice(0, line.indexOf(':')), line.slice(line.indexOf(':') + 1).trimStart()]))
+      if (fields.has('data')) receive(fields.get('event') ?? 'message', fields.get('data')!)
+    }
+  }
+}
+
+async function connect(): Promise<void> {
+  clearTimeout(timer)
+  current?.abort()
+  const mine = (current = new AbortController())
+  let silence: ReturnType<typeof setTimeout> | undefined
+  const alive = () => {
+    clearTimeout(silence)
+    silence = setTimeout(() => mine.abort(), SILENT_MS)
+  }
+  alive()
+  try {
+    const headers: Record<string, string> = { Accept: 'text/event-stream' }
+    if (token.get()) headers.Authorization = `Bearer ${token.get()}`
+    const answer = await fetch('/api/v1/events', { headers, signal: mine.signal })
+    if (answer.status === 401) connection.signIn = true
+    if ([401, 403, 404].includes(answer.status)) {
+      stream.state = 'refused'
+      return
+    }
+    if (!answer.ok || !answer.body) throw new Error(String(answer.status))
+    stream.state = 'open'
+    connection.server = true
+    failures = 0
+    version.value += 1
+    await read(answer.body, alive)
+  } catch {
+    // What is cut is opened again below.
+  } finally {
+    clearTimeout(silence)
+  }
+  if (mine !== current || document.visibilityState !== 'visible') return
+  if (failures > 0) {
+    stream.state = 'cut'
+    connection.server = false
+    connection.reason = ''
+  }
+  const wait = failures === 0 ? 0 : Math.min(LAST_RETRY_MS, FIRST_RETRY_MS * 2 ** (failures - 1)) * (0.75 + Math.random() / 2)
+  failures += 1
+  stream.retryAt = Date.now() + wait
+  timer = setTimeout(connect, wait)
+}
+
+function close(): void {
+  clearTimeout(timer)
+  current?.abort()
+  current = undefined
+  ticks.value = []
+}
+
+/** Opens it, and again after signing in. */
+export const openStream = (): void => void connect()
+
+export function startStream(): void {
+  document.addEventListener('visibilitychange', () => (document.visibilityState === 'visible' ? openStream() : close()))
+  addEventListener('pagehide', close)
+  setInterval(() => {
+    if (stream.state === 'refused' && document.visibilityState === 'visible' && !connection.signIn) version.value += 1
+  }, 1000)
+  openStream()
+}

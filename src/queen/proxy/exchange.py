@@ -1,0 +1,204 @@
+"""One request on its way: what is known of it, and where its answer goes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Protocol
+from urllib.parse import unquote
+
+Headers = list[tuple[bytes, bytes]]
+
+# What concerns one connection alone, or is the proxy's to say.
+_NOT_RETURNED: Final = frozenset(
+    {b"connection", b"keep-alive", b"transfer-encoding", b"set-cookie", b"proxy-connection", b"trailer", b"upgrade"}
+)
+# What a body may hold until there is a place for it to go.
+_MOST_HELD: Final = 64 * 1024
+SECURITY: Final = (
+    (b"x-content-type-options", b"X-Content-Type-Options: nosniff\r\n"),
+    (b"x-frame-options", b"X-Frame-Options: DENY\r\n"),
+    (b"referrer-policy", b"Referrer-Policy: no-referrer\r\n"),
+    (b"content-security-policy", b"Content-Security-Policy: default-src 'none'; frame-ancestors 'none'\r\n"),
+)
+
+
+class Behind(Protocol):
+    """A connection to the server behind."""
+
+    transport: asyncio.Transport
+
+    def begin(self, exchange: Exchange) -> None:
+        """The next answer is that to this request."""
+
+    def abandon(self) -> None:
+        """Nobody waits for the answer any more."""
+
+
+class Client(Protocol):
+    """The connection of the client."""
+
+    transport: asyncio.Transport
+    speaks_chunks: bool
+    address: str
+
+    def hold(self, exchange: Exchange) -> None:
+        """Read no more of a body that has no place to go yet."""
+
+    def want(self, exchange: Exchange) -> None:
+        """Its body has a place to go now."""
+
+    def answered(self, exchange: Exchange) -> None:
+        """The answer is out."""
+
+    def failed(self, exchange: Exchange) -> None:
+        """The server behind has gone away in the middle of it."""
+
+    def open_tunnel(self, exchange: Exchange, behind: Behind) -> None:
+        """From now on bytes go both ways as they are."""
+
+    def answer(
+        self,
+        exchange: Exchange | None,
+        status: int,
+        value: object = None,
+        body: bytes = b"",
+        content_type: str = "application/json",
+        headers: list[tuple[str, str]] | None = None,
+    ) -> None:
+        """Answer from here."""
+
+
+class Exchange:
+    """A request, and the answer to it as it comes. Its body is passed on piece by piece, and so is the answer."""
+
+    __slots__ = (
+        "_pieces",
+        "_rechunks",
+        "chunked",
+        "ended",
+        "front",
+        "headers",
+        "held",
+        "keep_alive",
+        "method",
+        "named",
+        "started",
+        "target",
+        "token",
+        "upgrade",
+        "upstream",
+        "whole",
+    )
+
+    def __init__(self, front: Client, method: bytes, target: bytes, headers: Headers) -> None:
+        self.front = front
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.named = dict(headers)
+        """By lower-case name; of several lines the last."""
+        self.keep_alive = True
+        self.upgrade = False
+        self.chunked = b"transfer-encoding" in self.named
+        self.ended = False
+        """Whether the whole request has arrived."""
+        self.started = False
+        """Whether something of the answer has gone out."""
+        self.upstream: Behind | None = None
+        self.token = ""
+        self.held = 0
+        self.whole: asyncio.Event | None = None
+        self._pieces: list[bytes] = []
+        self._rechunks = False
+
+    @property
+    def path(self) -> str:
+        return unquote(self.target.partition(b"?")[0].decode("latin-1"))
+
+    # The request.
+
+    def add(self, piece: bytes) -> None:
+        """Some of its body has arrived."""
+        if self.upstream is not None:
+            self._send(self.upstream, piece)
+            return
+        self._pieces.append(piece)
+        self.held += len(piece)
+        if self.held > _MOST_HELD:
+            self.front.hold(self)
+
+    def end(self) -> None:
+        self.ended = True
+        if self.upstream is not None:
+            self._finish_sending(self.upstream)
+        if self.whole is not None:
+            self.whole.set()
+
+    def take_body(self) -> bytes:
+        body, self._pieces, self.held = b"".join(self._pieces), [], 0
+        return body
+
+    def pass_on(self, upstream: Behind, head: bytes) -> None:
+        """Send it to the server behind; the answer comes by itself."""
+        self.upstream = upstream
+        body = self.take_body()
+        if body and not self.chunked:
+            upstream.transport.write(head + body)
+        else:
+            upstream.transport.write(head)
+            if body:
+                self._send(upstream, body)
+        upstream.begin(self)
+        if self.ended:
+            self._finish_sending(upstream)
+        self.front.want(self)
+
+    def _send(self, upstream: Behind, piece: bytes) -> None:
+        upstream.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self.chunked else piece)
+
+    def _finish_sending(self, upstream: Behind) -> None:
+        if self.chunked:
+            upstream.transport.write(b"0\r\n\r\n")
+
+    # The answer, as the connection behind reads it.
+
+    def answer_begins(self, status: int, reason: bytes, headers: Headers) -> None:
+        front = self.front
+        lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
+        names = set()
+        for name, value in headers:
+            lower = name.lower()
+            names.add(lower)
+            if lower not in _NOT_RETURNED:
+                lines.append(b"%b: %b\r\n" % (name, value))
+        lines += [line for name, line in SECURITY if name not in names]
+        if status == 101:
+            lines += [b"%b: %b\r\n" % pair for pair in headers if pair[0].lower() == b"upgrade"]
+            lines.append(b"Connection: Upgrade\r\n")
+        else:
+            bodiless = self.method == b"HEAD" or status in (204, 304)
+            if b"content-length" not in names and not bodiless:
+                # Its end has to be marked in another way.
+                self._rechunks = front.speaks_chunks
+                self.keep_alive = self.keep_alive and self._rechunks
+                if self._rechunks:
+                    lines.append(b"Transfer-Encoding: chunked\r\n")
+            if not self.keep_alive:
+                lines.append(b"Connection: close\r\n")
+        self.started = True
+        lines.append(b"\r\n")
+        front.transport.write(b"".join(lines))
+
+    def answer_goes_on(self, piece: bytes) -> None:
+        self.front.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self._rechunks else piece)
+
+    def answer_ends(self) -> None:
+        if self._rechunks:
+            self.front.transport.write(b"0\r\n\r\n")
+        self.upstream = None
+        self.front.answered(self)
+
+    def fails(self) -> None:
+        """The server behind is gone."""
+        self.upstream = None
+        self.front.failed(self)

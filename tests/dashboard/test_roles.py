@@ -1,0 +1,121 @@
+"""Who may what: people sign in with a password or a token, and are offered what their role may do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import asyncpg
+import pytest
+from playwright.sync_api import Browser, expect
+
+from queen.embedded import EmbeddedPostgres
+from queen.proxy.passwords import hash_password
+from queen.proxy.users import UserStore
+from tests.acceptance.served import served
+from tests.dashboard.conftest import new_context, run_aside
+from tests.http.auth.issuer import SECRET, issue
+
+PASSWORD = "correct horse battery"
+# Address, and the buttons of its page that a role is offered, each role those of the ones before, too.
+OFFERED = {
+    "/queues/guarded": {"read-write": {"Push", "Pause"}, "admin": {"Clear", "Delete"}},
+    "/queues": {"read-write": {"New queue", "Pause guarded"}, "admin": {"Clear guarded", "Delete guarded"}},
+    "/consumers": {"read-write": {"Seek", "Pause readers on guarded"}, "admin": {"Delete readers on guarded"}},
+    "/messages?queue=guarded": {"read-write": {"Push a message"}},
+    "/namespaces?namespace=acme": {"read-write": {"Enqueue an item"}, "admin": {"Quota", "Write mode", "Set a quota"}},
+    "/namespaces/acme/topics/jobs": {"read-write": {"Enqueue"}, "admin": {"Options", "Pause", "Purge", "Delete"}},
+    "/maintenance": {"admin": {"Switch push maintenance on", "Switch pop maintenance on"}},
+}  # fmt: skip
+ROLES = ("read-only", "read-write", "admin")
+
+
+@pytest.fixture(scope="module")
+def guarded(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server that wants to know who somebody is: three people, one of each role, and a little to look at."""
+
+    async def prepare() -> None:
+        connection = await asyncpg.connect(postgres.dsn())
+        await connection.execute("CREATE DATABASE guarded")
+        await connection.close()
+
+    async def add_people() -> None:
+        async with asyncpg.create_pool(postgres.dsn("guarded"), min_size=1, max_size=1) as pool:
+            users = UserStore(pool)
+            for role in ROLES:
+                await users.create(role, hash_password(PASSWORD), role)
+
+    run_aside(prepare())
+    directory = tmp_path_factory.mktemp("guarded")
+    with served(directory, DATABASE_URLS=postgres.dsn("guarded"), QUEEN_LOGIN="true", JWT_SECRET=SECRET) as server:
+        run_aside(add_people())
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def tokens_only(postgres: EmbeddedPostgres, guarded: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Another server of the same database, which knows tokens and no passwords."""
+    directory = tmp_path_factory.mktemp("tokens")
+    with served(directory, DATABASE_URLS=postgres.dsn("guarded"), JWT_ENABLED="true", JWT_SECRET=SECRET) as server:
+        yield server.url
+
+
+@pytest.mark.parametrize("role", reversed(ROLES))
+def test_person_is_offered_what_the_role_may_do(browser: Browser, guarded: str, role: str) -> None:
+    context = new_context(browser)
+    page = context.new_page()
+    refused: list[str] = []
+    page.on("response", lambda answer: refused.append(answer.url) if answer.status == 403 else None)
+    page.goto(f"{guarded}/queues/guarded")
+    page.get_by_label("User name").fill(role)
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url(f"{guarded}/queues/guarded")
+    if role == "admin":  # The first to come: there is something to look at for the others, then.
+        page.evaluate(
+            """async () => {
+                const call = (method, path, body) => fetch(path, {method, body: body && JSON.stringify(body),
+                    headers: {'Content-Type': 'application/json'}})
+                await call('POST', '/api/v1/push', {items: [{queue: 'guarded', payload: 1}]})
+                await call('GET', '/api/v1/pop/queue/guarded?consumerGroup=readers&subscriptionMode=all')
+                await call('POST', '/api/v1/topics/enqueue', [{namespace: 'acme', topic: 'jobs', data: 1}])
+            }"""
+        )
+    expect(page.locator(".sidebar footer")).to_contain_text(role)
+    for path, offered in OFFERED.items():
+        if path == "/maintenance" and role != "admin":
+            continue
+        page.goto(guarded + path)
+        mine = [button for rank in ROLES[: ROLES.index(role) + 1] for button in offered.get(rank, ())]
+        others = [button for rank in ROLES[ROLES.index(role) + 1 :] for button in offered.get(rank, ())]
+        expect(page.locator("main h1")).to_be_visible()
+        expect(page.locator("main .skeleton")).to_have_count(0)
+        for button in mine:
+            expect(page.locator("main").get_by_role("button", name=button, exact=True).first).to_be_visible()
+        for button in others:
+            expect(page.locator("main").get_by_role("button", name=button, exact=True)).to_have_count(0)
+    for name in ("Audit log", "Settings", "Spool & maintenance"):
+        expect(page.get_by_role("link", name=name)).to_have_count(1 if role == "admin" else 0)
+    assert refused == []
+    page.get_by_role("button", name="Sign out").click()
+    page.wait_for_url(f"{guarded}/login")
+    context.close()
+
+
+def test_token_is_asked_for_where_the_server_wants_one(browser: Browser, tokens_only: str) -> None:
+    context = new_context(browser)
+    page = context.new_page()
+    page.goto(f"{tokens_only}/system")
+    page.get_by_label("Token").fill("not a token")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_be_visible()
+    page.get_by_label("Token").fill(issue("read-only"))
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("heading", name="System")).to_be_visible()
+    expect(page.get_by_role("button", name="Connections")).to_have_count(0)
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_label("Token").fill(issue("admin"))
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("button", name="Connections")).to_be_visible()
+    page.goto(f"{tokens_only}/")
+    expect(page.get_by_text("live", exact=True)).to_be_visible()
+    context.close()

@@ -1,0 +1,295 @@
+"""What the proxy passes on, how, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+
+from queen.proxy import sessions
+from tests.proxy.conftest import Site, StartProxy
+from tests.support.ageing import until
+
+PUSH = {"items": [{"queue": "q", "payload": 1}]}
+
+
+@pytest.fixture(autouse=True)
+def _no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was looked up is looked up again, instead of some seconds later."""
+    monkeypatch.setattr(sessions, "_LIVE_SECONDS", 0.0)
+
+
+class Behind:
+    """A server that shows what reaches it, and answers as it is told to."""
+
+    def __init__(self) -> None:
+        self.received = b""
+        self.lost = asyncio.Event()
+        self.writer: asyncio.StreamWriter | None = None
+        self._news = asyncio.Condition()
+        self._server: asyncio.Server | None = None
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        if self.writer is not None:
+            self.writer.transport.abort()
+
+    async def until(self, text: bytes) -> None:
+        async with asyncio.timeout(20), self._news:
+            await self._news.wait_for(lambda: text in self.received)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        try:
+            while some := await reader.read(65536):
+                async with self._news:
+                    self.received += some
+                    self._news.notify_all()
+        except ConnectionError:
+            pass
+        self.lost.set()
+
+
+@pytest.fixture
+async def behind() -> AsyncIterator[Behind]:
+    behind = Behind()
+    await behind.start()
+    yield behind
+    await behind.stop()
+
+
+async def token_of(site: Site, name: str = "alice", role: str = "admin") -> str:
+    await site.add_user(name, role)
+    return (await site.log_in(name)).cookies["token"].value
+
+
+async def connect(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    place = urlsplit(site.url)
+    return await asyncio.open_connection(place.hostname, place.port)
+
+
+def head(token: str, line: str, *more: str) -> bytes:
+    return "\r\n".join([line, "Host: localhost", f"Authorization: Bearer {token}", *more, "", ""]).encode()
+
+
+async def test_bodies_pass_piece_by_piece(start_proxy: StartProxy, behind: Behind) -> None:
+    """Neither a body that comes nor one that goes is kept until it is whole."""
+    site = await start_proxy(queen_server_url=behind.url)
+    token = await token_of(site)
+    reader, writer = await connect(site)
+    writer.write(head(token, "POST /api/v1/push HTTP/1.1", "Content-Length: 1000000") + b"first piece")
+    await behind.until(b"first piece")
+    writer.write(b"second piece")
+    await behind.until(b"second piece")
+    writer.write(b"x" * (1_000_000 - 23))
+    await behind.until(b"x" * 1000)
+    assert behind.writer is not None
+    behind.writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\nanswer begins")
+    assert b"answer begins" in await asyncio.wait_for(reader.readuntil(b"answer begins"), 20)
+    behind.writer.write(b"and goes on")
+    assert await asyncio.wait_for(reader.readuntil(b"goes on"), 20) == b"and goes on"
+    writer.transport.abort()
+
+
+async def test_chunks_pass_piece_by_piece(start_proxy: StartProxy, behind: Behind) -> None:
+    site = await start_proxy(queen_server_url=behind.url)
+    token = await token_of(site)
+    reader, writer = await connect(site)
+    writer.write(head(token, "POST /x HTTP/1.1", "Transfer-Encoding: chunked") + b"5\r\nfirst\r\n")
+    await behind.until(b"first")
+    writer.write(b"6\r\nsecond\r\n0\r\n\r\n")
+    await behind.until(b"0\r\n\r\n")
+    assert behind.writer is not None
+    behind.writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
+    await asyncio.wait_for(reader.readuntil(b"one"), 20)
+    behind.writer.write(b"3\r\ntwo\r\n0\r\n\r\n")
+    rest = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 20)
+    assert b"two" in rest
+    writer.close()
+
+
+async def test_a_slow_reader_holds_up_nobody_and_fills_no_memory(start_proxy: StartProxy, behind: Behind) -> None:
+    site = await start_proxy(queen_server_url=behind.url)
+    token = await token_of(site)
+    _, writer = await connect(site)
+    cast(asyncio.Transport, writer.transport).pause_reading()
+    writer.write(head(token, "GET /large HTTP/1.1"))
+    await behind.until(b"GET /large")
+    assert behind.writer is not None
+    behind.writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n")
+    sent = 0
+    while sent < 100_000_000:
+        behind.writer.write(b"x" * 1_000_000)
+        sent += 1_000_000
+        try:
+            await asyncio.wait_for(behind.writer.drain(), 1)
+        except TimeoutError:
+            break
+    assert sent < 50_000_000, "the proxy has taken more than the client reads"
+    async with site.client.get(f"{site.url}/health") as answer:
+        assert answer.status == 200
+    writer.transport.abort()
+
+
+async def test_who_goes_away_takes_its_long_poll_along(site: Site) -> None:
+    """Else the message that comes next would be leased to nobody, or lost with autoAck."""
+    token = (await site.log_in("alice")).cookies["token"].value
+    _, writer = await connect(site)
+    worker = site.server.worker
+    assert worker is not None
+    line = "GET /api/v1/pop/queue/q?wait=true&timeout=30000&autoAck=true HTTP/1.1"
+    writer.write(head(token, line))
+    await until(lambda: any(connection.busy for connection in worker.shell.connections))
+    writer.transport.abort()
+    await until(lambda: not any(connection.busy for connection in worker.shell.connections))
+    bearer = site.server.bearing(token)
+    await bearer.push("q", "kept")
+    assert [message["data"] for message in await bearer.pop("q")] == ["kept"]
+    await bearer.close()
+
+
+async def test_a_long_poll_is_answered_as_soon_as_a_message_comes(site: Site) -> None:
+    await site.log_in("alice")
+    worker = site.server.worker
+    assert worker is not None
+    query = {"wait": "true", "timeout": "30000"}
+    polling = asyncio.create_task(_pop(site, query))
+    await until(lambda: any(connection.busy for connection in worker.shell.connections))
+    async with site.client.post(f"{site.url}/api/v1/push", json=PUSH, headers={"Origin": site.url}) as answer:
+        assert answer.status == 201
+    assert [message["data"] for message in await polling] == [1]
+
+
+async def _pop(site: Site, query: dict[str, str]) -> list[dict[str, Any]]:
+    async with site.client.get(f"{site.url}/api/v1/pop/queue/q", params=query) as answer:
+        messages: list[dict[str, Any]] = (await answer.json())["messages"]
+        return messages
+
+
+async def test_a_websocket_delivers_acknowledges_and_ends_at_both_sides(site: Site) -> None:
+    await site.log_in("alice")
+    async with site.client.post(f"{site.url}/api/v1/push", json=PUSH, headers={"Origin": site.url}):
+        pass
+    worker = site.server.worker
+    assert worker is not None
+    url = f"{site.url}/ws/v1/consume"
+    async with site.client.ws_connect(url, protocols=["queen.v1"], headers={"Origin": site.url}) as socket:
+        assert socket.protocol == "queen.v1"
+        await socket.send_json({"type": "subscribe", "id": "s", "queue": "q"})
+        assert (await socket.receive_json())["type"] == "subscribed"
+        (message,) = (await socket.receive_json())["messages"]
+        assert message["producerSub"] == "alice"
+        ack = {key: message[key] for key in ("transactionId", "partitionId", "leaseId")}
+        await socket.send_json({"type": "ack", "id": 1, "acknowledgments": [ack]})
+        assert (await socket.receive_json())["results"][0]["success"]
+        assert worker.shell.upgraded
+    await until(lambda: not worker.shell.upgraded)
+
+
+async def test_a_websocket_may_carry_its_token_as_a_protocol(site: Site) -> None:
+    token = (await site.log_in("alice")).cookies["token"].value
+    site.client.cookie_jar.clear()
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(f"{site.url}/ws/v1/consume", protocols=["queen.v1", f"bearer.{token}"]) as socket,
+    ):
+        assert socket.protocol == "queen.v1"
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        await site.client.ws_connect(f"{site.url}/ws/v1/consume", protocols=["queen.v1", "bearer.a.b.c"])
+    assert refused.value.status == 401
+
+
+async def test_a_websocket_ends_with_its_session(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("queen.proxy.app._LOOK_SECONDS", 0.05)
+    await site.log_in("alice")
+    url = f"{site.url}/ws/v1/consume"
+    async with site.client.ws_connect(url, protocols=["queen.v1"], headers={"Origin": site.url}) as socket:
+        users = site.proxy.login.users
+        await users.revoke_sessions(await users.named("alice"))
+        assert (await socket.receive(timeout=20)).type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
+
+
+async def test_another_role_counts_at_once_at_the_server_too(site: Site) -> None:
+    await site.log_in("alice")
+    own = {"Origin": site.url}
+    url = f"{site.url}/api/v1/resources/queues/q"
+    async with site.client.delete(url, headers=own) as answer:
+        assert answer.status == 200
+    users = site.proxy.login.users
+    await users.set_role(await users.named("alice"), "read-write")
+    async with site.client.delete(url, headers=own) as answer:
+        assert answer.status == 403, "although the token was issued to an administrator"
+    async with site.client.post(f"{site.url}/api/v1/push", json=PUSH, headers=own) as answer:
+        assert answer.status == 201
+
+
+async def test_a_link_on_another_site_takes_no_message(site: Site) -> None:
+    await site.log_in("alice")
+    async with site.client.post(f"{site.url}/api/v1/push", json=PUSH, headers={"Origin": site.url}):
+        pass
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Accept": "text/html"}
+    for path in ("/api/v1/pop/queue/q?autoAck=true", "/dequeue?namespace=n&topic=t"):
+        async with site.client.get(f"{site.url}{path}", headers=link) as answer:
+            assert answer.status == 403, path
+    async with site.client.get(f"{site.url}/docs", headers=link) as answer:
+        assert answer.status == 200, "pages may be linked to"
+    assert [message["data"] for message in await _pop(site, {})] == [1]
+
+
+async def test_every_answer_has_the_security_headers(start_proxy: StartProxy, site: Site) -> None:
+    own = {"Origin": site.url}
+    await site.log_in("alice")
+    for method, path in (
+        ("GET", "/health"),
+        ("GET", "/login"),
+        ("GET", "/api/me"),
+        ("POST", "/api/login"),
+        ("GET", "/api/auth/nothing"),
+        ("GET", "/api/v1/status"),
+        ("GET", "/nothing/here"),
+        ("GET", "/"),
+        ("DELETE", "/api/v1/dlq"),
+    ):
+        async with site.client.request(method, f"{site.url}{path}", headers=own) as answer:
+            assert answer.headers["X-Content-Type-Options"] == "nosniff", path
+            assert answer.headers["X-Frame-Options"] == "DENY", path
+            assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"], path
+    reader, writer = await connect(site)
+    writer.write(b"NONSENSE\r\n\r\n")
+    refused = await asyncio.wait_for(reader.read(), 20)
+    assert refused.startswith(b"HTTP/1.1 400")
+    assert b"x-content-type-options: nosniff" in refused.lower()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: +5\r\n\r\nhello",
+        b"GET / HTTP/1.1\r\nHost: a\r\nX y: z\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 200_000 + b"\r\n\r\n",
+    ],
+)
+async def test_what_could_be_read_in_two_ways_is_refused(site: Site, request_: bytes) -> None:
+    reader, writer = await connect(site)
+    writer.write(request_)
+    status = (await asyncio.wait_for(reader.read(), 20))[:12]
+    assert status in (b"HTTP/1.1 400", b"HTTP/1.1 431"), status
+    writer.close()
