@@ -92,7 +92,11 @@ bench: setup ## Measure throughput and latency; ARGS='--help' explains.
 	$(BIN)/python bench/run.py $(ARGS)
 
 SOAK_SECONDS ?= 3600
-soak: setup ## Long campaigns: the tests marked soak, then pushing and popping for an hour (SOAK_SECONDS).
+SOAK_REQUESTS ?= 1000000
+SOAK_SEED ?= 1
+soak: setup ## Long campaigns: faults for an hour (SOAK_SECONDS, SOAK_SEED), a million fuzzed requests, the tests marked soak, load.
+	$(BIN)/python -m tests.campaign --seconds $(SOAK_SECONDS) --seed $(SOAK_SEED)
+	$(BIN)/python -m tests.campaign.fuzz --requests $(SOAK_REQUESTS) --seed $(SOAK_SEED)
 	HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m soak --timeout 3600
 	$(BIN)/python bench/run.py --only mixed --repeat 1 --mixed-seconds $(SOAK_SECONDS) $(ARGS)
 

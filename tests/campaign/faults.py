@@ -25,6 +25,7 @@ _TOGETHER = 0.2
 """How often a fault comes while the one before it lasts."""
 _SOON_SECONDS = 0.2
 _SPREAD = 1_000_003
+_JUMPS = ("-7200", "-60", "-1.5", "+1.5", "+60", "+7200")
 
 
 @dataclass(frozen=True)
@@ -371,6 +372,18 @@ def _disk_full(which: Callable[[Site], list[int]]) -> Inflict:
     return inflict
 
 
+@asynccontextmanager
+async def _clock_jump(site: Site, fault: Fault) -> AsyncIterator[None]:
+    """The time of day of a host jumps, and later back; that of PostgreSQL does not."""
+    clock = site.clocks[fault.pick(len(site.clocks))]
+    clock.write_text(_JUMPS[fault.pick(len(_JUMPS))])
+    try:
+        yield
+        await asyncio.sleep(fault.lasts)
+    finally:
+        clock.write_text("+0")
+
+
 def _has_disks(site: Site) -> bool:
     return len(site.disks) == 1 + len(site.hosts)
 
@@ -399,6 +412,7 @@ KINDS: dict[str, Kind] = {
         for harm in ("cut", "away", "stall", "slow", "half-open", "lost-answers")
     },
     "maintenance": Kind("maintenance", _maintenance),
+    "clock-jump": Kind("clocks", _clock_jump, lambda site: bool(site.clocks), weight=2),
     "redis-kill": Kind("redis", _redis_kill, _has_redis),
     "redis-stop": Kind("redis", _redis_stop, _has_redis),
     "redis-flush": Kind("redis", _redis_flush, _has_redis),

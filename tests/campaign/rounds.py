@@ -72,6 +72,7 @@ class Plan:
     """Seconds between the calls of a client, on average."""
     standby: bool = False
     small_disks: bool = True
+    clocks: bool = False
     older: Path | None = field(default=None, compare=False)
 
     @property
@@ -81,6 +82,7 @@ class Plan:
             hosts=max([2 if self.older else 1, *(kind.hosts for kind in kinds)]),
             shards=max(kind.shards for kind in kinds),
             standby=self.standby,
+            clocks=self.clocks,
             small_disks=self.small_disks,
             older=self.older,
         )
@@ -91,7 +93,7 @@ class Plan:
         if self.faults:
             options.append(f"--faults {','.join(self.faults)}")
         options.append(f"--pace {self.pace:g} --pause {self.pause:g} --round {self.seconds:g}")
-        options += ["--standby"] * self.standby + ["--older"] * (self.older is not None)
+        options += ["--standby"] * self.standby + ["--clocks"] * self.clocks + ["--older"] * (self.older is not None)
         return f"python -m tests.campaign {' '.join(options)}"
 
 

@@ -52,6 +52,8 @@ class Shape:
     redis: bool = True
     small_disks: bool = True
     """Spools and PostgreSQL lie on file systems that can be filled."""
+    clocks: bool = False
+    """The clocks of hosts can be set, where libfaketime is installed."""
     older: Path | None = None
     """Sources of the version before this one, which hosts are started with."""
 
@@ -128,6 +130,8 @@ class Site:
     redis: RedisServer | None = None
     disks: list[Path] = field(default_factory=list)
     """Small file systems: that of PostgreSQL, then those of the spools."""
+    clocks: list[Path] = field(default_factory=list)
+    """Files that say by how many seconds the clock of each host is wrong."""
     updated: set[int] = field(default_factory=set)
     """Hosts that run the present version by now."""
 
@@ -261,6 +265,9 @@ async def _add_host(site: Site, number: int, stack: AsyncExitStack) -> None:
         settings |= {"REDIS_ADDRS": site.redis.address, "TOPIC_READY_QUEUES": "on"}
     if site.shape.hosts > 1:
         settings["QUEEN_UDP_NOTIFY_PORT"] = str(free_port())
+    clock = _own_clock(site, number)
+    if clock is not None:
+        settings |= clock
     disk = _small_disk(site, f"spool-disk-{number}", _SPOOL_MB, stack)
     if disk is not None:
         settings["FILE_BUFFER_DIR"] = str(disk / "spool")
@@ -273,6 +280,22 @@ async def _add_host(site: Site, number: int, stack: AsyncExitStack) -> None:
     await front.start()
     stack.push_async_callback(front.stop)
     site.fronts.append(front)
+
+
+def _own_clock(site: Site, number: int) -> dict[str, str] | None:
+    """What makes the processes of a host read their time of day from a file."""
+    library = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
+    if not site.shape.clocks or library is None:
+        return None
+    clock = site.directory / f"clock{number}"
+    clock.write_text("+0")
+    site.clocks.append(clock)
+    return {
+        "LD_PRELOAD": str(library),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
 
 
 def _end(host: Host) -> None:

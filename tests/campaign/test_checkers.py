@@ -353,6 +353,13 @@ def test_an_item_that_overtakes_a_more_urgent_one_is_found(script: Script) -> No
     assert check_topic(script, strict=False) == []
 
 
+def test_an_item_that_was_not_due_yet_may_be_overtaken(script: Script) -> None:
+    enqueue(script, (1, "later", 0, 3.95), (2, "idle", 3, 0))
+    dequeue(script, (2, "idle", 3), at=5.0)
+    dequeue(script, (1, "later", 0))
+    assert check_topic(script) == []
+
+
 def test_an_answer_that_is_out_of_order_is_found(script: Script) -> None:
     enqueue(script, (1, "a", 0, 0), (2, "b", 1, 0))
     dequeue(script, (2, "b", 1), (1, "a", 0))

@@ -52,7 +52,8 @@ class TopicChecker:
                 self._given[id].append(call)
         self._made: dict[int, tuple[Call, str, int, float]] = {}
         """By id: the call that was answered with it first, name, priority, and when it was due at the earliest."""
-        self._due: dict[int, float] = {}
+        self._due_by: dict[int, float] = {}
+        """By id: when it was due at the latest."""
 
     def check(self) -> list[Violation]:
         self._check_ids()
@@ -85,6 +86,7 @@ class TopicChecker:
                 if known is not None and known[1] != name:
                     self._found("an id twice", f"{id} is {known[1]} and {name}", known[0], call)
                 self._made.setdefault(id, (call, name, priority, first_sent[name] + delay))
+                self._due_by.setdefault(id, call.ended + delay)
                 if keyed and by_key.setdefault(name, (id, call))[0] != id:
                     self._found("a key twice", f"{name} is {by_key[name][0]} and {id}", by_key[name][1], call)
 
@@ -141,8 +143,8 @@ class TopicChecker:
             for other in self._dequeues
         ):
             return
-        for id, (made, name, priority, due) in self._made.items():
-            if priority >= lowest or made.ended >= call.began or due + 0.5 >= call.began:
+        for id, (made, name, priority, _) in self._made.items():
+            if priority >= lowest or self._due_by[id] >= call.began:
                 continue
             if not any(given.began < call.ended for given in self._given.get(id, ())):
                 text = f"{name} (priority {priority}) was there, and priority {lowest} was given"
