@@ -24,7 +24,7 @@ from tests.support.older_sources import older_sources
 def main() -> int:
     options = _parser().parse_args()
     # Clients say of every failure that they try again.
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)
     workloads = _names(options.workload, WORKLOADS, "workload")
     faults = _names(options.faults, KINDS, "fault")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
