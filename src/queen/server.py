@@ -162,6 +162,8 @@ class Worker:
             keep_bodies=tracing is not None,
             open_connections=self.shell.open_connections,
         )
+        if self._sharded is not None:
+            self.api.moves = self._sharded.moves
         router.fallback = Dashboard()
         self._login = _login(settings, settings.database_dsns[0]) if settings.queen_login else None
         if self._login is not None:

@@ -473,6 +473,7 @@ READERS: Final[Mapping[str, BodyReader]] = {
     "POST /api/v1/messages/dlq": _bulk_dead_letters,
     "POST /api/v1/messages/{partition}/{transaction}/dlq": _give_up,
     "GET /api/v1/dlq": _by_query("queue"),
+    "GET /api/v1/dlq/report": _by_query("queue"),
     "POST /api/v1/dlq/retry": _dead_letters,
     "DELETE /api/v1/dlq": _purged,
     "GET /api/v1/analytics/queue-lag": _by_query("queue"),

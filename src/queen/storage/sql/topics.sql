@@ -521,6 +521,8 @@ WITH heads AS (
 DELETE FROM queen.dropped_topics WHERE topic_id = $1;
 
 -- name: topic_namespace_list
--- Namespaces with their quotas and the number of their topics here.
-SELECT n.name, n.quota_per_minute, (SELECT count(*) FROM queen.topics t WHERE t.namespace_id = n.id) AS topics
+-- Namespaces with their quotas, what was counted against them in the last minute, and the number of their topics here.
+SELECT n.name, n.quota_per_minute, (SELECT count(*) FROM queen.topics t WHERE t.namespace_id = n.id) AS topics,
+    coalesce((SELECT sum(u.used) FROM queen.topic_usage u WHERE u.namespace_id = n.id
+        AND u.second > floor(extract(epoch FROM statement_timestamp()))::bigint - 60), 0)::bigint AS used
 FROM queen.topic_namespaces n;
