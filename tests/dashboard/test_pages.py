@@ -25,6 +25,7 @@ PAGES = {
     "/consumers/billing": "customer-7",
     "/messages?range=all&queue=orders": "customer-7",
     "/dead-letters?queue=orders": "card_declined: the issuer refused the payment",
+    "/dead-letters?queue=orders&tab=report": "TimeoutError: payment gateway did not answer within",
     "/traces": "refund-88",
     "/traces?name=order-4711": "handed to the carrier",
     "/namespaces?namespace=acme": "video-transcode",
