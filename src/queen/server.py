@@ -50,6 +50,8 @@ from queen.broker.push.spool_router import SpoolRouter
 from queen.broker.queues import Queues
 from queen.broker.topics.jobs import topic_jobs
 from queen.broker.topics.topics import TOPIC_EVENTS, Topics
+from queen.broker.transactions.inbox import InboxDrainer
+from queen.broker.transactions.inbox_append import InboxAppender
 from queen.broker.transactions.stream_cycles import StreamCycles
 from queen.broker.transactions.stream_queries import StreamQueries
 from queen.broker.transactions.transactions import Transactions
@@ -364,6 +366,13 @@ def make_broker(
             *shard_jobs(settings),
         ],
     )
+    inbox = InboxDrainer(
+        base.database,
+        jobs.elected,
+        base.modes,
+        InboxAppender(base.database, base.catalog, push.pusher, topics, base.envelope, base.ids, meter),
+        poll_seconds=settings.sql_push_poll_ms / 1000,
+    )
     heartbeat = _heartbeat(base, push, pop)
     _subscribe(base, push, pop, topics, jobs, heartbeat)
     base.changes.on_unnotified_writes(pop.popper.poll, topics.dequeuer.wake_all, topics.multi_dequeuer.wake_all)
@@ -398,6 +407,7 @@ def make_broker(
         topics=topics,
         transactions=transactions,
         stages=stages,
+        inbox=inbox,
         stream_queries=stream_queries,
         stream_cycles=stream_cycles,
         message_browser=MessageBrowser(base.database, base.catalog, base.envelope, finder),

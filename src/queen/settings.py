@@ -186,6 +186,14 @@ class Settings:
     pop_safety_poll_ms: int = setting(
         5000, INTERVAL_MS, "Fallback polling interval of long polls, in case a notification is lost.", "ms"
     )
+    queen_sql_push: bool = setting(
+        True,
+        FLAG,
+        "Append what transactions push by the SQL function `queen.push`; off: it waits for a server where this is on.",
+    )
+    sql_push_poll_ms: int = setting(
+        1000, INTERVAL_MS, "Fallback polling interval for pushes from SQL, in case a notification is lost.", "ms"
+    )
     max_body_bytes: int = setting(67108864, whole(1, 2**31 - 1), "Maximum size of a request body.", "bytes")
 
     websocket_origins: tuple[str, ...] = setting(

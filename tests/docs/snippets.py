@@ -190,7 +190,7 @@ def _run_python(snippet: Snippet, text: str, names: dict[str, Any], runner: asyn
 def _compiled(code: str, page: Path, line: int) -> CodeType:
     """The code with the lines of the page, so that a traceback points there; `await` may stand alone."""
     tree = ast.increment_lineno(ast.parse(code), line - 1)
-    result: CodeType = compile(tree, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    result: CodeType = compile(tree, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     return result
 
 

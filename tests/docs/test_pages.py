@@ -18,6 +18,7 @@ DOCS: Final = ROOT / "docs"
 CLIENT_PAGES: Final = sorted((DOCS / "client").glob("*.md"))
 PAGES: Final = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 SPARK_PAGES: Final = {"spark.md", "spark-writing.md"}
+SQL_PAGE: Final = "sql.md"
 
 _QUEUE = re.compile(r"""(?:queue\(|from_\(|\.to\(|"queue": |pop/queue/|queue=)["']?([\w-]+)""")
 _TOPIC = re.compile(r"""(?:topic\(|"namespace": |namespace=)["']?([\w-]+)""")
@@ -41,6 +42,8 @@ def name(page: Path) -> str:
 def test_snippets_run_and_print_what_the_page_shows(page: Path, server: Served, tmp_path: Path) -> None:
     if page.name in SPARK_PAGES:
         pytest.skip("needs Spark: tests/spark/test_documentation.py")
+    if page.name == SQL_PAGE:
+        pytest.skip("needs the database: tests/docs/test_sql.py")
     assert Walk(server.url, tmp_path).page(page) == []
 
 

@@ -46,6 +46,11 @@ async def test_messages_go_through_an_older_postgres(older: EmbeddedPostgres, tm
         await api.push("jobs", 4, partition="other")
         (message,) = await api.pop("jobs", autoAck=True)
         assert message["data"] == 4
+        connection = await asyncpg.connect(older.dsn())
+        await connection.execute("SELECT queen.push('by-sql', 'p', '5'), queen.enqueue('ns', 't', '6')")
+        await connection.close()
+        (message,) = await api.pop("by-sql", wait=True)
+        assert message["data"] == 5
         for path in ("resources/queues/jobs", "resources/overview", "consumer-groups", "messages", "status/queues"):
             answer = await api.call("GET", f"/api/v1/{path}")
             assert answer.status in (200, 404), (path, answer)

@@ -25,6 +25,7 @@ from queen.broker.push.append_lock import AppendLock
 from queen.broker.push.pusher import Pusher
 from queen.broker.push.replay import SpoolDrainer
 from queen.broker.topics.topics import Topics
+from queen.broker.transactions.inbox import InboxDrainer
 from queen.broker.transactions.stream_cycles import StreamCycles
 from queen.broker.transactions.stream_queries import StreamQueries
 from queen.broker.transactions.transactions import Transactions
@@ -75,6 +76,7 @@ class Broker:
     topics: Topics
     transactions: Transactions
     stages: Stages
+    inbox: InboxDrainer
     stream_queries: StreamQueries
     stream_cycles: StreamCycles
     message_browser: MessageBrowser
@@ -95,9 +97,12 @@ class Broker:
         self.changes.start()
         self.peers.start()
         self.jobs.start()
+        if self.settings.queen_sql_push:
+            self.inbox.start()
 
     async def stop(self) -> None:
         """Finish what was accepted, answer parked pops, and close."""
+        await self.inbox.stop()
         await self.jobs.stop()
         await self.changes.stop()
         await self.popper.stop()

@@ -61,8 +61,7 @@ class Appender:
         PostgreSQL is at work on the batches as they are; and again should they have changed since.
         """
         await self.load_windows(link, batches)
-        now = time.monotonic()
-        if not any(batch.queue.max_size or self._shared_until.get(batch.partition.id, 0) > now for batch in batches):
+        if not self._are_shared(batches):
             await self._assembler.assemble(link, batches)
             announcement = _Announcement(batches, self._announce)
 
@@ -80,6 +79,16 @@ class Appender:
             return None
         meanwhile()
         return self._announce_stored(_Announcement(batches, self._announce), times)
+
+    async def append_in(self, fetcher: Fetcher, batches: Sequence[AppendBatch]) -> list[datetime] | None:
+        """Inside a transaction: append at once where no other worker does, else as `append_locked`; then `settle`."""
+        await self.load_windows(fetcher, batches)
+        if not self._are_shared(batches):
+            await self._assembler.assemble(fetcher, batches)
+            times = await _store(fetcher, batches)
+            if times is not None:
+                return times
+        return await self.append_locked(fetcher, batches)
 
     async def load_windows(self, fetcher: Fetcher, batches: Sequence[AppendBatch]) -> None:
         """Load the ids of partitions that this worker has not pushed to before."""
@@ -129,6 +138,11 @@ class Appender:
         for batch, created_at in zip(announcement.stored, times, strict=True):
             self._cache.put(batch.partition.id, batch.segments(created_at))
         self._on_stored(announcement.spans)
+
+    def _are_shared(self, batches: Sequence[AppendBatch]) -> bool:
+        """Whether other workers append to them, or count what they hold: then they are locked first."""
+        now = time.monotonic()
+        return any(batch.queue.max_size or self._shared_until.get(batch.partition.id, 0) > now for batch in batches)
 
     def _note_sharing(self, partitions: Sequence[Partition], ends: dict[int, int]) -> None:
         """Go straight to locking for a while where another worker appends too."""

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from queen.metrics.counters import Durations, Histogram, WorkerTally
 from queen.metrics.report import Report
-from queen.monitoring.scrape import Cluster, Scrape
+from queen.monitoring.scrape import Cluster, Inbox, Scrape
 
 Values: TypeAlias = Iterable[tuple[Sequence[str], float]]
 
@@ -55,6 +55,7 @@ class _Families(Collector):
             yield from _queues(cluster, reports)
             yield from _dead_letters(cluster)
             yield from _paused(cluster)
+            yield from _inbox(cluster.inbox)
         yield from self._more
 
 
@@ -416,6 +417,23 @@ def _queues(cluster: Cluster, reports: Sequence[Report]) -> Iterator[Metric]:
         "Acknowledgments per minute on all hosts, as of their last flush.",
         ("queue", "result"),
         [((queue, what), rate(queue, f"ack_{what}")) for queue in names for what in ("success", "failed")],
+    )
+
+
+def _inbox(inbox: Inbox) -> Iterator[Metric]:
+    yield _gauge("queen_inbox_rows", "Rows of pushes from SQL that wait to be appended.", inbox.rows)
+    yield _gauge("queen_inbox_oldest_seconds", "Age of the oldest of them.", inbox.oldest_seconds)
+    yield _labelled(
+        CounterMetricFamily,
+        "queen_inbox_messages_total",
+        "Messages and items pushed from SQL that left the inbox: appended, found to be duplicates, or not stored.",
+        ("outcome",),
+        [
+            (("appended",), inbox.appended),
+            (("duplicate",), inbox.duplicates),
+            (("dead_letter",), inbox.dead_letters),
+            (("refused",), inbox.refused),
+        ],
     )
 
 

@@ -35,6 +35,28 @@ class Lag:
 
 
 @dataclass(frozen=True, slots=True)
+class Inbox:
+    """What was pushed by SQL: rows that wait to be appended, since when, and what became of the others."""
+
+    rows: int = 0
+    oldest_seconds: float = 0.0
+    appended: int = 0
+    duplicates: int = 0
+    dead_letters: int = 0
+    refused: int = 0
+
+    def __add__(self, other: Inbox) -> Inbox:
+        return Inbox(
+            self.rows + other.rows,
+            max(self.oldest_seconds, other.oldest_seconds),
+            self.appended + other.appended,
+            self.duplicates + other.duplicates,
+            self.dead_letters + other.dead_letters,
+            self.refused + other.refused,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     """Metrics of all hosts, from PostgreSQL. `queues` are those with the most pending messages, up to the limit."""
 
@@ -54,6 +76,7 @@ class Cluster:
     """(queue, group)"""
     paused_topics: Sequence[tuple[str, str]]
     """(namespace, topic)"""
+    inbox: Inbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +147,12 @@ class Scraper:
             paused=[row["name"] for row in paused if row["paused"]],
             paused_groups=[(row["name"], group) for row in paused for group in sorted(row["paused_groups"])],
             paused_topics=[(row["namespace"], row["name"]) for row in topics],
+            inbox=await self._inbox(),
         )
+
+    async def _inbox(self) -> Inbox:
+        (row,) = await self._database.fetch("inbox_standing")
+        return Inbox(*row)
 
 
 def _with_fresh(rates: dict[str, dict[str, Any]], fresh: Sequence[Report]) -> dict[str, dict[str, Any]]:
@@ -181,5 +209,6 @@ class ShardsScraper(Scraper):
                 paused=[*whole.paused, *part.paused],
                 paused_groups=[*whole.paused_groups, *part.paused_groups],
                 paused_topics=[*whole.paused_topics, *part.paused_topics],
+                inbox=whole.inbox + part.inbox,
             )
         return whole

@@ -400,6 +400,7 @@ class AdvisoryLock(IntEnum):
     BACKGROUND_JOBS = 0x5175_6565_6E01
     MOVE = 0x5175_6565_6E02
     BECOMING_A_SHARD = 0x5175_6565_6E03
+    INBOX = 0x5175_6565_6E04
 
 
 def can_be_stored(text: str) -> bool:

@@ -1,11 +1,12 @@
-"""Who runs the background jobs: the one session, over all workers and hosts, that holds an advisory lock."""
+"""Who does what one worker does for all workers and hosts: the session that holds an advisory lock."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +33,9 @@ _KEEPALIVE = {
 
 
 class Session:
-    """One connection that the jobs share, a statement at a time.
+    """One connection that holds the lock, whose users share it a statement at a time.
 
-    The jobs run on the very connection that holds the lock: a worker that has lost it cannot go on by mistake.
+    The work is done on the very connection that holds the lock: a worker that has lost it cannot go on by mistake.
     """
 
     def __init__(self, database: Database, connection: Connection) -> None:
@@ -56,6 +57,24 @@ class Session:
             except UNAVAILABLE_ERRORS as error:
                 self.lost.set()
                 raise DatabaseUnavailable(f"PostgreSQL is unavailable ({error or type(error).__name__})") from error
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """What is fetched inside belongs to one transaction; for a session with one user."""
+        try:
+            async with self._connection.transaction():
+                yield
+        except UNAVAILABLE_ERRORS as error:
+            self.lost.set()
+            raise DatabaseUnavailable(f"PostgreSQL is unavailable ({error or type(error).__name__})") from error
+
+    async def listen(self, channel: str, on_notify: Callable[[], None]) -> None:
+        """Call back for each notification on a channel."""
+        try:
+            await self._connection.add_listener(channel, lambda *_: on_notify())
+        except UNAVAILABLE_ERRORS as error:
+            self.lost.set()
+            raise DatabaseUnavailable(f"PostgreSQL is unavailable ({error or type(error).__name__})") from error
 
     async def keep_alive(self) -> None:
         """Ping until the session is lost: other workers terminate a session that holds the lock and is idle."""
@@ -83,10 +102,11 @@ class Session:
 
 
 class Election:
-    """Stands for the lock until it is won."""
+    """Stands for a lock until it is won."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, lock: AdvisoryLock) -> None:
         self._database = database
+        self._lock = lock
 
     async def win(self) -> Session:
         """Wait until this process is the elected one; the session it returns is its mandate."""
@@ -102,24 +122,24 @@ class Election:
     async def _stand(self, *, check: bool) -> Session | None:
         """Asking costs no connection of its own: one is opened when the lock seems to be free."""
         try:
-            (row,) = await self._database.fetch("janitor_vacant", AdvisoryLock.BACKGROUND_JOBS)
+            (row,) = await self._database.fetch("janitor_vacant", self._lock)
             if not row["vacant"]:
                 if check:
                     await self._end_silent_holder()
                 return None
             return await self._take(await Session.open(self._database))
         except (DatabaseUnavailable, asyncpg.PostgresError) as error:
-            log.debug("the lock of the background jobs cannot be asked for: %s", error)
+            log.debug("lock %s cannot be asked for: %s", self._lock.name, error)
             return None
 
     async def _end_silent_holder(self) -> None:
         """A process that was paused, or whose connection goes nowhere, would keep the lock for ever."""
-        if await self._database.fetch("end_silent_janitor", AdvisoryLock.BACKGROUND_JOBS, _SILENT_SECONDS):
-            log.warning("session that held the lock of the background jobs was idle for too long; terminated")
+        if await self._database.fetch("end_silent_janitor", self._lock, _SILENT_SECONDS):
+            log.warning("session that held lock %s was idle for too long; terminated", self._lock.name)
 
     async def _take(self, session: Session) -> Session | None:
         try:
-            (row,) = await session.fetch("janitor_take", AdvisoryLock.BACKGROUND_JOBS)
+            (row,) = await session.fetch("janitor_take", self._lock)
         except BaseException:
             session.abort()
             raise

@@ -17,7 +17,7 @@ from queen.broker.notifications import Handlers
 from queen.concurrency import BackgroundTask
 from queen.errors import DatabaseUnavailable
 from queen.settings import Settings
-from queen.storage.database import Database
+from queen.storage.database import AdvisoryLock, Database
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class JobRunner:
     def __init__(self, database: Database, make_jobs: Callable[[PushListener], Sequence[Job]]) -> None:
         """Jobs are made for each term: what those of an earlier one remember may be long out of date."""
         self._database = database
-        self._election = Election(database)
+        self._election = Election(database, AdvisoryLock.BACKGROUND_JOBS)
         self._make_jobs = make_jobs
         self._wake_ups: dict[Job, asyncio.Event] = {}
         self.push_listener = PushListener()

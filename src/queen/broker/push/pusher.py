@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from queen.errors import DatabaseUnavailable, QueenError
 from queen.log.append_batch import AppendBatch, ItemOutcome
 from queen.log.appender import Appender
 from queen.log.catalog import Catalog, Partition, Queue
-from queen.log.slices import Push, PushSlice, SlicePreparer, split_by_target
+from queen.log.slices import Push, PushSlice, SlicePreparer, Target, split_by_target
 from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Fetcher, Link, TransactionConflict
 from queen.wire.ids import IdSource
@@ -154,6 +154,10 @@ class Pusher:
         await self._spool_router.let_pass(targets)
         await self._catalog.ensure_partitions(targets)
 
+    def spooled(self, targets: Collection[Target]) -> list[Target]:
+        """Those of the partitions that messages in the spool go to: nothing may be appended before them."""
+        return self._spool_router.spooled(targets)
+
     async def store_in(self, transaction: Fetcher, items: list[PushItem], subject: str | None) -> StoredPush:
         """Store the items inside a transaction; `settle` when it has committed. A duplicate refuses them all."""
         stored = await self._append_in(transaction, items, subject)
@@ -187,8 +191,7 @@ class Pusher:
 
     async def append_in(self, transaction: Fetcher, batches: list[AppendBatch]) -> list[datetime]:
         """Append batches inside a transaction. Raises `QueueChanged` when a partition is gone."""
-        await self._appender.load_windows(transaction, batches)
-        times = await self._appender.append_locked(transaction, batches)
+        times = await self._appender.append_in(transaction, batches)
         if times is None:
             for batch in batches:
                 self._catalog.forget_queue(batch.queue.name)

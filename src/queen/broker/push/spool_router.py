@@ -65,6 +65,15 @@ class SpoolRouter:
             await asyncio.sleep(_POLL)
         return False
 
+    def spooled(self, targets: Collection[Target]) -> list[Target]:
+        """Those of the partitions that have messages in the spool."""
+        if not self._state.engaged:
+            return []
+        found = [target for target in targets if self._state.holds({bucket_of(*target)})]
+        if found:
+            self._state.want()
+        return found
+
     async def let_pass(self, targets: Collection[Target]) -> None:
         """Before a transaction that pushes: raises `Overloaded` when its messages would overtake spooled ones."""
         if not self._state.engaged or not targets:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import asyncpg
 
 from queen.broker.broker import Broker
 from queen.broker.sharding.directory import Directory
+from queen.broker.sharding.namespace_rules import NamespaceRules
+from queen.broker.transactions.inbox_append import transaction_id
 from queen.concurrency import BackgroundTask
 from queen.errors import QueenError
 from queen.log.topics import TopicKey
 from queen.spool.record import Record
+from queen.storage.database import Record as Row
 from queen.storage.migrate import migrate
 from queen.storage.shard_setup import set_up_shards
 from queen.wire.shards import Name
+from queen.wire.topics import EnqueueItem
 
 log = logging.getLogger(__name__)
 
@@ -82,3 +86,45 @@ class SpoolForwarder:
         await self._directory.refresh([number])
         shard = await self._directory.find(name)
         return self._brokers[shard] if shard != number else None
+
+
+class InboxForwarder:
+    """Sends rows in the inbox of one shard to that of the shard that their queue or topic has moved to."""
+
+    def __init__(self, directory: Directory, rules: NamespaceRules, brokers: Sequence[Broker]) -> None:
+        self._directory = directory
+        self._brokers = brokers
+        for number, broker in enumerate(brokers):
+            broker.inbox.forward = partial(self._forward, number)
+            broker.inbox.appender.rules = _ShardItemRules(rules, number)
+
+    async def _forward(self, number: int, row: Row) -> bool:
+        """Whether a row is in the inbox of another shard now, where it is stored once however often it is sent."""
+        await self._directory.refresh([number])
+        name = Name.topic(row["queue"], row["partition"]) if row["topic"] else Name.queue(row["queue"])
+        shard = await self._directory.find(name)
+        if shard == number:
+            return False
+        ids = row["transaction_ids"]
+        if ids is None and row["count"] == 1 and not row["topic"]:
+            ids = [transaction_id(row)]
+        columns = ("id", "pushed_at", "trace_id", "count", "topic", "queue", "partition")
+        await self._brokers[shard].database.fetch(
+            "inbox_forward", number, *[row[column] for column in columns], ids, row["body"]
+        )
+        return True
+
+
+class _ShardItemRules:
+    """The quotas and idempotency keys of items that are stored on one of several shards."""
+
+    def __init__(self, rules: NamespaceRules, shard: int) -> None:
+        self._rules = rules
+        self._shard = shard
+
+    async def admit(self, items: Sequence[EnqueueItem]) -> None:
+        await self._rules.admit(items, [self._shard] * len(items))
+
+    async def duplicates(self, items: Sequence[EnqueueItem]) -> Collection[int]:
+        found = await self._rules.claim(items, [self._shard] * len(items))
+        return {*found.owners, *found.twins}

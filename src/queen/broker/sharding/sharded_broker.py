@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from queen.broker.ack.leases import HeldLease
 from queen.broker.broker import Broker
 from queen.broker.pop.requests import Pop, PopRequest, unchanged
-from queen.broker.sharding.background import ShardSetup, SpoolForwarder
+from queen.broker.sharding.background import InboxForwarder, ShardSetup, SpoolForwarder
 from queen.broker.sharding.directory import Directory
 from queen.broker.sharding.moves import ShardMoves
 from queen.broker.sharding.namespace_rules import NamespaceRules
@@ -66,6 +66,7 @@ class ShardedBroker:
         self.catalog = ShardedCatalog(self.directory, brokers)
         self.topics = ShardedTopics(self.router, rules, brokers)
         SpoolForwarder(self.directory, brokers)
+        InboxForwarder(self.directory, rules, brokers)
         for broker in brokers:
             broker.siblings = brokers
 

@@ -9,7 +9,7 @@ from queen.broker.topics.settle import NOT_LEASED, ack_in, find_places
 from queen.log.quotas import Quotas
 from queen.log.topic_store import Entry, Stored
 from queen.log.topics import TopicCatalog
-from queen.storage.database import Transaction, TransactionRefused
+from queen.storage.database import Fetcher, Transaction, TransactionRefused
 from queen.wire.topics import EnqueueItem, ItemRef
 
 
@@ -36,7 +36,7 @@ class TopicTransactionOps:
             if _identity(ref) not in done:
                 raise TransactionRefused(f"ACK operation failed: {NOT_LEASED}: {ref.id} in {ref.namespace}/{ref.topic}")
 
-    async def enqueue_in(self, transaction: Transaction, entries: Sequence[Entry]) -> Stored:
+    async def enqueue_in(self, transaction: Fetcher, entries: Sequence[Entry]) -> Stored:
         """Store items; a duplicate has the id of the first, as in any enqueue."""
         return await self._enqueuer.store(transaction, entries) if entries else Stored()
 
