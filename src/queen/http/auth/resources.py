@@ -75,7 +75,12 @@ _WITHOUT_GROUPS: Final = frozenset(
 )
 # Elsewhere a group in the query is not read, and says nothing about what is done.
 _GROUP_IN_QUERY: Final = frozenset(
-    {"GET /api/v1/dlq", "DELETE /api/v1/dlq", "POST /api/v1/messages/{partition}/{transaction}/dlq"}
+    {
+        "GET /api/v1/dlq",
+        "DELETE /api/v1/dlq",
+        "GET /api/v1/dlq/report",
+        "POST /api/v1/messages/{partition}/{transaction}/dlq",
+    }
 )
 
 
