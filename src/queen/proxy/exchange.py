@@ -39,9 +39,7 @@ class Client(Protocol):
 
     transport: asyncio.Transport
     speaks_chunks: bool
-
-    @property
-    def address(self) -> str: ...
+    address: str
 
     def hold(self, exchange: Exchange) -> None:
         """Read no more of a body that has no place to go yet."""

@@ -195,7 +195,7 @@ class Login:
             return _json(401, {"error": "Invalid credentials"})
         await self.users.login_succeeded(user)
         assert user.password_hash is not None
-        if is_outdated(user.password_hash) and len(form.password) >= 8:
+        if is_outdated(user.password_hash):
             await self.users.set_password(user, await self._passwords.hash(form.password))
         token = await self.sessions.begin(user, asked.address)
         await self.users.audit(user.username, asked.address, "login", user.username)

@@ -6,7 +6,6 @@ and is refused: a route that is forgotten here is closed to such tokens, never o
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -76,7 +75,12 @@ _WITHOUT_GROUPS: Final = frozenset(
 )
 # Elsewhere a group in the query is not read, and says nothing about what is done.
 _GROUP_IN_QUERY: Final = frozenset(
-    {"GET /api/v1/dlq", "DELETE /api/v1/dlq", "POST /api/v1/messages/{partition}/{transaction}/dlq"}
+    {
+        "GET /api/v1/dlq",
+        "DELETE /api/v1/dlq",
+        "GET /api/v1/dlq/report",
+        "POST /api/v1/messages/{partition}/{transaction}/dlq",
+    }
 )
 
 
@@ -232,7 +236,7 @@ class ConsumerLimits:
 
     @property
     def expired(self) -> bool:
-        return time.time() >= self._principal.expires
+        return self._principal.has_ended
 
     async def check_subscription(self, queue: str, group: str) -> None:
         """Raises `Refused` where the queue or the group is not for the bearer."""
@@ -473,6 +477,7 @@ READERS: Final[Mapping[str, BodyReader]] = {
     "POST /api/v1/messages/dlq": _bulk_dead_letters,
     "POST /api/v1/messages/{partition}/{transaction}/dlq": _give_up,
     "GET /api/v1/dlq": _by_query("queue"),
+    "GET /api/v1/dlq/report": _by_query("queue"),
     "POST /api/v1/dlq/retry": _dead_letters,
     "DELETE /api/v1/dlq": _purged,
     "GET /api/v1/analytics/queue-lag": _by_query("queue"),
