@@ -52,6 +52,8 @@ class Rules:
     lease_seconds: float = 2.0
     dedup: bool = True
     """Whether a transaction id is stored once. Else the same id may be there again when it was sent again."""
+    spooled_in_order: bool = True
+    """Whether messages that waited in a spool keep their place among the others."""
     complete: bool = True
     """Whether every group has been given everything by the end."""
     releases: bool = False
@@ -157,6 +159,8 @@ class LogChecker:
             first_ok = next((one.call for one in sent if one.call.ok), None)
             hosts = {one.call.args.get("host") for one in sent}
             if first_ok is None or key not in self._place or len(hosts) > 1:
+                continue
+            if not self._rules.spooled_in_order and any(one.status == "buffered" for one in sent):
                 continue
             began = min(one.call.began for one in sent)
             place = self._place[key].offset

@@ -119,6 +119,13 @@ def test_what_was_sent_later_is_behind_what_was_answered_before_on_the_same_host
     assert script.check_log("b", "a", complete=False) == ["reordered"]
 
 
+def test_what_was_spooled_may_be_behind_what_came_later_where_that_is_not_promised(script: Script) -> None:
+    script.push("a", status="buffered")
+    script.push("b")
+    assert script.check_log("b", "a", complete=False) == ["reordered"]
+    assert script.check_log("b", "a", complete=False, spooled_in_order=False) == []
+
+
 def test_pushes_at_the_same_time_or_on_two_hosts_may_be_in_any_order(script: Script) -> None:
     script.push("a", at=1.0)
     script.push("b", at=1.05)

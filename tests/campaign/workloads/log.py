@@ -255,6 +255,11 @@ class MovesWorkload(LogWorkload):
     shards = 2
     groups = ("workers",)
 
+    @property
+    def rules(self) -> Rules:
+        # What waits in the spool of the old shard is sent on one by one, behind what is pushed to the new one.
+        return Rules(self.name, LEASE_SECONDS, spooled_in_order=False)
+
     def clients(self) -> Sequence[Coroutine[Any, Any, None]]:
         return [*super().clients(), self.move()]
 
