@@ -20,7 +20,7 @@ from queen.concurrency import BackgroundTasks, DeadlineTimer
 from queen.errors import DatabaseUnavailable, Overloaded, QueenError
 from queen.log.topics import LOCKS, Topic, TopicKey, lock_keys
 from queen.storage.database import Availability, Database, Fetcher, Record
-from queen.wire.topic_items import Row
+from queen.wire.topics.items import Row
 
 log = logging.getLogger(__name__)
 
