@@ -12,7 +12,7 @@ import msgspec
 from queen.http.server.message import Request, Response, error_response
 from queen.settings import Settings
 from queen.wire.decode import malformed
-from queen.wire.topics import MOST_ITEMS
+from queen.wire.topics.requests import MOST_ITEMS
 
 # A body that is shorter is not looked at: it cannot hold more items than any sensible limit.
 _SHORT: Final = 64 * 1024
