@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
 from queen.concurrency import EagerFuture
-from queen.errors import QueenError
+from queen.errors import Overloaded, QueenError
 from queen.http.server.errors import RETRY_SOON, status_of
-from queen.http.server.limits import Address, Budget, Limits
+from queen.http.server.limits import Address, Budget, Limits, Metered, Unsent
 from queen.http.server.message import (
     BODILESS,
+    Access,
     Handler,
     HttpError,
     Request,
@@ -42,6 +44,8 @@ HANDSHAKE_SECONDS: Final = 10.0
 TURNS_AT_A_TIME: Final = 32
 # While answers that nobody reads fill the memory, a client that reads nothing is cut after this long.
 FLOODED_SECONDS: Final = 3.0
+# Requests with a body up to this size get short answers, and are served whatever others do not read.
+SMALL_BODY_BYTES: Final = 64 * 1024
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +61,7 @@ class Shell:
         header_lines: bytes = b"",
         lines_for: Callable[[Request], bytes] | None = None,
         admits_host: Callable[[bytes], bool] | None = None,
+        check_head: Callable[[Request], Response | None] | None = None,
         limits: Limits | None = None,
         max_body_bytes: int = 64 * 1024 * 1024,
         max_head_bytes: int = 64 * 1024,
@@ -67,7 +72,8 @@ class Shell:
     ) -> None:
         """`gate` sees every request that has a route before the handler does, and may answer in its place, at once or
         after a while. `header_lines` are part of every answer, and what `lines_for` makes of a request that names
-        an `Origin` part of its own. A request for a host that `admits_host` does not know is refused.
+        an `Origin` part of its own. A request for a host that `admits_host` does not know is refused, and so is one
+        with a large body for which `check_head` has an answer, before the body is read.
 
         A connection is closed after `idle_seconds` without a request, or without any progress in reading its
         answer. A request has `arrival_seconds` to arrive. A client that is refused and goes on sending is cut
@@ -76,11 +82,12 @@ class Shell:
         self.router = router
         self.heads = HeadCache()
         self.budget = Budget(limits or Limits())
-        self.upgraded: dict[asyncio.Transport, tuple[str, Address]] = {}
+        self.upgraded: dict[asyncio.Transport, _Upgraded] = {}
         self.gate = gate
         self.header_lines = header_lines
         self.lines_for = lines_for
         self.admits_host = admits_host
+        self.check_head = check_head
         self.max_body_bytes = max_body_bytes
         self.max_head_bytes = max_head_bytes
         self.idle_seconds = idle_seconds
@@ -100,20 +107,24 @@ class Shell:
         self._empty.set()
 
     async def serve(
-        self, host: str, port: int, reuse_port: bool = True, tls: ssl.SSLContext | None = None
+        self,
+        host: str,
+        port: int,
+        reuse_port: bool = True,
+        tls: ssl.SSLContext | None = None,
+        listening: socket.socket | None = None,
     ) -> asyncio.Server:
-        """Listen for connections; port 0 takes a free one."""
+        """Listen for connections; port 0 takes a free one. `listening` is a socket that is bound already."""
         loop = asyncio.get_running_loop()
         if self._timer is None:
             self._sweep(loop)
+        where: dict[str, Any] = {"host": host, "port": port, "reuse_port": reuse_port}
         server = await loop.create_server(
             lambda: HttpProtocol(self),
-            host,
-            port,
-            reuse_port=reuse_port,
             backlog=2048,
             ssl=tls,
             ssl_handshake_timeout=HANDSHAKE_SECONDS if tls is not None else None,
+            **(where if listening is None else {"sock": listening}),
         )
         self._servers.append(server)
         return server
@@ -169,13 +180,35 @@ class Shell:
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         # Connections read this clock instead of asking for the time or setting timers of their own.
         self.now = loop.time()
-        for transport, (peer, address) in list(self.upgraded.items()):
+        for transport, upgraded in list(self.upgraded.items()):
             if transport.is_closing():
                 del self.upgraded[transport]
-                self.budget.leave(peer, address)
+                upgraded.unsent.set(0)
+                self.budget.leave(upgraded.peer, upgraded.address)
+            elif upgraded.is_stuck(transport.get_write_buffer_size(), self.now):
+                transport.abort()
         self._timer = loop.call_later(self.sweep_seconds, self._sweep, loop)
         for connection in tuple(self.connections):
             connection.keep_time()
+
+
+class _Upgraded:
+    """A connection that another protocol has taken over."""
+
+    __slots__ = ("_since", "address", "peer", "unsent")
+
+    def __init__(self, peer: str, address: Address, unsent: Unsent, now: float) -> None:
+        self.peer = peer
+        self.address = address
+        self.unsent = unsent
+        self._since = now
+
+    def is_stuck(self, unsent: int, now: float) -> bool:
+        """Whether its client has read nothing for long, while answers that nobody reads fill the memory."""
+        if unsent != self.unsent.nbytes:
+            self.unsent.set(unsent)
+            self._since = now
+        return self.unsent.is_too_much and now - self._since >= FLOODED_SECONDS
 
 
 class HttpProtocol(asyncio.Protocol):
@@ -183,7 +216,6 @@ class HttpProtocol(asyncio.Protocol):
 
     __slots__ = (
         "_address",
-        "_charged",
         "_client_name",
         "_connection_line",
         "_eof",
@@ -197,6 +229,7 @@ class HttpProtocol(asyncio.Protocol):
         "_shell",
         "_since",
         "_transport",
+        "_unread",
         "_unsent",
         "_write_paused",
     )
@@ -205,6 +238,7 @@ class HttpProtocol(asyncio.Protocol):
         self._shell = shell
         self._transport: asyncio.Transport
         self._reader: RequestReader
+        self._unread: Unsent
         self._request: Request | None = None
         self._connection_line = b""
         self._read_paused = False
@@ -214,7 +248,6 @@ class HttpProtocol(asyncio.Protocol):
         self._since = shell.now
         self._message_seen = 0
         self._unsent = 0
-        self._charged = 0
         self._client_name: str | None = None
         self._pending = False
         self._peer = ""
@@ -235,6 +268,7 @@ class HttpProtocol(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._client_name = common_name(transport.get_extra_info("peercert"))
         self._peer, self._address = peer, shell.budget.join(peer)
+        self._unread = Unsent(shell.budget, self._address)
         self._reader = RequestReader(
             shell.router,
             shell.max_head_bytes,
@@ -245,6 +279,8 @@ class HttpProtocol(asyncio.Protocol):
             self._address,
         )
         self._reader.admits_host = shell.admits_host
+        if shell.check_head is not None:
+            self._reader.check_head = self._check_head
         shell.remember(self)
         if shell.closing:
             transport.close()
@@ -262,6 +298,14 @@ class HttpProtocol(asyncio.Protocol):
         if self._request is not None:
             self._request.disconnect()
         return self._request is not None or not self._reader.is_drained()
+
+    def _check_head(self, request: Request) -> Response | None:
+        request.client_name = self._client_name
+        check = self._shell.check_head
+        refusal = check(request) if check is not None else None
+        if refusal is not None:
+            self._shell.statuses[refusal.status] = self._shell.statuses.get(refusal.status, 0) + 1
+        return refusal
 
     def _refuse_excess(self, address: Address) -> None:
         """Answer a connection too many before it has asked anything."""
@@ -281,7 +325,7 @@ class HttpProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._eof = True
         self._reader.close()
-        self._charge_unsent(0)
+        self._unread.set(0)
         if self._address is not None:
             self._shell.budget.leave(self._peer, self._address)
             self._address = None
@@ -294,7 +338,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._write_paused = False
-        self._charge_unsent(self._transport.get_write_buffer_size())
+        self._unread.set(self._transport.get_write_buffer_size())
         self._advance()
 
     def take_over(self, protocol: asyncio.Protocol) -> None:
@@ -306,8 +350,10 @@ class HttpProtocol(asyncio.Protocol):
         self._reader.close()
         self._shell.forget(self)
         if self._address is not None:
-            self._shell.upgraded[self._transport] = (self._peer, self._address)
+            self._shell.upgraded[self._transport] = _Upgraded(self._peer, self._address, self._unread, self._shell.now)
             self._address = None
+            if isinstance(protocol, Metered):
+                protocol.unsent = self._unread
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
         if leftover:
@@ -332,13 +378,13 @@ class HttpProtocol(asyncio.Protocol):
         shell, reader, transport = self._shell, self._reader, self._transport
         waited = shell.now - self._since
         unsent = transport.get_write_buffer_size()
-        self._charge_unsent(unsent)
+        self._unread.set(unsent)
         if unsent:
             # An answer may take as long as it needs, as long as the client goes on reading it.
             if unsent != self._unsent:
                 self._unsent = unsent
                 self._since = shell.now
-            elif waited >= (FLOODED_SECONDS if shell.budget.is_flooded else shell.idle_seconds):
+            elif waited >= (FLOODED_SECONDS if self._unread.is_too_much else shell.idle_seconds):
                 transport.abort()
         elif self._lingering:
             if waited >= shell.linger_seconds:
@@ -413,9 +459,9 @@ class HttpProtocol(asyncio.Protocol):
         gate = self._shell.gate
         result: object
         try:
-            if self._shell.budget.is_flooded and request.route is not None and request.route.access:
-                self._shell.budget.refused["outgoing"] += 1
-                result = error_response(503, "Clients leave too many answers unread; try again", RETRY_SOON)
+            budget = self._shell.budget
+            if budget.outgoing > budget.alarm and (refusal := self._refuse_flood(request)) is not None:
+                result = refusal
             elif gate is None or request.route is None or (result := gate(request)) is None:
                 result = handler(request) if upgrade is None else upgrade(request, self)
             elif not isinstance(result, Response):
@@ -433,6 +479,22 @@ class HttpProtocol(asyncio.Protocol):
             self._follow(task)
         else:
             self._conclude(result)
+
+    def _refuse_flood(self, request: Request) -> Response | None:
+        """Answer what would bring more answers into memory than there is room for."""
+        budget, route = self._shell.budget, request.route
+        if route is None or not route.access:
+            return None
+        if request.method != "GET" and len(request.body) <= SMALL_BODY_BYTES:
+            return None
+        if self._address is not None and budget.is_flooding(self._address):
+            refusal = error_response(429, "This address leaves too many answers unread; read them first", RETRY_SOON)
+        elif budget.is_flooded:
+            refusal = error_response(503, "Clients leave too many answers unread; try again", RETRY_SOON)
+        else:
+            return None
+        budget.refused["outgoing"] += 1
+        return refusal
 
     async def _after_gate(
         self,
@@ -504,7 +566,12 @@ class HttpProtocol(asyncio.Protocol):
         stream.on_open(_StreamWriter(self._transport))
 
     def _answer(self, request: Request, response: Response) -> None:
-        shell, reader, status = self._shell, self._reader, response.status
+        shell, reader = self._shell, self._reader
+        if len(response.body) > SMALL_BODY_BYTES and shell.budget.is_flooded and _is_read_only(request):
+            # It began before there was no room. Nothing is lost with it: whoever asked may ask again.
+            shell.budget.refused["outgoing"] += 1
+            response = error_response(503, "Clients leave too many answers unread; try again", RETRY_SOON)
+        status = response.status
         self._request = None
         reader.served()
         self._since = shell.now
@@ -534,13 +601,7 @@ class HttpProtocol(asyncio.Protocol):
             transport.write(head + body)
         else:
             transport.writelines((head, body))
-            self._charge_unsent(transport.get_write_buffer_size())
-
-    def _charge_unsent(self, unsent: int) -> None:
-        """Count what the client has not read yet of what was written to it."""
-        if unsent != self._charged:
-            self._shell.budget.outgoing += unsent - self._charged
-            self._charged = unsent
+            self._unread.set(transport.get_write_buffer_size())
 
     def _hang_up(self) -> None:
         unread = self._reader.excess or self._reader.receiving
@@ -584,11 +645,16 @@ def _failure(request: Request | None, error: BaseException) -> Response:
     where = f"{request.method} {request.path}" if request is not None else "an upgraded connection"
     if isinstance(error, QueenError):
         status, headers = status_of(error)
-        if status >= 500:
+        if status >= 500 and not isinstance(error, Overloaded):
+            # What is refused because there is too much of it is counted, and not logged once for each.
             log.error("%s failed: %s", where, error)
         return error_response(status, str(error), headers)
     log.error("%s failed", where, exc_info=error)
     return error_response(500, "Internal server error")
+
+
+def _is_read_only(request: Request) -> bool:
+    return request.route is not None and request.route.access is Access.READ_ONLY
 
 
 def _call_safely(callback: Callable[[], object]) -> None:

@@ -15,6 +15,8 @@ from queen.http.server.router import Generations, Match, Router
 
 LONGEST_HEAD: Final = 2048
 _LONGEST_LENGTH: Final = 19
+# Bodies whose length has so many digits have come when it is decided whether they may.
+_SHORT_LENGTHS: Final = frozenset({1, 2, 3, 4})
 # A body in more chunks than this has to have some bytes in each: two bytes at a time keep a worker busy for minutes.
 MOST_SMALL_CHUNKS: Final = 4096
 SMALL_CHUNK_BYTES: Final = 16
@@ -88,6 +90,7 @@ class RequestReader:
         "admits_host",
         "awaits_continue",
         "body_bytes",
+        "check_head",
         "deaf",
         "excess",
         "leftover",
@@ -120,6 +123,8 @@ class RequestReader:
         self._parser = HttpRequestParser(self)
 
         self.admits_host: Callable[[bytes], bool] | None = None
+        self.check_head: Callable[[Request], Response | None] | None = None
+        """What a request is answered without waiting for its body, by who sends it."""
         self.turns: deque[Turn] = deque()
         self._waiting_bytes = 0
         self.unparsed: bytes | memoryview = b""
@@ -207,6 +212,7 @@ class RequestReader:
         self._waiting_bytes = 0
         self.turns.clear()
         self.unparsed = b""
+        self.check_head = None
         del self._parser
 
     def _parse_whole(self, data: bytes) -> None:
@@ -219,7 +225,7 @@ class RequestReader:
             request = Request(method, path, params, query, known.headers, data[end:], self._peer, route, args)
             self._waiting_bytes += known.body_bytes
             self.turns.append((request, handler, b"", None))
-            if known.body_bytes and not self._budget.take_in(self._address, known.body_bytes):
+            if known.body_bytes and not self._budget.take_in(self._address, known.body_bytes, known.body_bytes):
                 self._refuse_waiting()
             return
         before = len(self.turns)
@@ -332,10 +338,24 @@ class RequestReader:
             self._refuse_body(f"The request body of {length[:_LONGEST_LENGTH].decode('latin-1')} bytes")
         if b"transfer-encoding" in headers:
             self._expect_chunks(headers[b"transfer-encoding"])
+            length = b""
+        if self.check_head is not None and length is not None and not self.deaf and len(length) not in _SHORT_LENGTHS:
+            self._refuse_head_of(headers)
         if b"expect" in headers:
             self._expect(headers[b"expect"])
         if b"upgrade" in headers and not self.deaf and self._parser.should_upgrade():
             self._consider_upgrade()
+
+    def _refuse_head_of(self, headers: dict[bytes, bytes]) -> None:
+        """Read no large body of somebody who may not send it."""
+        method, path, params, query, _, route, args = self._router.match(self._parser.get_method(), self._target)
+        if route is None or self.check_head is None:
+            return
+        refusal = self.check_head(Request(method, path, params, query, headers, b"", self._peer, route, args))
+        if refusal is not None:
+            self.refusal = refusal
+            self.excess = True
+            self.stop()
 
     def _check_host(self, host: bytes | None) -> None:
         version = self._parser.get_http_version()
@@ -364,7 +384,7 @@ class RequestReader:
             self._body += piece
         self.body_bytes += len(piece)
         self._pieces += 1
-        if not self._budget.take_in(self._address, len(piece)):
+        if not self._budget.take_in(self._address, len(piece), self.body_bytes):
             self._refuse_waiting()
             return
         if self._pieces > MOST_SMALL_CHUNKS and self.body_bytes < self._pieces * SMALL_CHUNK_BYTES:

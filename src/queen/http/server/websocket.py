@@ -11,6 +11,8 @@ from typing import Protocol as Interface
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import Protocol, State
 
+from queen.http.server.limits import Metered
+
 # How much of what arrived is parsed before others have their turn: it may hold a thousand frames.
 SLICE_BYTES: Final = 32 * 1024
 # A client that was sent a close frame has this long to answer it and go.
@@ -42,7 +44,7 @@ class Endpoint(Interface):
         """Nothing is received and nothing can be sent any more. Called once."""
 
 
-class WebSocket(asyncio.Protocol):
+class WebSocket(Metered):
     """One connection: frames, pings, the closing handshake, and pauses when either side is slow."""
 
     def __init__(
@@ -164,6 +166,8 @@ class WebSocket(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._write_paused = False
+        if self.unsent is not None:
+            self.unsent.set(self._transport.get_write_buffer_size())
         if self._ended_at is None:
             self._endpoint.resumed()
         self._go_on()
@@ -244,6 +248,8 @@ class WebSocket(asyncio.Protocol):
                 # Closing at once, with input unread, would make the kernel reset the connection, and the client
                 # might never see why.
                 transport.write_eof()
+        if self.unsent is not None:
+            self.unsent.set(transport.get_write_buffer_size())
 
     def _notice_end(self) -> None:
         if self._ended_at is None and (self._frames.state is not State.OPEN or self._transport.is_closing()):
