@@ -71,7 +71,7 @@ from queen.http.routing.view_cache import HostViewCache
 from queen.http.server.limits import Limits, raise_file_limit
 from queen.http.server.message import Access, Handler, Request, Response, Route
 from queen.http.server.observe import SlowLog, watched
-from queen.http.server.protocol import Gate, Shell
+from queen.http.server.protocol import Gate, HttpServer
 from queen.http.server.router import Around, Router
 from queen.log.append_batch import BatchAssembler
 from queen.log.appender import Appender
@@ -113,7 +113,7 @@ _RECURSION_LIMIT = 20_000
 
 
 class Worker:
-    """A broker and the HTTP shell in front of it. Several may live in one process, as they do in tests."""
+    """The brokers of the shards and the HTTP server in front of them. Several may run in one process, as in tests."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Worker:
         self.guard = Guard.from_settings(settings, BrokerLookup(self.brokers), browsers)
         self.consumers = Consumers(front, self.guard.consumer_limits)
         router = Router(around=_around(settings, tracing, self.broker.topics.counters, Audit(self.brokers)))
-        self.shell = Shell(
+        self.http = HttpServer(
             router,
             gate=self._gate(settings),
             header_lines=browsers.header_lines,
@@ -151,7 +151,7 @@ class Worker:
             self.broker,
             SnapshotStore(runtime_dir, worker_id, settings.num_workers),
             socket.gethostname(),
-            HttpStats(self.shell.statuses, self.shell.in_flight),
+            HttpStats(self.http.statuses, self.http.in_flight),
         )
         self.live = LiveFeed(
             self.brokers, self.recorder, self._sharded.directory.changed if self._sharded is not None else None
@@ -168,7 +168,7 @@ class Worker:
             self.live,
             lambda: self.guard.trouble,
             keep_bodies=tracing is not None,
-            open_connections=self.shell.open_connections,
+            open_connections=self.http.open_connections,
         )
         if self._sharded is not None:
             self.api.moves = self._sharded.moves
@@ -187,7 +187,7 @@ class Worker:
         self.port = settings.port if port is None else port
 
     def _is_flooded(self) -> bool:
-        return self.shell.budget.is_flooded
+        return self.http.budget.is_flooded
 
     def _gate(self, settings: Settings) -> Gate:
         guard, limits = self.guard, RequestLimits(settings)
@@ -228,7 +228,7 @@ class Worker:
         self.guard.start()
         if self._login is not None:
             await self._login.start()
-        server = await self.shell.serve(
+        server = await self.http.serve(
             self.settings.listen_host,
             self.port,
             reuse_port=True,
@@ -239,17 +239,17 @@ class Worker:
             self.tls.start()
         self.port = server.sockets[0].getsockname()[1]
         self.recorder.port = self.port
-        self.shell.shutting_down.append(self.live.close)
+        self.http.shutting_down.append(self.live.close)
         for broker in self.brokers:
-            self.shell.shutting_down.append(broker.popper.release_parked)
-            self.shell.shutting_down.append(broker.topics.dequeuer.release_parked)
-            self.shell.shutting_down.append(broker.topics.multi_dequeuer.release_parked)
+            self.http.shutting_down.append(broker.popper.release_parked)
+            self.http.shutting_down.append(broker.topics.dequeuer.release_parked)
+            self.http.shutting_down.append(broker.topics.multi_dequeuer.release_parked)
 
     async def stop(self) -> None:
         self.api.stopping = True
         # Load balancers see the failing readiness probe while requests are still answered.
         await asyncio.sleep(self.settings.shutdown_delay_ms / 1000)
-        await asyncio.gather(self.consumers.shutdown(), self.shell.shutdown(_GRACE_SECONDS))
+        await asyncio.gather(self.consumers.shutdown(), self.http.shutdown(_GRACE_SECONDS))
         await self.live.stop()
         await self.guard.stop()
         if self._login is not None:
@@ -288,7 +288,7 @@ class Worker:
             families.topics,
             families.topic_buffer,
             pipelines.families,
-            access_families(self.guard.refused, lambda: self.shell.budget),
+            access_families(self.guard.refused, lambda: self.http.budget),
         )
 
     def _scraper(self, standings: Sequence[Standings]) -> Scraper:
@@ -682,7 +682,7 @@ def _login(settings: Settings, dsn: str) -> ServerLogin:
 
 
 def _limits(settings: Settings) -> Limits:
-    """A worker's share of the memory: three eighths for requests that arrive, a quarter for answers that nobody reads.
+    """A worker's share of the memory: three eighths for requests that arrive, a quarter for unread responses.
 
     The rest is for what is made of them.
     """

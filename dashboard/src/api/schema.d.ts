@@ -4541,16 +4541,19 @@ export interface components {
         };
         /**
          * QueueStatus
-         * @description One queue as it is watched.
+         * @description One queue as it is watched. `next` is the name `after` which the rest of its partitions is to be asked for.
          */
         QueueStatus: {
             queue: components["schemas"]["WatchedQueue"];
             partitions: components["schemas"]["WatchedPartition"][];
             totals: components["schemas"]["WatchedTotals"];
+            next: string | null;
         };
         /**
          * QueueView
-         * @description A queue with all its partitions, by name.
+         * @description A queue with its partitions, by name. `next` is the name `after` which the rest of them is to be asked for.
+         *
+         *         `totals` are those of the queue, whatever part of its partitions is shown.
          */
         QueueView: {
             /** Format: uuid */
@@ -4562,6 +4565,7 @@ export interface components {
             createdAt: string;
             partitions: components["schemas"]["PartitionView"][];
             totals: components["schemas"]["Counters"];
+            next: string | null;
             paused: boolean;
             pausedGroups: string[];
         };
@@ -7123,7 +7127,12 @@ export interface operations {
     };
     queue: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+                /** @description Partitions after this name: `next` of the page before. */
+                after?: string;
+            };
             header?: never;
             path: {
                 /** @description The name of a queue. */
@@ -11644,8 +11653,10 @@ export interface operations {
                 limit?: number;
                 /** @description The number of entries to skip. */
                 offset?: number;
-                /** @description Ignored: partitions are always included. */
+                /** @description Whether any is, beside the totals of the queue. */
                 includePartitions?: boolean;
+                /** @description Partitions after this name: `next` of the page before. */
+                after?: string;
             };
             header?: never;
             path: {

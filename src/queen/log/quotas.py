@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from queen.errors import BadRequest, QuotaExceeded, RedisUnavailable
 from queen.redis.interfaces import Counters
 from queen.storage.database import Database
-from queen.wire.topics import EnqueueItem
+from queen.wire.topics.requests import EnqueueItem
 
 log = logging.getLogger(__name__)
 

@@ -887,8 +887,8 @@ async def site(start_server: StartServer, connection: Connection) -> Site:
 
 async def test_every_route_has_its_bad_input_here(api: Api) -> None:
     assert api.worker is not None
-    assert {f"{route.method} {route.pattern}" for route in api.worker.shell.router.routes} == set(_SURFACES)
-    for route in api.worker.shell.router.routes:
+    assert {f"{route.method} {route.pattern}" for route in api.worker.http.router.routes} == set(_SURFACES)
+    for route in api.worker.http.router.routes:
         surface = _SURFACES[f"{route.method} {route.pattern}"]
         assert set(surface.unknown) == set(route.parameters), route
 

@@ -38,7 +38,7 @@ async def test_a_body_that_may_not_be_sent_is_not_waited_for(start_server: Start
     assert await answer_to_head(api, large, writer, "Expect: 100-continue") == 100
     assert api.worker.guard.refused["missing"] == 2
     assert api.worker.guard.refused["role"] == 2
-    assert api.worker.shell.statuses[401] == 3
+    assert api.worker.http.statuses[401] == 3
     await api.close()
 
 
@@ -47,4 +47,4 @@ async def test_a_short_body_is_refused_and_the_connection_goes_on(start_server: 
     for _ in range(2):
         assert (await api.call("POST", "/api/v1/push", {"items": []})).status == 401
     assert api.worker is not None
-    assert len(api.worker.shell.connections) == 1
+    assert len(api.worker.http.connections) == 1

@@ -47,7 +47,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_unfinished_bodies_have_a_budget_and_give_it_back(start_server: StartServer) -> None:
     api = await start_server(queen_memory_mb=64)
     assert api.worker is not None
-    budget = api.worker.shell.budget
+    budget = api.worker.http.budget
     most = budget.limits.incoming_bytes_per_address
     head = b"POST /api/v1/push HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6000000\r\n\r\n"
     opened: list[Streams] = []
@@ -93,18 +93,18 @@ async def test_a_body_may_come_in_chunks_but_not_in_crumbs(api: Api) -> None:
     assert message["data"] == "x" * 200_000
     assert await send_chunks(api, 2) == 400
     assert api.worker is not None
-    assert api.worker.shell.budget.incoming == 0
+    assert api.worker.http.budget.incoming == 0
 
 
 async def test_answers_that_nobody_reads_have_a_budget(start_server: StartServer) -> None:
     api = await start_server(queen_memory_mb=256)
     assert api.worker is not None
-    shell = api.worker.shell
+    server = api.worker.http
     for _ in range(20):
         await api.push("q", *["x" * 100_000] * 5)
     opened = []
     async with asyncio.timeout(60):
-        while shell.budget.outgoing <= shell.budget.alarm:
+        while server.budget.outgoing <= server.budget.alarm:
             reader, writer = await connect(api, receive_bytes=4096)
             opened.append((reader, writer))
             # A reader that is not asked for anything lets the kernel's buffers fill.
@@ -122,7 +122,7 @@ async def test_answers_that_nobody_reads_have_a_budget(start_server: StartServer
         # Whoever pushes gets short answers, and is served.
         await api.push("other", 1)
         # Whoever reads nothing is cut, and then there is room again.
-        await until(lambda: shell.budget.outgoing <= shell.budget.alarm)
+        await until(lambda: server.budget.outgoing <= server.budget.alarm)
         assert (await api.call("GET", "/api/v1/status")).status == 200
     for _, writer in opened:
         writer.transport.abort()
@@ -268,7 +268,7 @@ async def test_pops_are_refused_before_they_lease_while_nobody_reads(
     api = await start_server()
     assert api.worker is not None
     await api.push("q", 1)
-    budget = api.worker.shell.budget
+    budget = api.worker.http.budget
     budget.outgoing += budget.limits.outgoing_bytes + 1
     for path in ("/api/v1/pop/queue/q", "/api/v1/topics/dequeue?namespace=n&topic=t"):
         refused = await api.call("GET", path)
@@ -283,11 +283,11 @@ async def test_pops_are_refused_before_they_lease_while_nobody_reads(
 
 async def test_an_answer_that_reads_only_is_given_up_when_there_is_no_room_for_it(api: Api) -> None:
     assert api.worker is not None
-    budget = api.worker.shell.budget
+    budget = api.worker.http.budget
     await api.push("q", *range(400))
     reading = asyncio.ensure_future(api.call("GET", "/api/v1/messages?queue=q&limit=400"))
-    shell = api.worker.shell
-    await until(lambda: shell.in_flight() > 0)
+    server = api.worker.http
+    await until(lambda: server.in_flight() > 0)
     budget.outgoing += budget.limits.outgoing_bytes + 1
     try:
         assert (await reading).status == 503

@@ -116,7 +116,7 @@ def routes_of(api: Api) -> list[Route]:
     assert api.worker is not None
     # What ends a thing comes last, so that requests before find it.
     ends = ("DELETE", "purge", "abandon", "/dlq", "seek", "/ack", "/nack", "/release")
-    return sorted(api.worker.shell.router.routes, key=lambda route: any(end in _key(route) for end in ends))
+    return sorted(api.worker.http.router.routes, key=lambda route: any(end in _key(route) for end in ends))
 
 
 def _key(route: Route) -> str:

@@ -20,7 +20,7 @@ from queen.concurrency import BackgroundTasks, DeadlineTimer
 from queen.errors import DatabaseUnavailable, Overloaded, QueenError
 from queen.log.topics import LOCKS, Topic, TopicKey, lock_keys
 from queen.storage.database import Availability, Database, Fetcher, Record
-from queen.wire.topic_items import Row
+from queen.wire.topics.items import Row
 
 log = logging.getLogger(__name__)
 
@@ -371,7 +371,7 @@ class Dequeuer:
         await remove_leased(self._link, rows)
 
     def _hand_over(self, request: Dequeue, items: Sequence[Row], *, exists: bool) -> None:
-        # Names that anybody can invent are no metrics.
+        # Names that were made up are no metrics.
         self._meter.topic_request("dequeue", [request.key] if exists else [], request.seconds)
         if items and request.answer.done():
             # Its client disconnected.

@@ -23,7 +23,7 @@ from queen.concurrency import BackgroundTasks
 from queen.errors import Overloaded, QueenError
 from queen.log.topics import Topic, TopicKey
 from queen.storage.database import Record
-from queen.wire.topics import ItemRef
+from queen.wire.topics.requests import ItemRef
 
 
 class TopicSet:

@@ -18,7 +18,7 @@ from queen.wire.ack import decode_ack, decode_ack_batch, decode_object, optional
 from queen.wire.push import PushItem, decode_push
 from queen.wire.stages import decode_batch_ref, decode_publish, decode_stage
 from queen.wire.streams import decode_cycle, decode_registration, decode_state_query
-from queen.wire.topics import (
+from queen.wire.topics.requests import (
     ItemRef,
     decode_acks,
     decode_configure,

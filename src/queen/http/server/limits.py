@@ -58,7 +58,7 @@ class Limits:
 
 
 class Budget:
-    """What is held just now. Whoever takes bytes gives back as many."""
+    """What is held at present. What is taken has to be given back."""
 
     __slots__ = ("addresses", "alarm", "incoming", "limits", "outgoing", "refused")
 

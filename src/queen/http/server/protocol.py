@@ -1,4 +1,4 @@
-"""HTTP/1.1 on a bare transport: one `HttpProtocol` per connection, one `Shell` for all that they share."""
+"""HTTP/1.1 on a bare transport: one `HttpProtocol` per connection, one `HttpServer` for what they share."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Up to this size, copying a body behind its head is cheaper than sending it as a piece of its own.
 JOINED_BODY_BYTES: Final = 16 * 1024
 HANDSHAKE_SECONDS: Final = 10.0
-# How many requests of one connection are served before others have their turn.
-TURNS_AT_A_TIME: Final = 32
-# While answers that nobody reads fill the memory, a client that reads nothing is cut after this long.
+# Requests of one connection that are served before other connections are.
+REQUESTS_AT_A_TIME: Final = 32
+# While unread responses fill the memory, a client that reads nothing is disconnected after this long.
 FLOODED_SECONDS: Final = 3.0
 # Requests with a body up to this size get short answers, and are served whatever others do not read.
 SMALL_BODY_BYTES: Final = 64 * 1024
@@ -50,8 +50,8 @@ SMALL_BODY_BYTES: Final = 64 * 1024
 log = logging.getLogger(__name__)
 
 
-class Shell:
-    """What all connections share: the routes, the limits, and the way down."""
+class HttpServer:
+    """What all connections share: routes, limits, and the shutdown."""
 
     def __init__(
         self,
@@ -159,11 +159,11 @@ class Shell:
         await self._empty.wait()
 
     def in_flight(self) -> int:
-        """How many requests are being served just now."""
+        """How many requests are being served."""
         return sum(1 for connection in self.connections if connection.busy)
 
     def open_connections(self) -> list[tuple[str, str]]:
-        """Who is connected, each with the route that serves their request, or nothing."""
+        """The address of each client, and the route that serves its request, if any."""
         return [connection.serving() for connection in self.connections]
 
     def remember(self, connection: HttpProtocol) -> None:
@@ -226,7 +226,7 @@ class HttpProtocol(asyncio.Protocol):
         "_read_paused",
         "_reader",
         "_request",
-        "_shell",
+        "_server",
         "_since",
         "_transport",
         "_unread",
@@ -234,8 +234,8 @@ class HttpProtocol(asyncio.Protocol):
         "_write_paused",
     )
 
-    def __init__(self, shell: Shell) -> None:
-        self._shell = shell
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
         self._transport: asyncio.Transport
         self._reader: RequestReader
         self._unread: Unsent
@@ -245,7 +245,7 @@ class HttpProtocol(asyncio.Protocol):
         self._write_paused = False
         self._eof = False
         self._lingering = False
-        self._since = shell.now
+        self._since = server.now
         self._message_seen = 0
         self._unsent = 0
         self._client_name: str | None = None
@@ -254,7 +254,7 @@ class HttpProtocol(asyncio.Protocol):
         self._address: Address | None = None
 
     def serving(self) -> tuple[str, str]:
-        """Who is connected, and by which route their request is being served; empty when none is."""
+        """The address of the client, and the route that serves its request; empty when none does."""
         request, peername = self._request, self._transport.get_extra_info("peername")
         peer = str(peername[0]) if isinstance(peername, tuple) else "local"
         if request is None:
@@ -262,27 +262,27 @@ class HttpProtocol(asyncio.Protocol):
         return peer, f"{request.method} {request.route.pattern if request.route else request.path}"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        shell = self._shell
+        server = self._server
         peername = transport.get_extra_info("peername")
         peer = str(peername[0]) if isinstance(peername, tuple) else "local"
         self._transport = cast(asyncio.Transport, transport)
         self._client_name = common_name(transport.get_extra_info("peercert"))
-        self._peer, self._address = peer, shell.budget.join(peer)
-        self._unread = Unsent(shell.budget, self._address)
+        self._peer, self._address = peer, server.budget.join(peer)
+        self._unread = Unsent(server.budget, self._address)
         self._reader = RequestReader(
-            shell.router,
-            shell.max_head_bytes,
-            shell.max_body_bytes,
+            server.router,
+            server.max_head_bytes,
+            server.max_body_bytes,
             peer,
-            shell.heads,
-            shell.budget,
+            server.heads,
+            server.budget,
             self._address,
         )
-        self._reader.admits_host = shell.admits_host
-        if shell.check_head is not None:
+        self._reader.admits_host = server.admits_host
+        if server.check_head is not None:
             self._reader.check_head = self._check_head
-        shell.remember(self)
-        if shell.closing:
+        server.remember(self)
+        if server.closing:
             transport.close()
         else:
             self._refuse_excess(self._address)
@@ -292,8 +292,8 @@ class HttpProtocol(asyncio.Protocol):
         self._advance()
 
     def eof_received(self) -> bool:
-        # A client that is gone looks like one that has merely sent its last: whoever asked is told, yet what
-        # still runs is answered, in case somebody listens.
+        # A client that is gone looks like one that half-closed its connection: callbacks run, but what is being
+        # served is still answered.
         self._eof = True
         if self._request is not None:
             self._request.disconnect()
@@ -301,24 +301,24 @@ class HttpProtocol(asyncio.Protocol):
 
     def _check_head(self, request: Request) -> Response | None:
         request.client_name = self._client_name
-        check = self._shell.check_head
+        check = self._server.check_head
         refusal = check(request) if check is not None else None
         if refusal is not None:
-            self._shell.statuses[refusal.status] = self._shell.statuses.get(refusal.status, 0) + 1
+            self._server.statuses[refusal.status] = self._server.statuses.get(refusal.status, 0) + 1
         return refusal
 
     def _refuse_excess(self, address: Address) -> None:
-        """Answer a connection too many before it has asked anything."""
-        shell = self._shell
-        limits = shell.budget.limits
-        if limits.connections and len(shell.connections) + len(shell.upgraded) > limits.connections:
+        """Reject a connection over the limit before it sends a request."""
+        server = self._server
+        limits = server.budget.limits
+        if limits.connections and len(server.connections) + len(server.upgraded) > limits.connections:
             refusal = error_response(503, "The server has too many connections; try again", RETRY_SOON)
         elif limits.connections_per_address and address.connections > limits.connections_per_address:
             refusal = error_response(429, "This address has too many connections open", RETRY_SOON)
         else:
             return
-        shell.budget.refused["connections"] += 1
-        shell.statuses[refusal.status] = shell.statuses.get(refusal.status, 0) + 1
+        server.budget.refused["connections"] += 1
+        server.statuses[refusal.status] = server.statuses.get(refusal.status, 0) + 1
         self._write(refusal, CLOSE, head_only=False)
         self._hang_up()
 
@@ -327,9 +327,9 @@ class HttpProtocol(asyncio.Protocol):
         self._reader.close()
         self._unread.set(0)
         if self._address is not None:
-            self._shell.budget.leave(self._peer, self._address)
+            self._server.budget.leave(self._peer, self._address)
             self._address = None
-        self._shell.forget(self)
+        self._server.forget(self)
         if self._request is not None:
             self._request.disconnect()
 
@@ -348,9 +348,11 @@ class HttpProtocol(asyncio.Protocol):
             raise RuntimeError("only the handler of an upgrade request may take its connection over")
         self._request = None
         self._reader.close()
-        self._shell.forget(self)
+        self._server.forget(self)
         if self._address is not None:
-            self._shell.upgraded[self._transport] = _Upgraded(self._peer, self._address, self._unread, self._shell.now)
+            self._server.upgraded[self._transport] = _Upgraded(
+                self._peer, self._address, self._unread, self._server.now
+            )
             self._address = None
             if isinstance(protocol, Metered):
                 protocol.unsent = self._unread
@@ -375,51 +377,51 @@ class HttpProtocol(asyncio.Protocol):
 
     def keep_time(self) -> None:
         """Called by the sweep: end what has taken too long."""
-        shell, reader, transport = self._shell, self._reader, self._transport
-        waited = shell.now - self._since
+        server, reader, transport = self._server, self._reader, self._transport
+        waited = server.now - self._since
         unsent = transport.get_write_buffer_size()
         self._unread.set(unsent)
         if unsent:
             # An answer may take as long as it needs, as long as the client goes on reading it.
             if unsent != self._unsent:
                 self._unsent = unsent
-                self._since = shell.now
-            elif waited >= (FLOODED_SECONDS if self._unread.is_too_much else shell.idle_seconds):
+                self._since = server.now
+            elif waited >= (FLOODED_SECONDS if self._unread.is_too_much else server.idle_seconds):
                 transport.abort()
         elif self._lingering:
-            if waited >= shell.linger_seconds:
+            if waited >= server.linger_seconds:
                 transport.abort()
         elif self._request is not None:
             return
         elif not reader.receiving:
-            if waited >= shell.idle_seconds:
+            if waited >= server.idle_seconds:
                 transport.close()
         elif reader.messages_begun != self._message_seen:
             self._message_seen = reader.messages_begun
-            self._since = shell.now
-        elif waited >= shell.arrival_seconds:
-            reader.refuse(408, f"The request did not arrive within {shell.arrival_seconds:g} seconds")
+            self._since = server.now
+        elif waited >= server.arrival_seconds:
+            reader.refuse(408, f"The request did not arrive within {server.arrival_seconds:g} seconds")
             self._advance()
 
     def _advance(self) -> None:
-        """Serve whatever can be served now; called whenever something has changed."""
+        """Serve what can be served now; called after every change."""
         reader = self._reader
         if self._pending:
             return
         taken = 0
         while True:
-            while reader.turns and self._request is None and not self._write_paused:
-                if taken >= TURNS_AT_A_TIME:
-                    # Whoever sends its requests without waiting for answers is one client among others.
+            while reader.pending and self._request is None and not self._write_paused:
+                if taken >= REQUESTS_AT_A_TIME:
+                    # A client that pipelines its requests is one among others.
                     self._pending = True
                     asyncio.get_running_loop().call_soon(self._go_on)
                     self._pause_reading_if_backlogged()
                     return
                 taken += 1
-                self._take_turn()
+                self._serve_next()
             if not reader.unparsed or not reader.resume():
                 break
-        if self._request is None and not reader.turns:
+        if self._request is None and not reader.pending:
             if reader.refusal is not None:
                 refusal, reader.refusal = reader.refusal, None
                 self._write(refusal, CLOSE, head_only=False)
@@ -427,9 +429,8 @@ class HttpProtocol(asyncio.Protocol):
             elif reader.awaits_continue and not reader.body_bytes:
                 reader.awaits_continue = False
                 self._transport.write(CONTINUE)
-        # Without a reason to pause, reading goes on while a request is served: this is how a client that goes
-        # away is noticed.
-        if reader.turns or reader.leftover is not None or self._read_paused:
+        # Without a reason to pause, reading goes on while a request is served: that is how a disconnect is noticed.
+        if reader.pending or reader.leftover is not None or self._read_paused:
             self._pause_reading_if_backlogged()
 
     def _go_on(self) -> None:
@@ -451,15 +452,15 @@ class HttpProtocol(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
-    def _take_turn(self) -> None:
+    def _serve_next(self) -> None:
         request, handler, self._connection_line, upgrade = self._reader.take()
         self._request = request
         request.disconnected = self._eof
         request.client_name = self._client_name
-        gate = self._shell.gate
+        gate = self._server.gate
         result: object
         try:
-            budget = self._shell.budget
+            budget = self._server.budget
             if budget.outgoing > budget.alarm and (refusal := self._refuse_flood(request)) is not None:
                 result = refusal
             elif gate is None or request.route is None or (result := gate(request)) is None:
@@ -474,15 +475,15 @@ class HttpProtocol(asyncio.Protocol):
             self._follow(result)
         elif inspect.isawaitable(result):
             task = asyncio.ensure_future(result)
-            self._shell.tasks.add(task)
-            task.add_done_callback(self._shell.tasks.discard)
+            self._server.tasks.add(task)
+            task.add_done_callback(self._server.tasks.discard)
             self._follow(task)
         else:
             self._conclude(result)
 
     def _refuse_flood(self, request: Request) -> Response | None:
         """Answer what would bring more answers into memory than there is room for."""
-        budget, route = self._shell.budget, request.route
+        budget, route = self._server.budget, request.route
         if route is None or not route.access:
             return None
         if request.method != "GET" and len(request.body) <= SMALL_BODY_BYTES:
@@ -513,15 +514,21 @@ class HttpProtocol(asyncio.Protocol):
         if future.done():
             self._settle(future)
         elif type(future) is EagerFuture:
-            future.listener = self._on_told
+            future.listener = self._on_eager_result
         else:
             future.add_done_callback(self._on_done)
 
-    def _on_told(self, future: asyncio.Future[Any]) -> None:
-        """The answer goes out at once; what was waiting for it has to wait until the loop is back."""
+    def _on_eager_result(self, future: asyncio.Future[Any]) -> None:
+        """The response is written at once; pending requests are served in the next iteration of the loop."""
         self._settle(future)
         reader = self._reader
-        if reader.turns or reader.unparsed or reader.refusal is not None or self._read_paused or reader.awaits_continue:
+        if (
+            reader.pending
+            or reader.unparsed
+            or reader.refusal is not None
+            or self._read_paused
+            or reader.awaits_continue
+        ):
             asyncio.get_running_loop().call_soon(self._advance)
 
     def _on_done(self, future: asyncio.Future[Any]) -> None:
@@ -534,7 +541,7 @@ class HttpProtocol(asyncio.Protocol):
             result = future.result()
         except asyncio.CancelledError:
             if request is not None and request.disconnected:
-                # Whoever cancelled it knew that nobody waits for the answer.
+                # It was cancelled because the client is gone.
                 self._transport.close()
                 return
             result = error_response(503, "The request was cancelled; try again", RETRY_SOON)
@@ -556,30 +563,30 @@ class HttpProtocol(asyncio.Protocol):
 
     def _open_stream(self, request: Request, stream: ResponseStream) -> None:
         """Begin an answer that lasts; the connection serves nothing else until it ends, and ends with it."""
-        shell = self._shell
-        shell.statuses[200] = shell.statuses.get(200, 0) + 1
+        server = self._server
+        server.statuses[200] = server.statuses.get(200, 0) + 1
         lines = CLOSE
-        if shell.lines_for is not None and b"origin" in request.headers:
-            lines += shell.lines_for(request)
-        self._transport.write(encode_stream_head(stream.content_type, lines, shell.header_lines))
+        if server.lines_for is not None and b"origin" in request.headers:
+            lines += server.lines_for(request)
+        self._transport.write(encode_stream_head(stream.content_type, lines, server.header_lines))
         request.on_disconnect(self._transport.close)
         stream.on_open(_StreamWriter(self._transport))
 
     def _answer(self, request: Request, response: Response) -> None:
-        shell, reader = self._shell, self._reader
-        if len(response.body) > SMALL_BODY_BYTES and shell.budget.is_flooded and _is_read_only(request):
-            # It began before there was no room. Nothing is lost with it: whoever asked may ask again.
-            shell.budget.refused["outgoing"] += 1
+        server, reader = self._server, self._reader
+        if len(response.body) > SMALL_BODY_BYTES and server.budget.is_flooded and _is_read_only(request):
+            # It began before the memory was full. Nothing is lost with it: the client may retry.
+            server.budget.refused["outgoing"] += 1
             response = error_response(503, "Clients leave too many answers unread; try again", RETRY_SOON)
         status = response.status
         self._request = None
         reader.served()
-        self._since = shell.now
-        shell.statuses[status] = shell.statuses.get(status, 0) + 1
-        last = (reader.deaf or self._eof or shell.closing) and reader.is_drained() and reader.refusal is None
+        self._since = server.now
+        server.statuses[status] = server.statuses.get(status, 0) + 1
+        last = (reader.closed or self._eof or server.closing) and reader.is_drained() and reader.refusal is None
         lines = CLOSE if last else self._connection_line
-        if shell.lines_for is not None and b"origin" in request.headers:
-            lines += shell.lines_for(request)
+        if server.lines_for is not None and b"origin" in request.headers:
+            lines += server.lines_for(request)
         self._write(response, lines, request.method == "HEAD")
         if last:
             self._hang_up()
@@ -589,11 +596,11 @@ class HttpProtocol(asyncio.Protocol):
         if transport.is_closing():
             return
         try:
-            head = encode_head(response, connection_line, self._shell.header_lines)
+            head = encode_head(response, connection_line, self._server.header_lines)
         except ValueError:
             log.exception("an answer with status %d could not be written", response.status)
             response = error_response(500, "Internal server error")
-            head = encode_head(response, connection_line, self._shell.header_lines)
+            head = encode_head(response, connection_line, self._server.header_lines)
         body = response.body
         if head_only or not body or response.status in BODILESS:
             transport.write(head)
@@ -612,7 +619,7 @@ class HttpProtocol(asyncio.Protocol):
             return
         # Closing with input unread makes the kernel reset the connection, and the client may lose the answer.
         self._lingering = True
-        self._since = self._shell.now
+        self._since = self._server.now
         self._transport.write_eof()
 
 

@@ -29,7 +29,7 @@ class Limits:
 
 
 class Endpoint(Interface):
-    """Whoever reads and writes the messages of a WebSocket."""
+    """The application behind a WebSocket."""
 
     def received(self, text: bytes) -> None:
         """A whole message came; it is valid UTF-8."""
@@ -98,7 +98,7 @@ class WebSocket(Metered):
             self._notice_end()
 
     def abort(self) -> None:
-        """End the connection without a word."""
+        """End the connection without a close frame."""
         self._transport.abort()
 
     def set_busy(self, busy: bool) -> None:
@@ -107,14 +107,14 @@ class WebSocket(Metered):
         self._go_on()
 
     def keep_time(self, now: float) -> None:
-        """Called every second or so: ping the silent, end those that do not answer."""
+        """Called every second or so: ping when idle, close after a ping timeout."""
         if self._ended_at is not None:
             if now - self._ended_at >= CLOSE_SECONDS:
                 self.abort()
             return
         unsent = self._transport.get_write_buffer_size()
         if self._heard or unsent < self._unsent:
-            # Whoever reads what it was sent is alive, even if it has nothing to say.
+            # A client that reads is alive, even if it sends nothing.
             self._heard = self._pinged = False
             self._since = now
         elif self._pinged:
