@@ -328,11 +328,11 @@ async def test_half_a_request_is_stored_by_nobody(site: Site) -> None:
     _, writer = await connect(site)
     worker = site.server.worker
     assert worker is not None
-    opened = len(worker.shell.connections)
+    opened = len(worker.http.connections)
     writer.write(head(token, "POST /api/v1/push HTTP/1.1", "Content-Length: 1000") + b'{"items":[{"queue":"q"')
-    await until(lambda: len(worker.shell.connections) > opened)
+    await until(lambda: len(worker.http.connections) > opened)
     writer.transport.abort()
-    await until(lambda: len(worker.shell.connections) <= opened)
+    await until(lambda: len(worker.http.connections) <= opened)
     assert await _status(site, "/api/v1/resources/queues/q") == 404
 
 
