@@ -1,6 +1,6 @@
 """What stands before a push costs: a token, TLS, the proxy; each against the same push without it, in one run.
 
-    python -m bench.gates [--rounds 6] [--seconds 3] [--only token,tls,proxy]
+    python -m bench.gates [--rounds 20] [--seconds 1] [--only token,tls,proxy]
 
 Rounds alternate, so that whatever else the machine does meets both. `token`: CPU of the server for each push of one
 message, open and checked, and the check alone. `tls`: messages per second in pushes of 100. `proxy`: the latency of a
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import operator
 import shutil
 import ssl
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +130,11 @@ def spread(values: list[float], digits: int = 1) -> str:
     return f"{statistics.median(values):.{digits}f} (rounds: {', '.join(f'{value:.{digits}f}' for value in values)})"
 
 
+def paired(one: list[float], other: list[float], compare: Callable[[float, float], float]) -> float:
+    """The median over the rounds: the two of a round met the machine in the same mood."""
+    return statistics.median(map(compare, one, other))
+
+
 def token(role: str = "read-write") -> str:
     return jwt.encode({"alg": "HS256"}, {"sub": "bench", "role": role}, OctKey.import_key(SECRET))
 
@@ -149,7 +155,7 @@ async def measure_token(options: argparse.Namespace) -> list[Verdict]:
                 before = target.watched.cpu()
                 pushes = len(await drive(target.port, request, options.seconds, 8))
                 costs[way].append(target.watched.cpu().since(before).server / pushes * 1e6)
-    added = statistics.median(costs["checked"]) - statistics.median(costs["open"])
+    added = paired(costs["checked"], costs["open"], operator.sub)
     alone = check_alone(checked=True) - check_alone(checked=False)
     return [
         Verdict(f"push, CPU µs of the server: open {spread(costs['open'])}, checked {spread(costs['checked'])}", True),
@@ -197,7 +203,7 @@ async def measure_tls(options: argparse.Namespace) -> list[Verdict]:
                     rates[way].append(pushes * 100 / options.seconds)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    share = statistics.median(rates["TLS"]) / statistics.median(rates["plain"])
+    share = paired(rates["TLS"], rates["plain"], operator.truediv)
     return [
         Verdict(f"push 100, messages/s: plain {spread(rates['plain'], 0)}, TLS {spread(rates['TLS'], 0)}", True),
         Verdict(f"over TLS {share:.2f} of plain", share >= _LEAST_TLS_SHARE),
@@ -262,7 +268,7 @@ async def measure_proxy(options: argparse.Namespace) -> list[Verdict]:
                 medians[way].append(statistics.median(found) * 1000)
                 passed += len(found) if way == "proxy" else 0
         cpu = (watched.cpu().server - before) / passed * 1e6
-    added = statistics.median(medians["proxy"]) - statistics.median(medians["straight"])
+    added = paired(medians["proxy"], medians["straight"], operator.sub)
     return [
         Verdict(f"push, p50 ms: straight {spread(medians['straight'], 2)}, proxy {spread(medians['proxy'], 2)}", True),
         Verdict(f"the proxy adds {added:.2f} ms, of which {cpu:.0f} µs CPU", added <= _MOST_PROXY_MILLISECONDS),
@@ -279,8 +285,8 @@ MEASUREMENTS = {"token": measure_token, "tls": measure_tls, "proxy": measure_pro
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each round")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each round")
     parser.add_argument("--only", default=",".join(MEASUREMENTS), help="some of token, tls, proxy")
     options = parser.parse_args()
     verdicts: list[Verdict] = []

@@ -226,6 +226,7 @@ async def test_messages_of_a_queue_are_listed_newest_first(api: Api, connection:
         "partition",
         "status",
         "createdAt",
+        "producerSub",
     ]
     assert messages[0]["queuePath"] == "shop/Default"
 

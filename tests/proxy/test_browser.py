@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import asyncpg
 import pytest
 from playwright.async_api import Browser
 
+from queen.proxy.passwords import hash_password
 from queen.proxy.settings import OpenIdProvider
+from queen.proxy.users import UserStore
+from tests.conftest import StartServer
+from tests.http.auth.issuer import SECRET
 from tests.proxy.conftest import PASSWORD, Site, StartProxy
 from tests.proxy.provider import Provider
 from tests.support.ports import free_port
@@ -133,3 +138,33 @@ async def test_a_callback_that_nobody_asked_for_signs_nobody_in(start_proxy: Sta
         assert answer.headers["Location"] == "/login?error=invalid_state"
     async with site.client.get(f"{site.url}/api/auth/google", allow_redirects=False) as answer:
         assert answer.status == 503
+
+
+async def test_a_person_logs_in_at_the_server_itself(dsn: str, start_server: StartServer, browser: Browser) -> None:
+    api = await start_server(queen_login=True, jwt_secret=SECRET)
+    async with asyncpg.create_pool(dsn, min_size=1, max_size=1) as pool:
+        await UserStore(pool).create("alice", hash_password(PASSWORD), "admin")
+    page = await browser.new_page()
+    await page.goto(f"{api.url}/queues")
+    await page.wait_for_url(f"{api.url}/login?redirect_uri=%2Fqueues")
+    await page.fill("input[name=username]", "alice")
+    await page.fill("input[name=password]", PASSWORD)
+    await page.click("button")
+    await page.wait_for_url(f"{api.url}/queues")
+    push = """async () => (await fetch("/api/v1/push", {method: "POST", headers: {"Content-Type": "application/json"},
+        body: JSON.stringify({items: [{queue: "q", payload: 1}]})})).status"""
+    assert await page.evaluate(push) == 201
+    socket = f"""() => new Promise((done) => {{
+        const socket = new WebSocket("{api.url.replace("http", "ws")}/ws/v1/consume", "queen.v1");
+        socket.onopen = () => done("open");
+        socket.onerror = () => done("refused");
+    }})"""
+    assert await page.evaluate(socket) == "open"
+    assert await page.evaluate("document.cookie") == ""
+    token = (await page.context.cookies())[0]["value"]
+    assert await page.evaluate("""async () => (await fetch("/api/logout", {method: "POST"})).status""") == 200
+    assert await page.evaluate(push) == 401
+    thief = api.bearing(token)
+    refused = await thief.call("GET", "/api/v1/status")
+    await thief.close()
+    assert (refused.status, refused.body["error"]) == (401, "The session has ended")

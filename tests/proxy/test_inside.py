@@ -8,6 +8,7 @@ import pytest
 
 from queen.errors import SettingsError
 from queen.http.auth.guard import check_security
+from queen.proxy import inside, sessions
 from queen.proxy.passwords import hash_password
 from queen.proxy.users import UserStore
 from queen.settings import Settings
@@ -53,3 +54,24 @@ async def test_a_session_of_the_server_itself(dsn: str, start_server: StartServe
 def test_a_login_needs_a_secret() -> None:
     with pytest.raises(SettingsError, match="JWT_SECRET is not set"):
         check_security(Settings.from_env({}, queen_login=True))
+
+
+async def test_a_websocket_ends_with_its_session(
+    dsn: str, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inside, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(sessions, "_LIVE_SECONDS", 0.0)
+    api = await start_server(queen_login=True, jwt_secret=SECRET)
+    async with (
+        asyncpg.create_pool(dsn, min_size=1, max_size=1) as pool,
+        aiohttp.ClientSession(api.url, cookie_jar=aiohttp.CookieJar(unsafe=True)) as client,
+    ):
+        users = UserStore(pool)
+        user = await users.create("alice", hash_password(PASSWORD), "admin")
+        async with client.post("/api/login", json={"username": "alice", "password": PASSWORD}):
+            pass
+        own = {"Origin": api.url}
+        async with client.ws_connect("/ws/v1/consume", protocols=["queen.v1"], headers=own) as socket:
+            await users.revoke_sessions(user)
+            closed = await socket.receive(timeout=20)
+            assert (closed.type, closed.data) == (aiohttp.WSMsgType.CLOSE, 1008)

@@ -1,4 +1,4 @@
-"""The live feed: counters once a second, and changes as they happen, made once for all who listen to a worker.
+"""The live feed: counters once a second, and changes as they happen, computed once for all listeners of a worker.
 
 Without listeners nothing is done. Reading what all queues hold, and what happened to each of them, takes longer the
 more there are: each gets a bounded share of the worker's time, and comes less often where it takes long.
@@ -78,7 +78,7 @@ class Writer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Listener:
-    """One who listens, until its time or its count of `counters` is over."""
+    """A client of the feed, until its time or its number of `counters` is over."""
 
     writer: Writer
     until: float
@@ -181,9 +181,9 @@ class LiveFeed:
             await asyncio.wait([self._depth_task])
 
     async def _run(self) -> None:
-        """Tick as long as somebody listens."""
+        """Tick while there are listeners."""
         loop = asyncio.get_running_loop()
-        # What happened before anybody listened is no news.
+        # Changes before the first listener are not sent.
         self._forget()
         try:
             while self._listeners:
@@ -273,7 +273,7 @@ class LiveFeed:
             self._emit("shards", {})
 
     def _note_queues(self, reports: Sequence[Report], now: float) -> None:
-        """Compare what was counted for each queue with the last look, unless that took too long lately."""
+        """Compare the counters of each queue with the last sample, unless that took too long recently."""
         queues = self._queues
         if now < queues.due:
             return

@@ -35,13 +35,11 @@ class Behind(Protocol):
 
 
 class Client(Protocol):
-    """The connection of whoever asks."""
+    """The connection of the client."""
 
     transport: asyncio.Transport
     speaks_chunks: bool
-
-    @property
-    def address(self) -> str: ...
+    address: str
 
     def hold(self, exchange: Exchange) -> None:
         """Read no more of a body that has no place to go yet."""
@@ -180,7 +178,7 @@ class Exchange:
         else:
             bodiless = self.method == b"HEAD" or status in (204, 304)
             if b"content-length" not in names and not bodiless:
-                # Its end has to be told in another way.
+                # Its end has to be marked in another way.
                 self._rechunks = front.speaks_chunks
                 self.keep_alive = self.keep_alive and self._rechunks
                 if self._rechunks:

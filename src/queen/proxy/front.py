@@ -36,7 +36,7 @@ class Application(Protocol):
         """Pass a request on at once (None), or work for it, with which the answer comes."""
 
     def watch(self, exchange: Exchange, lost: Callable[[], None]) -> Coroutine[Any, Any, None]:
-        """Work that ends a tunnel when whoever opened it may no longer have it."""
+        """A task that closes a tunnel when its client is no longer authorized."""
 
 
 class Front(asyncio.Protocol):
@@ -56,12 +56,8 @@ class Front(asyncio.Protocol):
         self._draining = False
         self.speaks_chunks = True
         self.transport: asyncio.Transport
+        self.address = ""
         self.since = 0.0
-
-    @property
-    def address(self) -> str:
-        peer = self.transport.get_extra_info("peername")
-        return str(peer[0]) if isinstance(peer, tuple) else "local"
 
     @property
     def is_idle(self) -> bool:
@@ -82,6 +78,8 @@ class Front(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if isinstance(peer, tuple) else "local"
         self.since = asyncio.get_running_loop().time()
         self._application.fronts.add(self)
 

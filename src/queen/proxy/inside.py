@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import weakref
 from http.cookies import CookieError, SimpleCookie
 
 import asyncpg
@@ -14,6 +17,17 @@ from queen.proxy.login import COOKIE, Asked, Login, Reply
 from queen.proxy.settings import ProxySettings
 from queen.proxy.users import UserStore
 from queen.settings import Settings
+
+_LOOK_SECONDS = 15.0
+"""How often it is looked whether the session of a connection has been ended."""
+
+
+class Session:
+    """Whether a session goes on."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        self.is_live = True
 
 
 class ServerLogin:
@@ -29,16 +43,20 @@ class ServerLogin:
         )
         self._pool: asyncpg.Pool[asyncpg.Record]
         self._login: Login
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._watching: asyncio.Task[None]
 
     async def start(self) -> None:
         self._pool = await asyncpg.create_pool(self._dsn, min_size=0, max_size=2, timeout=10)
         self._login = Login(self._settings, UserStore(self._pool))
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def stop(self) -> None:
+        self._watching.cancel()
         await self._pool.close()
 
     def before(self, pages: Handler) -> Handler:
-        """The handler of paths that no route knows: those of logging in, and `pages` for those who have."""
+        """The handler of paths without a route: the login pages, and `pages` for users who are logged in."""
 
         async def serve(request: Request) -> Response:
             asked = self._asked(request)
@@ -69,7 +87,19 @@ class ServerLogin:
         refused = self._login.refuse_forgery(asked, identity) if token is None else None
         if refused is not None:
             return _response(refused)
-        return Principal(identity.username, ROLES[identity.role], expires=identity.expires)
+        session = Session(shown)
+        self._sessions.add(session)
+        return Principal(
+            identity.username, ROLES[identity.role], expires=identity.expires, is_live=lambda: session.is_live
+        )
+
+    async def _watch(self) -> None:
+        """Look after the sessions that connections stand on; those of requests are gone with them."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            for session in list(self._sessions):
+                with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    session.is_live = await self._login.sessions.identify(session.token) is not None
 
     def _asked(self, request: Request) -> Asked:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.items()}

@@ -163,7 +163,7 @@ class Login:
         return _json(403, {"error": "Insufficient permissions", "detail": "the request comes from another site"})
 
     def unauthenticated(self, asked: Asked) -> Reply:
-        """What somebody is answered who is not logged in."""
+        """The response to a client that is not logged in."""
         if asked.wants_page:
             target = "" if asked.path == "/" else f"?redirect_uri={quote(asked.path, safe='')}"
             return Reply(302, headers={"Location": f"/login{target}", **_NO_STORE})
@@ -179,7 +179,7 @@ class Login:
         if not form.username or not form.password:
             return _json(400, {"error": "Username and password required"})
         if not asked.headers.get("content-type", "").startswith("application/json"):
-            # What a form of another site can send is not enough to log somebody in as somebody else.
+            # A form on another site must not be able to log a user in under another account.
             return _json(415, {"error": "Content-Type must be application/json"})
         if self._is_throttled(asked.address):
             return _json(429, {"error": "Too many failed logins; try again in a minute"}, {"Retry-After": "60"})
@@ -195,7 +195,7 @@ class Login:
             return _json(401, {"error": "Invalid credentials"})
         await self.users.login_succeeded(user)
         assert user.password_hash is not None
-        if is_outdated(user.password_hash) and len(form.password) >= 8:
+        if is_outdated(user.password_hash):
             await self.users.set_password(user, await self._passwords.hash(form.password))
         token = await self.sessions.begin(user, asked.address)
         await self.users.audit(user.username, asked.address, "login", user.username)
@@ -361,7 +361,7 @@ class Login:
         return _json(401, {"error": "Authentication required"}, {"X-Forward-Auth-Location": login})
 
     def is_safe_redirect(self, target: str | None, asked: Asked) -> bool:
-        """Whether somebody may be sent there after logging in: a path here, or a host that is allowed."""
+        """Whether a redirect after the login is safe: a path here, or an allowed host."""
         if not target or any(ord(letter) < 33 for letter in target) or "\\" in target:
             return False
         if target.startswith("/"):

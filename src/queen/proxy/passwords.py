@@ -27,9 +27,9 @@ class Passwords:
         self._room = asyncio.Semaphore(_AT_A_TIME)
 
     async def hash(self, password: str) -> str:
-        check_password(password)
+        """A new hash of a password that was accepted, however short those of earlier proxies may be."""
         async with self._room:
-            return await asyncio.to_thread(_hasher.hash, password)
+            return await asyncio.to_thread(_hasher.hash, password[:_LONGEST])
 
     async def verify(self, password: str, hashed: str | None) -> bool:
         async with self._room:
@@ -54,7 +54,7 @@ def check_password(password: str) -> None:
 def _verify(password: str, hashed: str | None) -> bool:
     try:
         if hashed is not None and hashed.startswith("$2"):
-            # bcrypt looks at 72 bytes; those who made these hashes cut passwords there.
+            # bcrypt uses 72 bytes; the program that made these hashes cut passwords there.
             return bcrypt.checkpw(password.encode()[:72], hashed.encode())
         return _hasher.verify(hashed or _DECOY, password) and hashed is not None
     except (argon2.exceptions.Argon2Error, argon2.exceptions.InvalidHashError, ValueError):

@@ -1,4 +1,4 @@
-"""Sessions: the tokens that people get when they log in, and who somebody is who shows one."""
+"""Sessions: the tokens that users get when they log in, and the identity behind a token."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Sessions:
         return hmac.new(self._settings.jwt_secret.encode(), f"csrf {identity.jti}".encode(), hashlib.sha256).hexdigest()
 
     def mint(self, identity: Identity) -> str:
-        """A short-lived token for services behind a proxy that asks here who somebody is."""
+        """A short-lived token for services behind a proxy that uses forward authentication."""
         settings, now = self._settings, int(time.time())
         source = {
             "sub": identity.subject or identity.username,

@@ -33,7 +33,7 @@ class Upstreams:
         self.prefix = place.path.rstrip("/").encode()
 
     def idle(self) -> Upstream | None:
-        """A connection that nobody uses, the one that was used last; None: there is none."""
+        """The idle connection that was used last; None: there is none."""
         now = asyncio.get_running_loop().time()
         while self._idle:
             since, upstream = self._idle.pop()
@@ -132,7 +132,7 @@ class Upstream(asyncio.Protocol):
             return
         exchange.answer_begins(status, reason, headers)
         if exchange.method == b"HEAD":
-            # The parser would wait for the body whose length is told; this connection is not used again.
+            # The parser would wait for the body that Content-Length announces; the connection is not reused.
             self._exchange = None
             self.transport.close()
             exchange.answer_ends()

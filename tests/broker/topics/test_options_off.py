@@ -14,6 +14,7 @@ from tests.support.topic_api import TopicApi, item, named
 
 OPTIONAL = (
     "queen.broker.topics.prefetch",
+    "queen.broker.topics.prefetching",
     "queen.broker.topics.log_copies",
     "queen.broker.topics.throttle",
     "queen.redis.link",

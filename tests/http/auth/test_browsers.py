@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import StartServer
 from tests.http.auth.issuer import SECRET, issue
+from tests.http.test_dashboard_files import STATIC
 from tests.support.api import Api
 
 PUSH = b'{"items":[{"queue":"q","payload":1}]}'
@@ -32,13 +33,46 @@ async def send(
     return int(first.split()[1]), {k.lower(): v for k, _, v in (field.partition(": ") for field in fields)}, rest
 
 
-async def test_security_headers_are_on_every_answer(api: Api) -> None:
-    for method, path in (("GET", "/health"), ("GET", "/nothing"), ("POST", "/api/v1/push"), ("GET", "/openapi.json")):
-        _, fields, _ = await send(api, method, path)
+async def test_security_headers_are_on_every_answer(start_server: StartServer) -> None:
+    api = await start_server(jwt_enabled=True, jwt_secret=SECRET, max_body_bytes=10_000)
+    script = next(STATIC.glob("assets/*.js")).relative_to(STATIC).as_posix()
+    token = f"Bearer {issue()}"
+    asked: list[tuple[int, str, str, dict[str, str | None]]] = [
+        (200, "GET", "/health", {}),
+        (200, "GET", "/", {"Accept": "text/html"}),
+        (200, "GET", f"/{script}", {}),
+        (200, "GET", "/docs", {}),
+        (200, "GET", "/openapi.json", {}),
+        (200, "GET", "/metrics/prometheus", {}),
+        (200, "GET", "/api/v1/status", {"Authorization": token}),
+        (204, "GET", "/api/v1/pop/queue/q", {"Authorization": token}),
+        (204, "OPTIONS", "/api/v1/push", {}),
+        (400, "POST", "/api/v1/push", {"Authorization": token}),
+        (401, "GET", "/api/v1/status", {}),
+        (403, "DELETE", "/api/v1/resources/queues/q", {"Authorization": f"Bearer {issue('read-only')}"}),
+        (404, "GET", "/api/v1/nothing", {"Authorization": token}),
+        (405, "PATCH", "/api/v1/push", {"Authorization": token}),
+        (413, "POST", "/api/v1/push", {"Content_Length": "99999"}),
+        (400, "GET", "/health", {"Host": None}),
+        (421, "GET", "/health", {"Host": "evil.example"}),
+    ]
+    for expected, method, path, headers in asked:
+        status, fields, _ = await send(api, method, path, b"", **headers)
+        assert status == expected, (method, path)
         assert fields["x-content-type-options"] == "nosniff", path
         assert fields["x-frame-options"] == "DENY", path
+        assert fields["referrer-policy"] == "no-referrer", path
         assert "frame-ancestors 'none'" in fields["content-security-policy"], path
         assert "strict-transport-security" not in fields, "there is no TLS"
+
+
+async def test_a_page_of_another_origin_takes_no_message_with_a_session(start_server: StartServer) -> None:
+    api = await start_server(jwt_enabled=True, jwt_secret=SECRET, cors_origins="https://app.example")
+    token = f"Bearer {issue()}"
+    for origin, status in (("https://evil.example", 403), ("https://app.example", 204)):
+        answered, _, _ = await send(api, "GET", "/api/v1/pop/queue/q", Origin=origin, Authorization=token)
+        assert answered == status, origin
+        assert (await send(api, "GET", "/api/v1/status", Origin=origin, Authorization=token))[0] == 200
 
 
 async def test_without_authentication_any_page_may_read(api: Api) -> None:

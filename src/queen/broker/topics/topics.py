@@ -38,7 +38,8 @@ from queen.wire.ids import IdSource
 
 if TYPE_CHECKING:
     from queen.broker.topics.log_copies import LogRecovery
-    from queen.broker.topics.prefetch import LeaseDaemon, PrefetchBuffers
+    from queen.broker.topics.prefetch import PrefetchBuffers
+    from queen.broker.topics.prefetching import LeaseDaemon
     from queen.broker.topics.throttle import TenantThrottle
     from queen.redis.link import RedisLink
 
@@ -142,7 +143,7 @@ class Topics:
             self.multi_dequeuer = MultiTopicDequeuer(context, self.heads, self.settler, self._poll_seconds)
             self.admin = TopicAdmin(database, catalog, self._changed)
             return
-        from queen.broker.topics import prefetch
+        from queen.broker.topics import prefetch, prefetching
 
         buffers = self.prefetch = prefetch.PrefetchBuffers(
             database,
@@ -152,14 +153,14 @@ class Topics:
             size=settings.topic_ready_items,
             on_freed=lambda topic: self._fed([(topic.key, 0.0)]),
         )
-        self._lease_daemon = prefetch.LeaseDaemon(database, catalog, buffers)
-        self.expiry = prefetch.PrefetchingExpiry(database, self._fed)
-        self.settler = prefetch.PrefetchingSettler(context, buffers)
-        self.dequeuer = prefetch.PrefetchingDequeuer(context, self.heads, buffers)
-        self.multi_dequeuer = prefetch.PrefetchingMultiDequeuer(
+        self._lease_daemon = prefetching.LeaseDaemon(database, catalog, buffers)
+        self.expiry = prefetching.PrefetchingExpiry(database, self._fed)
+        self.settler = prefetching.PrefetchingSettler(context, buffers)
+        self.dequeuer = prefetching.PrefetchingDequeuer(context, self.heads, buffers)
+        self.multi_dequeuer = prefetching.PrefetchingMultiDequeuer(
             context, self.heads, self.settler, self._poll_seconds, buffers
         )
-        self.admin = prefetch.PrefetchingAdmin(database, catalog, self._changed, buffers)
+        self.admin = prefetching.PrefetchingAdmin(database, catalog, self._changed, buffers)
 
     def _copy_log(self, redis: RedisLink, shard: int) -> LogRecovery:
         """Copy the log of buffered items to Redis, and recover those of other hosts from there."""

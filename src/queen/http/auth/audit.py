@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 def is_audited(route: Route) -> bool:
-    """Whether a route changes something that somebody may ask about later."""
+    """Whether calls of a route are recorded: those that change something."""
     if route.method == "GET" or route.pattern.startswith(_NEVER):
         return False
     return route.access is Access.ADMIN or f"{route.method} {route.pattern}" in _AUDITED

@@ -94,7 +94,7 @@ def takes_messages(route: Route) -> bool:
 def is_admitted(origin: str | None, host: str, origins: Collection[str]) -> bool:
     """Whether the page at `origin` may open a WebSocket to the server that it calls `host`.
 
-    No browser lets a page forge the header, and nobody else need send it: without one there is no page to keep out.
+    Browsers do not let a page forge the header, and other clients need not send it.
     """
     if origin is None or "*" in origins:
         return True

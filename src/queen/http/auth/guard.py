@@ -72,16 +72,16 @@ def _check_client_certificates(settings: Settings) -> None:
     if settings.tls_client_auth == "optional" and not settings.is_guarded:
         raise SettingsError(
             "TLS_CLIENT_AUTH=optional needs JWT_ENABLED=true or QUEEN_LOGIN=true: "
-            "else whoever shows no certificate could do everything"
+            "else a client without a certificate could do everything"
         )
 
 
 def open_to_anybody(settings: Settings) -> str:
-    """What an operator should know about a server that others reach and that asks nobody who they are; else empty."""
+    """A warning about a server that is reachable from other machines without authentication; else empty."""
     if settings.is_guarded or settings.listen_host in LOOPBACK_NAMES:
         return ""
     return (
-        f"authentication is off and HOST={settings.listen_host} is reachable from other machines: anybody who reaches "
+        f"authentication is off and HOST={settings.listen_host} is reachable from other machines: everyone who reaches "
         f"port {settings.port} may read, write and delete everything (set JWT_ENABLED=true, see docs/security.md)"
     )
 
@@ -126,7 +126,7 @@ class Guard:
         skip_paths: tuple[str, ...] = (),
         certificate_principal: Callable[[Request], Principal | None] = lambda request: None,
     ) -> None:
-        """Without a `verifier` only certificates tell who a client is. Where nothing is `guarded`, anybody may ask."""
+        """Without a `verifier` clients are identified by certificates alone; if not `guarded`, all are admitted."""
         self._verifier = verifier
         self._browsers = browsers
         self._guarded = guarded
@@ -153,7 +153,7 @@ class Guard:
         )
 
     def consumer_limits(self, request: Request) -> resources.ConsumerLimits | None:
-        """What whoever opens a WebSocket may consume over it; None: everything, for ever."""
+        """What a client may consume over its WebSocket; None: everything, without an end."""
         if request.principal is None:
             return None
         return resources.ConsumerLimits(request.principal, self._lookup)
@@ -269,7 +269,7 @@ class Guard:
 
     def _refuse_token(self, request: Request, refused: TokenRefused) -> Response:
         if isinstance(refused, KeyUnknown) and self._verifier is not None and self._verifier.keys.trouble:
-            # It may well be valid: whoever sent it should come again, not fetch another.
+            # The token may be valid: the client should retry with it, not fetch another.
             return self._refuse(request, 503, "keys", "The keys of the identity provider are not available; try again")
         return self._refuse(request, 401, refused.reason, refused.text)
 

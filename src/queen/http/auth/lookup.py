@@ -1,4 +1,4 @@
-"""What the brokers of a server know of queues, for those who check whether a token may touch them."""
+"""Queues and partitions known to the brokers, for access checks of limited tokens."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -89,6 +90,12 @@ class Principal:
     scopes: Scopes | None = None
     expires: float = float("inf")
     """In seconds since 1970, skew included."""
+    is_live: Callable[[], bool] | None = None
+    """Whether the session it stands for goes on; None: it is no session, and ends when it expires."""
+
+    @property
+    def has_ended(self) -> bool:
+        return time.time() >= self.expires or (self.is_live is not None and not self.is_live())
 
     @property
     def is_limited(self) -> bool:
@@ -152,7 +159,7 @@ class ClaimNames:
 
 
 def is_subject(subject: str) -> bool:
-    """Whether somebody may be called so."""
+    """Whether this is a valid subject."""
     # It is written next to every message, and into logs.
     return len(subject) <= _LONGEST_SUBJECT and subject.isprintable()
 
@@ -219,5 +226,5 @@ class Verified:
 
 
 def is_session(claims: Mapping[str, Any]) -> bool:
-    """Whether a token was issued to somebody who logged in: such tokens can be ended before they expire."""
+    """Whether a token belongs to a login session: such tokens can be revoked before they expire."""
     return isinstance(claims.get("id"), int) and isinstance(claims.get("username"), str)

@@ -6,7 +6,6 @@ and is refused: a route that is forgotten here is closed to such tokens, never o
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -232,7 +231,7 @@ class ConsumerLimits:
 
     @property
     def expired(self) -> bool:
-        return time.time() >= self._principal.expires
+        return self._principal.has_ended
 
     async def check_subscription(self, queue: str, group: str) -> None:
         """Raises `Refused` where the queue or the group is not for the bearer."""

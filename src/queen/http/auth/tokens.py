@@ -1,4 +1,4 @@
-"""From a bearer token to the principal it stands for, or the reason why it stands for nobody."""
+"""From a bearer token to its principal, or the reason why it is rejected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from queen.settings import Settings
 
 LONGEST_TOKEN: Final = 16 * 1024
 _CACHED_TOKENS: Final = 8192
-# A key that was withdrawn by whoever holds it is noticed by the key ring; this bounds whatever it does not notice.
+# The key ring notices that a key was withdrawn; this bounds what it does not notice.
 _LONGEST_CACHED_SECONDS: Final = 300.0
 
 
@@ -138,7 +138,7 @@ class TokenVerifier:
 
 
 def read_claims(token: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Header and claims of a token that nobody has verified; raises `TokenRefused` when it is none."""
+    """Header and claims of a token, unverified; raises `TokenRefused` when it is none."""
     header = _header(token)
     payload = token.split(b".")[1]
     try:

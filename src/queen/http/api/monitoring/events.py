@@ -12,6 +12,7 @@ from queen.wire.api.monitoring.events import EventsQuery
 routes = RouteTable("Status")
 
 _TYPE = b"text/event-stream"
+_SESSION_SECONDS = 60.0
 
 
 @routes.direct(
@@ -30,6 +31,9 @@ def events(api: Api, request: Request) -> Response | ResponseStream:
         return Response(200, content_type=_TYPE)
     principal = request.principal
     expires = principal.expires if principal is not None else float("inf")
+    if principal is not None and principal.is_live is not None:
+        # A session may be ended before; browsers come back by themselves.
+        expires = min(expires, time.time() + _SESSION_SECONDS)
 
     def open_stream(writer: StreamWriter) -> None:
         listener = api.live.join(writer, seconds=expires - time.time(), limit=request.args.limit)
