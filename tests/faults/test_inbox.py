@@ -15,7 +15,7 @@ from functools import partial
 import asyncpg
 import psutil
 
-from queen.storage.database import AdvisoryLock
+from queen.storage.database import UNAVAILABLE_ERRORS, AdvisoryLock
 from tests.faults.conftest import Victim
 from tests.support.ageing import until
 from tests.support.database import Connection, stored_messages
@@ -41,7 +41,8 @@ class Writer:
                 async with self._victim.connection() as connection:
                     while True:
                         await self._push(connection, chance)
-            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, IndexError, ValueError):
+            except (asyncpg.PostgresError, *UNAVAILABLE_ERRORS, IndexError, ValueError):
+                # The last two: the file that says where PostgreSQL listens is being written.
                 await asyncio.sleep(0.05)
 
     async def _push(self, connection: Connection, chance: random.Random) -> None:
