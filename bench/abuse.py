@@ -1,9 +1,10 @@
 """Attacks on a server, each with what it does to its memory and to an honest client beside it.
 
-    python -m bench.abuse [--seconds 5] [--memory 256] [--workers 2] [--only unread,chunks]
+    python -m bench.abuse [--seconds 5] [--memory 1024] [--workers 2] [--only unread,chunks]
 
-An honest client pushes one message at a time, over one connection, all the while. What counts: that memory stays
-within bounds (`QUEEN_MEMORY_MB` beside what the server takes when it rests) and that the honest client is served.
+An honest client pushes one message at a time, over one connection, all the while. What counts: that the memory of the
+whole server (supervisor and workers, without PostgreSQL) stays below `QUEEN_MEMORY_MB`, and that the honest client is
+served.
 """
 
 from __future__ import annotations
@@ -89,6 +90,76 @@ async def unread(attacker: Attacker) -> None:
         await asyncio.sleep(0.05)
 
 
+async def dequeued(attacker: Attacker) -> None:
+    """Large items of a topic that are asked for and never read."""
+    async with aiohttp.ClientSession() as session:
+        for number in range(20):
+            items = [{"namespace": "n", "topic": f"t{number}", "data": "x" * 100_000}] * 200
+            async with session.post(f"{attacker.url}/api/v1/topics/enqueue", json=items) as answer:
+                await answer.read()
+    for number in itertools.cycle(range(20)):
+        with contextlib.suppress(ConnectionError):
+            _, writer = await attacker.connect()
+            cast(asyncio.Transport, writer.transport).pause_reading()
+            target = b"/api/v1/topics/dequeue?namespace=n&topic=t%d&limit=1000" % number
+            writer.write(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % target)
+        await asyncio.sleep(0.05)
+
+
+async def post(attacker: Attacker, path: str, body: bytes) -> None:
+    """The same request again and again, one at a time."""
+    async with aiohttp.ClientSession() as session:
+        while True:
+            try:
+                async with session.post(attacker.url + path, data=body) as answer:
+                    await answer.read()
+            except aiohttp.ClientError:
+                await asyncio.sleep(0.01)
+
+
+async def items(attacker: Attacker) -> None:
+    """Pushes of two million messages without payloads."""
+    await post(attacker, "/api/v1/push", b'{"items":[' + b",".join([b'{"queue":"q"}'] * 2_100_000) + b"]}")
+
+
+async def acks(attacker: Attacker) -> None:
+    """A million acknowledgments of nothing in one request."""
+    one = b'{"transactionId":"t","partitionId":"51756565-0000-8000-8000-000000000001"}'
+    await post(attacker, "/api/v1/ack/batch", b'{"acknowledgments":[' + b",".join([one] * 800_000) + b"]}")
+
+
+async def partitions(attacker: Attacker) -> None:
+    """A push of as many new partitions as one may have."""
+    some = [b'{"queue":"q","partition":"p%d"}' % number for number in range(100_000)]
+    await post(attacker, "/api/v1/push", b'{"items":[' + b",".join(some) + b"]}")
+
+
+async def refused(attacker: Attacker) -> None:
+    """Pushes of a megabyte, more at a time than are stored."""
+    body = b'{"items":[{"queue":"q","payload":"' + b"x" * (1 << 20) + b'"}]}'
+    await asyncio.gather(*(post(attacker, "/api/v1/push", body) for _ in range(200)))
+
+
+async def names(attacker: Attacker) -> None:
+    """Pops of queues and groups that do not exist, each time of others, and the views that would show them."""
+    async with aiohttp.ClientSession() as session:
+
+        async def pop(part: int) -> None:
+            for number in itertools.count():
+                name = f"{part}-{number}"
+                path = f"/api/v1/pop/queue/none-{name}?consumerGroup=group-{name}"
+                async with session.get(attacker.url + path) as answer:
+                    await answer.read()
+
+        async def look() -> None:
+            while True:
+                for path in ("/api/v1/consumer-groups", "/api/v1/status", "/metrics/prometheus"):
+                    async with session.get(attacker.url + path) as answer:
+                        await answer.read()
+
+        await asyncio.gather(look(), *(pop(part) for part in range(8)))
+
+
 async def pipelined(attacker: Attacker) -> None:
     """As many requests as go, without waiting for answers."""
     reader, writer = await attacker.connect()
@@ -127,7 +198,21 @@ async def connections(attacker: Attacker) -> None:
 
 
 ATTACKS: dict[str, Attack] = {
-    attack.__name__: attack for attack in (unfinished, chunks, unread, pipelined, forged, connections)
+    attack.__name__: attack
+    for attack in (
+        unfinished,
+        chunks,
+        unread,
+        dequeued,
+        items,
+        acks,
+        partitions,
+        refused,
+        names,
+        pipelined,
+        forged,
+        connections,
+    )
 }
 
 
@@ -182,7 +267,7 @@ async def run(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--memory", type=int, default=256, help="QUEEN_MEMORY_MB")
+    parser.add_argument("--memory", type=int, default=1024, help="QUEEN_MEMORY_MB")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", default="", help=", ".join(ATTACKS))
     asyncio.run(run(parser.parse_args()))

@@ -57,6 +57,7 @@ from queen.broker.transactions.stream_queries import StreamQueries
 from queen.broker.transactions.transactions import Transactions
 from queen.bus.peers import Peers, ShardPeers
 from queen.dashboard import Dashboard
+from queen.http.api.limits import RequestLimits
 from queen.http.api.table import add_routes
 from queen.http.auth.audit import Audit, is_audited
 from queen.http.auth.browser import BrowserRules
@@ -70,7 +71,7 @@ from queen.http.routing.view_cache import HostViewCache
 from queen.http.server.limits import Limits, raise_file_limit
 from queen.http.server.message import Access, Handler, Request, Response, Route
 from queen.http.server.observe import SlowLog, watched
-from queen.http.server.protocol import Gate, Shell
+from queen.http.server.protocol import Gate, HttpServer
 from queen.http.server.router import Around, Router
 from queen.log.append_batch import BatchAssembler
 from queen.log.appender import Appender
@@ -112,7 +113,7 @@ _RECURSION_LIMIT = 20_000
 
 
 class Worker:
-    """A broker and the HTTP shell in front of it. Several may live in one process, as they do in tests."""
+    """The brokers of the shards and the HTTP server in front of them. Several may run in one process, as in tests."""
 
     def __init__(
         self,
@@ -132,20 +133,25 @@ class Worker:
         self.guard = Guard.from_settings(settings, BrokerLookup(self.brokers), browsers)
         self.consumers = Consumers(front, self.guard.consumer_limits)
         router = Router(around=_around(settings, tracing, self.broker.topics.counters, Audit(self.brokers)))
-        self.shell = Shell(
+        self.http = HttpServer(
             router,
             gate=self._gate(settings),
             header_lines=browsers.header_lines,
             lines_for=browsers.cors_lines,
             admits_host=browsers.is_host_admitted,
+            check_head=self.guard.check_head,
             limits=_limits(settings),
-            max_body_bytes=settings.max_body_bytes,
+            max_body_bytes=min(settings.max_body_bytes, settings.spare_memory_bytes // 2),
         )
+        for broker in self.brokers:
+            broker.popper.is_flooded = self._is_flooded
+            broker.topics.dequeuer.is_flooded = self._is_flooded
+            broker.topics.multi_dequeuer.is_flooded = self._is_flooded
         self.recorder = Recorder(
             self.broker,
             SnapshotStore(runtime_dir, worker_id, settings.num_workers),
             socket.gethostname(),
-            HttpStats(self.shell.statuses, self.shell.in_flight),
+            HttpStats(self.http.statuses, self.http.in_flight),
         )
         self.live = LiveFeed(
             self.brokers, self.recorder, self._sharded.directory.changed if self._sharded is not None else None
@@ -162,8 +168,10 @@ class Worker:
             self.live,
             lambda: self.guard.trouble,
             keep_bodies=tracing is not None,
-            open_connections=self.shell.open_connections,
+            open_connections=self.http.open_connections,
         )
+        if self._sharded is not None:
+            self.api.moves = self._sharded.moves
         router.fallback = Dashboard()
         self._login = _login(settings, settings.database_dsns[0]) if settings.queen_login else None
         if self._login is not None:
@@ -178,24 +186,36 @@ class Worker:
         self.tls = server_tls(settings)
         self.port = settings.port if port is None else port
 
-    def _gate(self, settings: Settings) -> Gate:
-        if not settings.ip_limit_per_minute:
-            return self.guard
-        # Handlers have the limit around them, but for those that have a connection to themselves.
-        limit = IpLimit(self.broker.topics.counters, settings.ip_limit_per_minute)
+    def _is_flooded(self) -> bool:
+        return self.http.budget.is_flooded
 
-        async def limited(request: Request) -> Response | None:
-            refusal = await limit.refusal(request)
-            admitted = self.guard(request) if refusal is None else refusal
-            return await admitted if inspect.isawaitable(admitted) else admitted
+    def _gate(self, settings: Settings) -> Gate:
+        guard, limits = self.guard, RequestLimits(settings)
+        looks_from = limits.looks_from
 
         def gate(request: Request) -> Response | Awaitable[Response | None] | None:
+            if len(request.body) >= looks_from and (refusal := limits.refusal(request)) is not None:
+                return refusal
+            return guard(request)
+
+        if not settings.ip_limit_per_minute:
+            return gate
+        # Handlers have the limit around them, but for those that have a connection to themselves.
+        ip_limit = IpLimit(self.broker.topics.counters, settings.ip_limit_per_minute)
+
+        async def limited(request: Request) -> Response | None:
+            refusal = await ip_limit.refusal(request)
+            admitted = guard(request) if refusal is None else refusal
+            return await admitted if inspect.isawaitable(admitted) else admitted
+
+        def gate_with_limit(request: Request) -> Response | Awaitable[Response | None] | None:
             holding = request.route is not None and request.route.holds_connection
-            return limited(request) if holding else self.guard(request)
+            return limited(request) if holding else gate(request)
 
-        return gate
+        return gate_with_limit
 
-    async def start(self) -> None:
+    async def start(self, listening: socket.socket | None = None) -> None:
+        """Serve; on a socket that is bound already, if one is given."""
         if self._sharded is not None:
             await self._sharded.join()
         else:
@@ -208,24 +228,28 @@ class Worker:
         self.guard.start()
         if self._login is not None:
             await self._login.start()
-        server = await self.shell.serve(
-            self.settings.listen_host, self.port, reuse_port=True, tls=self.tls.context if self.tls else None
+        server = await self.http.serve(
+            self.settings.listen_host,
+            self.port,
+            reuse_port=True,
+            tls=self.tls.context if self.tls else None,
+            listening=listening,
         )
         if self.tls is not None:
             self.tls.start()
         self.port = server.sockets[0].getsockname()[1]
         self.recorder.port = self.port
-        self.shell.shutting_down.append(self.live.close)
+        self.http.shutting_down.append(self.live.close)
         for broker in self.brokers:
-            self.shell.shutting_down.append(broker.popper.release_parked)
-            self.shell.shutting_down.append(broker.topics.dequeuer.release_parked)
-            self.shell.shutting_down.append(broker.topics.multi_dequeuer.release_parked)
+            self.http.shutting_down.append(broker.popper.release_parked)
+            self.http.shutting_down.append(broker.topics.dequeuer.release_parked)
+            self.http.shutting_down.append(broker.topics.multi_dequeuer.release_parked)
 
     async def stop(self) -> None:
         self.api.stopping = True
         # Load balancers see the failing readiness probe while requests are still answered.
         await asyncio.sleep(self.settings.shutdown_delay_ms / 1000)
-        await asyncio.gather(self.consumers.shutdown(), self.shell.shutdown(_GRACE_SECONDS))
+        await asyncio.gather(self.consumers.shutdown(), self.http.shutdown(_GRACE_SECONDS))
         await self.live.stop()
         await self.guard.stop()
         if self._login is not None:
@@ -264,7 +288,7 @@ class Worker:
             families.topics,
             families.topic_buffer,
             pipelines.families,
-            access_families(self.guard.refused, lambda: self.shell.budget),
+            access_families(self.guard.refused, lambda: self.http.budget),
         )
 
     def _scraper(self, standings: Sequence[Standings]) -> Scraper:
@@ -531,6 +555,7 @@ class _Pop:
             base.ids,
             base.notifications,
             base.meter,
+            most_bytes=settings.answer_bytes,
         )
         self.popper = Popper(
             base.database,
@@ -657,13 +682,16 @@ def _login(settings: Settings, dsn: str) -> ServerLogin:
 
 
 def _limits(settings: Settings) -> Limits:
-    """A worker's share of the memory: a quarter for requests that arrive, a quarter for answers that nobody reads."""
-    share = (settings.queen_memory_mb << 20) // settings.num_workers
+    """A worker's share of the memory: three eighths for requests that arrive, a quarter for unread responses.
+
+    The rest is for what is made of them.
+    """
+    spare = settings.spare_memory_bytes
     return Limits(
         connections=raise_file_limit(settings.max_connections),
         connections_per_address=settings.max_connections_per_ip,
-        incoming_bytes=share // 4,
-        outgoing_bytes=share // 4,
+        incoming_bytes=3 * spare // 8,
+        outgoing_bytes=spare // 4,
     )
 
 
@@ -687,24 +715,34 @@ def _around(settings: Settings, tracing: Tracing | None, counters: Counters, aud
 
 
 def run_worker(
-    settings: Settings, worker_id: int, runtime_dir: Path, on_ready: Callable[[], None] = lambda: None
+    settings: Settings,
+    worker_id: int,
+    runtime_dir: Path,
+    on_ready: Callable[[], None] = lambda: None,
+    listening: socket.socket | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then finish what was begun and return."""
+    """Serve until SIGTERM or SIGINT, then finish what was begun and return. `listening`: a socket that is bound."""
     # A payload may be nested deeper than Python's own code ever is.
     sys.setrecursionlimit(_RECURSION_LIMIT)
     # Requests come and go without cycles; looking for some after every 700 of them is wasted.
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
-    uvloop.run(_serve(settings, worker_id, runtime_dir, on_ready))
+    uvloop.run(_serve(settings, worker_id, runtime_dir, on_ready, listening))
 
 
-async def _serve(settings: Settings, worker_id: int, runtime_dir: Path, on_ready: Callable[[], None]) -> None:
+async def _serve(
+    settings: Settings,
+    worker_id: int,
+    runtime_dir: Path,
+    on_ready: Callable[[], None],
+    listening: socket.socket | None,
+) -> None:
     stopping = asyncio.Event()
     for signum in (signals.SIGTERM, signals.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
     spans = start_tracing(os.environ, worker_id)
     worker = Worker(settings, worker_id, runtime_dir, tracing=_tracing(spans) if spans is not None else None)
-    await worker.start()
+    await worker.start(listening)
     if worker.tls is not None:
         asyncio.get_running_loop().add_signal_handler(signals.SIGHUP, worker.tls.reload)
     on_ready()

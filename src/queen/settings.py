@@ -95,6 +95,14 @@ def _declared(kind: Kind, meaning: str, unit: str, secret: bool, default_text: s
     return {"kind": kind, "meaning": meaning, "unit": unit, "secret": secret, "default_text": default_text}
 
 
+SYSTEM_DATA_DIR = Path("/var/lib/queen")
+"""The data directory of a server that root starts, and which does not run as root."""
+_DEFAULT_SHARE_BYTES = 512 << 20
+# What a worker takes at rest, without its caches.
+_WORKER_BYTES = 72 << 20
+_LEAST_SPARE_BYTES = 16 << 20
+
+
 def usable_cores() -> int:
     """The cores available to this process, by CPU affinity and cgroup quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -112,7 +120,10 @@ def _default_num_workers() -> int:
 
 
 def _default_data_dir() -> Path:
-    return platformdirs.user_data_path("queen", appauthor=False)
+    own = platformdirs.user_data_path("queen", appauthor=False)
+    if os.geteuid() == 0 and not any((own / part).exists() for part in ("postgres", "spool")):
+        return SYSTEM_DATA_DIR
+    return own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -161,7 +172,7 @@ class Settings:
         _default_data_dir,
         PATH,
         "Data directory: spool, embedded PostgreSQL, and other local files.",
-        default_text="the user's data directory (on Linux `~/.local/share/queen`)",
+        default_text="the user's data directory (on Linux `~/.local/share/queen`); for root `/var/lib/queen`",
     )
     db_pool_size: int = setting(10, whole(1, 1000), "Maximum number of PostgreSQL connections per worker.")
     db_connection_timeout: int = setting(2000, INTERVAL_MS, "Timeout for connecting to PostgreSQL.", "ms")
@@ -276,11 +287,24 @@ class Settings:
     )
 
     queen_memory_mb: int = setting(
-        1024,
-        whole(64, 2**20),
-        "What all workers together may hold of requests that arrive, wait or are being answered; beyond it they "
-        "are answered 503.",
+        0,
+        whole(0, 2**20),
+        "Memory that all workers together may take, caches and what they need at rest included; 0: 512 MB for each "
+        "worker. From it follows how many bytes of requests and answers they hold at the same time; beyond that "
+        "clients get 429 or 503.",
         "MB",
+    )
+    max_answer_bytes: int = setting(
+        16777216,
+        whole(65536, 2**31 - 1),
+        "Size at which the answer of a pop or dequeue ends, whatever `batch` it asks for: fewer messages are leased, "
+        "at least one. With little `QUEEN_MEMORY_MB` it is smaller.",
+        "bytes",
+    )
+    max_push_items: int = setting(100_000, whole(1, 10**7), "Messages in one push; more are answered 413.")
+    max_ack_items: int = setting(50_000, whole(1, 10**7), "Acknowledgments in one request; more are answered 413.")
+    max_transaction_operations: int = setting(
+        10_000, whole(1, 10**7), "Operations in one transaction; more are answered 413."
     )
     max_connections: int = setting(
         10_000, whole(1, 10**6), "Connections that each worker may have; more are answered 503."
@@ -527,6 +551,19 @@ class Settings:
     def is_guarded(self) -> bool:
         """Whether a request has to say who sends it."""
         return self.jwt_enabled or self.queen_login or self.tls_client_auth == "required"
+
+    @property
+    def spare_memory_bytes(self) -> int:
+        """What a worker may hold beside what it takes at rest: for requests, answers, and what is made of them."""
+        share = (self.queen_memory_mb << 20) // self.num_workers if self.queen_memory_mb else _DEFAULT_SHARE_BYTES
+        rest = _WORKER_BYTES + ((self.dedup_memory_mb + self.segment_cache_mb) << 20)
+        # However little there is: with less it could do nothing.
+        return max(share - rest, share // 4, _LEAST_SPARE_BYTES)
+
+    @property
+    def answer_bytes(self) -> int:
+        """Where the answer of a pop ends. There are several copies of it while it is made."""
+        return min(self.max_answer_bytes, self.spare_memory_bytes // 12)
 
     @property
     def embedded(self) -> bool:

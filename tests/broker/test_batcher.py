@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import asyncpg
 import pytest
 
-from queen.broker.batcher import Batcher
+from queen.broker.batcher import Batcher, SmallFirst
 from queen.errors import DatabaseUnavailable, Overloaded, QueenError
 
 
@@ -171,3 +171,21 @@ async def test_one_bad_batch_does_not_end_the_batcher(when: str) -> None:
     await batcher.join()
     assert done == [0, 2]
     assert str(asked[1].answer.exception()) == when
+
+
+def test_small_items_pass_large_ones_which_come_one_at_a_time() -> None:
+    backlog = SmallFirst[int](weigh=lambda item: item, limit=100, small=10)
+    for weight in (60, 61, 62, 1, 2, 63):
+        backlog.add(weight, weight)
+    assert len(backlog) == 6
+    assert backlog.take(0) == ([1, 2, 60], 63)
+    assert backlog.take(0) == ([61, 62], 123)
+    backlog.add(3, 3)
+    assert backlog.waiting() == (3, 63)
+    assert backlog.take(0) == ([3, 63], 66)
+    assert not backlog.waits(0)
+    for _ in range(60):
+        backlog.add(5, 5)
+    backlog.add(70, 70)
+    assert backlog.take(0) == ([*[5] * 20, 70], 170)
+    assert backlog.take(0) == ([5] * 20, 100)

@@ -45,7 +45,7 @@ async def test_peers_speak_tls_and_show_certificates(start_host: StartHost, tcp_
     here, there = (f"https://127.0.0.1:{port}" for port in ports)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as client:
         popping = asyncio.create_task(_pop(client, there))
-        parked = hosts[1].running.shell.connections
+        parked = hosts[1].running.http.connections
         await until(lambda: any(connection.busy for connection in parked))
         async with client.post(f"{here}/api/v1/push", json=PUSH) as answer:
             assert answer.status == 201

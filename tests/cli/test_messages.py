@@ -177,6 +177,9 @@ def test_dead_letters_are_listed_and_sent_round_again(cli: Cli, name: str) -> No
         cli("dlq", "describe", letters[0]["partitionId"], letters[0]["transactionId"]).json["status"] == "dead_letter"
     )
     assert cli("dlq", "list", "--queue", name, "--cg", "strangers").json == []
+    (reason,) = cli("dlq", "report", "--queue", name).json
+    assert (reason["count"], reason["error"]) == (3, "no such customer")
+    assert cli("dlq", "report", "--queue", name, "-o", "table").out.splitlines()[1].split()[:2] == ["3", name]
     assert cli("dlq", "list", "--queue", name, "--to", "1h ago").json == []
     exported = cli("dlq", "export", name)
     assert sorted(one["data"] for one in exported.lines) == [1, 2, 3]

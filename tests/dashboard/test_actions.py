@@ -39,6 +39,8 @@ def toast(page: Page, text: str) -> None:
 
 
 def undo(page: Page) -> None:
+    for earlier in page.locator(".toast", has_text="Undone").get_by_role("button", name="Dismiss").all():
+        earlier.click()
     page.locator(".toast").get_by_role("button", name="Undo").first.click()
     toast(page, "Undone")
 
@@ -343,6 +345,10 @@ def test_quota_and_write_mode_of_a_namespace(window: Window, site: Site) -> None
     page.locator("dialog [name=quota]").fill("90")
     confirm(page)
     assert site.call("GET", "/api/v1/topics/quotas")["globex"] == 90
+    item = {"namespace": "globex", "topic": "imports", "data": 1}
+    site.call("POST", "/api/v1/topics/enqueue", [item] * 9)
+    expect(page.get_by_role("table", name="Quotas").locator("tr", has_text="globex")).to_contain_text("90")
+    expect(page.locator(".metric", has_text="Quota").locator(".value")).to_have_text("9 of 90")
     undo(page)
     assert "globex" not in site.call("GET", "/api/v1/topics/quotas")
     page.get_by_role("button", name="Write mode").click()
@@ -351,6 +357,17 @@ def test_quota_and_write_mode_of_a_namespace(window: Window, site: Site) -> None
     assert site.call("GET", "/api/v1/topics/modes")["globex"] == "sync"
     undo(page)
     assert site.call("GET", "/api/v1/topics/modes")["globex"] == "buffered"
+
+
+def test_replay_of_an_archive_is_a_command(window: Window) -> None:
+    page = window.visit("/pipelines")
+    page.get_by_role("button", name="Replay an archive").click()
+    dialog = page.locator("dialog[open]")
+    dialog.locator("[name=archive]").fill("/data/archive")
+    dialog.locator("[name=queue]").fill("orders")
+    dialog.locator("[name=toQueue]").fill("orders-again")
+    confirm(page, effect="Messages are pushed to orders-again")
+    expect(page.get_by_label("Command", exact=True)).to_contain_text("queen pipeline replay /data/archive")
 
 
 @pytest.mark.parametrize(("kind", "field"), [("push", "maintenanceMode"), ("pop", "popMaintenanceMode")])

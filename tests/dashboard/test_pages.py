@@ -25,6 +25,7 @@ PAGES = {
     "/consumers/billing": "customer-7",
     "/messages?range=all&queue=orders": "customer-7",
     "/dead-letters?queue=orders": "card_declined: the issuer refused the payment",
+    "/dead-letters?queue=orders&tab=report": "TimeoutError: payment gateway did not answer within",
     "/traces": "refund-88",
     "/traces?name=order-4711": "handed to the carrier",
     "/namespaces?namespace=acme": "video-transcode",
@@ -207,9 +208,15 @@ def test_large_payload_is_cut_until_it_is_wanted(window: Window, site: Site) -> 
     assert page.locator(".json code").evaluate("one => one.textContent.length") > 1_000_000
 
 
-def test_first_page_is_small(open_page: OpenPage) -> None:
+def test_first_page_is_small_and_nothing_in_it_jumps(open_page: OpenPage) -> None:
     page = open_page("/")
     expect(page.get_by_text("search-index").first).to_be_visible()
+    expect(page.locator("main .skeleton")).to_have_count(0)
+    shifts: float = page.evaluate(
+        "() => new Promise(done => new PerformanceObserver(list => done(list.getEntries().reduce("
+        "(sum, one) => sum + one.value, 0))).observe({type: 'layout-shift', buffered: true}) ?? setTimeout(done, 300, 0))"
+    )
+    assert shifts < 0.1
     sizes: list[int] = json.loads(
         page.evaluate(
             "() => JSON.stringify([...performance.getEntriesByType('resource'), "

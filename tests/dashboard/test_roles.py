@@ -29,13 +29,19 @@ OFFERED = {
 ROLES = ("read-only", "read-write", "admin")
 
 
+def both(postgres: EmbeddedPostgres) -> str:
+    """Two shards."""
+    return ",".join(postgres.dsn(name) for name in ("guarded", "guarded_too"))
+
+
 @pytest.fixture(scope="module")
 def guarded(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server that wants to know who somebody is: three people, one of each role, and a little to look at."""
 
     async def prepare() -> None:
         connection = await asyncpg.connect(postgres.dsn())
-        await connection.execute("CREATE DATABASE guarded")
+        for name in ("guarded", "guarded_too"):
+            await connection.execute(f"CREATE DATABASE {name}")
         await connection.close()
 
     async def add_people() -> None:
@@ -46,16 +52,16 @@ def guarded(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
 
     run_aside(prepare())
     directory = tmp_path_factory.mktemp("guarded")
-    with served(directory, DATABASE_URLS=postgres.dsn("guarded"), QUEEN_LOGIN="true", JWT_SECRET=SECRET) as server:
+    with served(directory, DATABASE_URLS=both(postgres), QUEEN_LOGIN="true", JWT_SECRET=SECRET) as server:
         run_aside(add_people())
         yield server.url
 
 
 @pytest.fixture(scope="module")
 def tokens_only(postgres: EmbeddedPostgres, guarded: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Another server of the same database, which knows tokens and no passwords."""
+    """Another server of the same databases, which knows tokens and no passwords."""
     directory = tmp_path_factory.mktemp("tokens")
-    with served(directory, DATABASE_URLS=postgres.dsn("guarded"), JWT_ENABLED="true", JWT_SECRET=SECRET) as server:
+    with served(directory, DATABASE_URLS=both(postgres), JWT_ENABLED="true", JWT_SECRET=SECRET) as server:
         yield server.url
 
 
@@ -118,4 +124,32 @@ def test_token_is_asked_for_where_the_server_wants_one(browser: Browser, tokens_
     expect(page.get_by_role("button", name="Connections")).to_be_visible()
     page.goto(f"{tokens_only}/")
     expect(page.get_by_text("live", exact=True)).to_be_visible()
+    context.close()
+
+
+def test_queue_moves_to_another_shard(browser: Browser, tokens_only: str) -> None:
+    context = new_context(browser)
+    page = context.new_page()
+    page.goto(f"{tokens_only}/shards")
+    page.get_by_label("Token").fill(issue("admin"))
+    page.get_by_role("button", name="Sign in").click()
+    rows = page.get_by_role("table", name="Shards").locator("tbody tr")
+    expect(rows).to_have_count(2)
+    page.evaluate(
+        """async token => fetch('/api/v1/push', {method: 'POST', headers: {Authorization: 'Bearer ' + token},
+            body: JSON.stringify({items: [{queue: 'travels', payload: 1}, {queue: 'travels', payload: 2}]})})""",
+        issue("admin"),
+    )
+    for target in ("0", "1"):
+        page.get_by_role("button", name="Move a queue").click()
+        dialog = page.locator("dialog[open]")
+        dialog.locator("[name=queue]").fill("travels")
+        dialog.locator("[name=to]").select_option(target)
+        expect(dialog.get_by_text("2 messages with ids, leases, groups")).to_be_visible()
+        dialog.locator(".confirm").click()
+        expect(page.locator(".toast", has_text="queue travels").last).to_be_visible()
+        expect(dialog).to_be_hidden()
+    # Wherever it was, it lives on the second now.
+    expect(page.locator(".toast", has_text="queue travels lives on shard 1")).to_be_visible()
+    expect(rows.nth(1).locator("td").nth(3)).not_to_have_text("0")
     context.close()

@@ -143,7 +143,7 @@ async def test_a_base_backup_and_the_archive_bring_back_any_moment(tmp_path: Pat
     with EmbeddedPostgres(tmp_path / "pg", settings=archiving) as postgres:
         account = account_for(cluster_of(postgres))
         account.chown(archive)
-        account.grant_search(archive / "any")
+        account.check_reach(archive / "any")
         dsn = postgres.dsn()
         await migrate(dsn)
         async with running(dsn, tmp_path / "before") as api:

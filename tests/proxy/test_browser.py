@@ -140,6 +140,37 @@ async def test_a_callback_that_nobody_asked_for_signs_nobody_in(start_proxy: Sta
         assert answer.status == 503
 
 
+@pytest.mark.parametrize(
+    "callback", ["/api/auth/google/callback", "/api/oauth/callback/google", "/api/auth/callback/google"]
+)
+async def test_google_is_a_provider_with_routes_of_its_own(
+    start_proxy: StartProxy, provider: Provider, callback: str
+) -> None:
+    port = free_port()
+    google = OpenIdProvider(
+        "Google",
+        provider.issuer,
+        provider.client_id,
+        provider.client_secret,
+        f"http://127.0.0.1:{port}{callback}",
+        allowed_domains=("example.com",),
+        auto_provision=True,
+    )
+    site = await start_proxy(google=google, port=port)
+    async with site.client.get(f"{site.url}/api/auth/config") as answer:
+        assert (await answer.json())["google"] == {"enabled": True, "hasEmailAllowlist": False}
+    # The domain of the workspace counts, as well as that of the address.
+    provider.claims |= {"hd": "example.com", "email": "eva@mail.example"}
+    async with site.client.get(f"{site.url}/api/auth/google?next=/docs") as answer:
+        assert (answer.status, answer.url.path) == (200, "/docs")
+    async with site.client.get(f"{site.url}/api/me") as answer:
+        who = await answer.json()
+    assert (who["username"], who["role"]) == ("eva@mail.example", "read-only")
+    provider.claims |= {"hd": "other.example", "sub": "43"}
+    async with site.client.get(f"{site.url}/api/auth/google") as answer:
+        assert answer.url.query["error"] == "not_allowed"
+
+
 async def test_a_person_logs_in_at_the_server_itself(dsn: str, start_server: StartServer, browser: Browser) -> None:
     api = await start_server(queen_login=True, jwt_secret=SECRET)
     async with asyncpg.create_pool(dsn, min_size=1, max_size=1) as pool:

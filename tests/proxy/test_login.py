@@ -14,7 +14,7 @@ from joserfc.jwk import OKPKey
 
 from queen.http.auth.keys import KeyRing, read_jwks
 from queen.http.auth.principal import ClaimNames
-from queen.http.auth.tokens import TokenVerifier
+from queen.http.auth.tokens import TokenVerifier, read_claims
 from tests.http.auth.issuer import issue, key_for, sign
 from tests.proxy.conftest import PASSWORD, Site, StartProxy
 from tests.proxy.provider import Provider
@@ -301,6 +301,24 @@ async def test_forward_auth(start_proxy: StartProxy) -> None:
         assert answer.status == 403
     async with site.client.get(f"{site.url}/anything", headers=cookie) as answer:
         assert (answer.status, await answer.json()) == (404, {"error": "not_found", "mode": "forward-auth-only"})
+
+
+@pytest.mark.parametrize("always", [False, True])
+async def test_forward_auth_gives_services_the_token_of_the_caller_or_one_of_its_own(
+    start_proxy: StartProxy, always: bool
+) -> None:
+    site = await start_proxy(forward_auth=True, forward_auth_always_mint=always, internal_audience="services")
+    await site.add_user("rita", "read-only")
+    token = (await site.log_in("rita")).cookies["token"].value
+    site.client.cookie_jar.clear()
+    url, bearer = f"{site.url}/api/auth/forward-auth", {"Authorization": f"Bearer {token}"}
+    async with site.client.get(url, headers=bearer) as answer:
+        given = answer.headers["Authorization"].removeprefix("Bearer ")
+    assert (given == token) is not always
+    _, claims = read_claims(given.encode())
+    assert claims.get("aud") == ("services" if always else None)
+    async with site.client.get(url, headers={"Authorization": "Bearer a.b.c"}) as answer:
+        assert answer.status == 401
 
 
 async def test_what_is_minted_is_verified_with_the_published_key(start_proxy: StartProxy) -> None:

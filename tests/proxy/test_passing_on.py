@@ -152,9 +152,9 @@ async def test_who_goes_away_takes_its_long_poll_along(site: Site) -> None:
     assert worker is not None
     line = "GET /api/v1/pop/queue/q?wait=true&timeout=30000&autoAck=true HTTP/1.1"
     writer.write(head(token, line))
-    await until(lambda: any(connection.busy for connection in worker.shell.connections))
+    await until(lambda: any(connection.busy for connection in worker.http.connections))
     writer.transport.abort()
-    await until(lambda: not any(connection.busy for connection in worker.shell.connections))
+    await until(lambda: not any(connection.busy for connection in worker.http.connections))
     bearer = site.server.bearing(token)
     await bearer.push("q", "kept")
     assert [message["data"] for message in await bearer.pop("q")] == ["kept"]
@@ -167,7 +167,7 @@ async def test_a_long_poll_is_answered_as_soon_as_a_message_comes(site: Site) ->
     assert worker is not None
     query = {"wait": "true", "timeout": "30000"}
     polling = asyncio.create_task(_pop(site, query))
-    await until(lambda: any(connection.busy for connection in worker.shell.connections))
+    await until(lambda: any(connection.busy for connection in worker.http.connections))
     async with site.client.post(f"{site.url}/api/v1/push", json=PUSH, headers={"Origin": site.url}) as answer:
         assert answer.status == 201
     assert [message["data"] for message in await polling] == [1]
@@ -195,8 +195,8 @@ async def test_a_websocket_delivers_acknowledges_and_ends_at_both_sides(site: Si
         ack = {key: message[key] for key in ("transactionId", "partitionId", "leaseId")}
         await socket.send_json({"type": "ack", "id": 1, "acknowledgments": [ack]})
         assert (await socket.receive_json())["results"][0]["success"]
-        assert worker.shell.upgraded
-    await until(lambda: not worker.shell.upgraded)
+        assert worker.http.upgraded
+    await until(lambda: not worker.http.upgraded)
 
 
 async def test_a_websocket_may_carry_its_token_as_a_protocol(site: Site) -> None:

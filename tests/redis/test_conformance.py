@@ -11,7 +11,7 @@ from queen.redis.interfaces import Counters, FillTurnState, Keys, ReadyQueue
 from queen.redis.link import RedisLink
 from queen.redis.memory import MemoryCounters, MemoryKeys, MemoryReadyQueue
 from queen.redis.stores import Copied, RedisCopies, RedisCounters, RedisKeys, RedisReadyQueue
-from queen.wire.topic_items import ReadyItem, to_micros
+from queen.wire.topics.items import ReadyItem, to_micros
 from tests.support.ageing import until
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)

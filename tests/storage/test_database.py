@@ -48,6 +48,19 @@ async def test_a_server_that_is_not_there_is_away() -> None:
     await database.close()
 
 
+async def test_a_pool_that_is_all_in_use_says_nothing_about_postgresql(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("queen.storage.database._POOL_SECONDS", 0.0)
+    database = Database(dsn, pool_size=1, connect_timeout=0.3)
+    await database.fetch("ping")
+    async with database.connection():
+        with pytest.raises(Overloaded, match=r"all 1 connections to PostgreSQL .DB_POOL_SIZE. are in use"):
+            await database.fetch("ping")
+    assert await database.fetch("ping")
+    await database.close()
+
+
 async def _kill(connection: Connection) -> int:
     """End every other session on the database; how many there were."""
     return len(

@@ -58,6 +58,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
         [0] * ROWS,
         [0] * ROWS,
         [1 << 62] * ROWS,
+        1 << 24,
     ),
     "claim_fresh": (
         PARTITIONS,
@@ -69,8 +70,9 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
         [0.0] * ROWS,
         [0] * ROWS,
         [0] * ROWS,
+        1 << 24,
     ),
-    "segments_between": (1, 50_000, 50_100),
+    "segments_between": (1, 50_000, 50_100, 1 << 24),
     "log_spans": (PARTITIONS, [50] * ROWS, [60] * ROWS),
     "log_sizes": (1, 50_000, 50_100, 100),
     "unclaim": (PARTITIONS, GROUPS, [0] * ROWS, [10] * ROWS, [False] * ROWS),
@@ -130,7 +132,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     ),
     "claim_topic_keys": (["ns"] * ROWS, [f"key-{number}" for number in range(ROWS)], [0] * ROWS),
     "topic_key_owners": ([1] * ROWS, [f"key-{number}" for number in range(ROWS)]),
-    "topic_claim": ([1, 2], [ROWS, 1], [0, ROWS], [0, ROWS], [30.0, 30.0], ["a", "b"], False),
+    "topic_claim": ([1, 2], [ROWS, 1], [0, ROWS], [0, ROWS], [30.0, 30.0], ["a", "b"], False, 1 << 24),
     "topic_next_due": ([1, 2],),
     "topic_give_back": ([1], LEASED_ITEMS, ["owner"] * ROWS),
     "topic_ack": (LEASED_ITEMS, [3] * ROWS, ["owner"] * ROWS),
@@ -272,6 +274,8 @@ async def test_the_statements_that_change_rows_found_them(hot: Connection) -> No
         ("ready_partitions", "int, int, bigint, bigint, timestamptz", (1, 1, 100, SIZE, None)),
         ("partition_page_end", "int, bigint, bigint", (1, 100, SIZE)),
         ("partitions_after", "int, bigint, bigint, float8", (1, 100, SIZE, 60.0)),
+        ("queue_partitions_after", "int, bigint, bigint, text", (1, SIZE, 0, "")),
+        ("queue_partitions_after", "int, bigint, bigint, text", (1, SIZE, 0, "p5")),
         ("queue_partition_page", "int, text, text, bool, bigint, bigint", (1, "", "name", False, SIZE, 0)),
         ("queue_partition_page", "int, text, text, bool, bigint, bigint", (1, "", "name", True, SIZE, 0)),
     ],
@@ -294,6 +298,18 @@ async def test_a_page_of_partitions_is_read_without_the_others(
         if not pooled:
             await session.close()
     await database.close()
+
+
+async def test_a_page_of_all_partitions_is_read_without_the_others(full: str) -> None:
+    database = Database(full)
+    async with database.connection() as connection:
+        text = await connection.fetchval(
+            f"EXPLAIN (ANALYZE, FORMAT JSON) {database.statements['partition_page']}", "", False, 100, 50
+        )
+    await database.close()
+    for node in _nodes(msgspec.json.decode(text)[0]["Plan"]):
+        if node.get("Relation Name") == "partitions":
+            assert node["Actual Rows"] * node["Actual Loops"] <= 300, node
 
 
 @asynccontextmanager

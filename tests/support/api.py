@@ -47,7 +47,7 @@ class Api:
                     body = await answer.json(content_type=None)
             if self.worker is not None:
                 check_conformance(
-                    self.worker.shell.router, method, answer.url.raw_path_qs, answer.status, await answer.read()
+                    self.worker.http.router, method, answer.url.raw_path_qs, answer.status, await answer.read()
                 )
             return Answer(answer.status, body, dict(answer.headers))
 

@@ -1,6 +1,6 @@
 /** What can be done to messages and dead letters, one or many. */
 import { call, send, type Call, type Schema } from '@/api/client'
-import { pythonValue } from '@/api/shown'
+import { adminPython, pythonValue } from '@/api/shown'
 import { doing, type Action, type Effect, type Field, type Form } from '@/lib/actions'
 import { groupLabel, plural } from '@/lib/format'
 import type { MessageFilter } from '@/lib/search'
@@ -32,7 +32,6 @@ function each(messages: MessageRef[], single: (one: MessageRef) => Call, many: (
 }
 /** How many messages answers speak of: those about many say so. */
 const sum = (answers: unknown[]) => answers.reduce<number>((all, one) => all + ((one as Partial<Schema['BulkDone']>).done ?? 1), 0)
-const python = (method: string, ...values: unknown[]) => `queen.admin.${method}(${values.map((one) => pythonValue(one)).join(', ')})`
 const ofOne = ({ partitionId, transactionId }: MessageRef) => ({ partition: partitionId, transaction: transactionId })
 
 export const retryMessages = doing('post /api/v1/messages/{partition}/{transaction}/retry', (messages: MessageRef[], after?: () => void): Action => ({
@@ -47,8 +46,8 @@ export const retryMessages = doing('post /api/v1/messages/{partition}/{transacti
   calls: () =>
     each(
       messages,
-      (one) => call('post', '/api/v1/messages/{partition}/{transaction}/retry', { path: ofOne(one) }, python('retry_message', one.partitionId, one.transactionId)),
-      (queue, refs) => call('post', '/api/v1/messages/retry', { body: { queue, messages: refs } }),
+      (one) => call('post', '/api/v1/messages/{partition}/{transaction}/retry', { path: ofOne(one) }, adminPython('retry_message', [one.partitionId, one.transactionId])),
+      (queue, refs) => call('post', '/api/v1/messages/retry', { body: { queue, messages: refs } }, adminPython('retry_messages', [queue], { messages: refs })),
     ),
   done: (answers) => `${plural(sum(answers), 'message')} queued again`,
   undo: (answers) => {
@@ -72,8 +71,8 @@ export const deleteMessages = doing('delete /api/v1/messages/{partition}/{transa
   calls: () =>
     each(
       messages,
-      (one) => call('delete', '/api/v1/messages/{partition}/{transaction}', { path: ofOne(one) }, python('delete_message', one.partitionId, one.transactionId)),
-      (queue, refs) => call('post', '/api/v1/messages/delete', { body: { queue, messages: refs } }),
+      (one) => call('delete', '/api/v1/messages/{partition}/{transaction}', { path: ofOne(one) }, adminPython('delete_message', [one.partitionId, one.transactionId])),
+      (queue, refs) => call('post', '/api/v1/messages/delete', { body: { queue, messages: refs } }, adminPython('delete_messages', [queue], { messages: refs })),
     ),
   done: (answers) => `${plural(sum(answers), 'message')} deleted`,
   after,
@@ -98,8 +97,8 @@ export const moveToDeadLetters = doing('post /api/v1/messages/{partition}/{trans
   calls: (form) =>
     each(
       messages,
-      (one) => call('post', '/api/v1/messages/{partition}/{transaction}/dlq', { path: ofOne(one), body: given(form) }, python('move_message_to_dlq', one.partitionId, one.transactionId)),
-      (queue, refs) => call('post', '/api/v1/messages/dlq', { body: { queue, messages: refs, ...given(form) } }),
+      (one) => call('post', '/api/v1/messages/{partition}/{transaction}/dlq', { path: ofOne(one), body: given(form) }, adminPython('move_message_to_dlq', [one.partitionId, one.transactionId])),
+      (queue, refs) => call('post', '/api/v1/messages/dlq', { body: { queue, messages: refs, ...given(form) } }, adminPython('dead_letter_messages', [queue], { messages: refs, ...given(form) })),
     ),
   done: (answers) => `${plural(sum(answers), 'dead letter')} made`,
   undo: (_, form) =>
@@ -110,9 +109,9 @@ export const moveToDeadLetters = doing('post /api/v1/messages/{partition}/{trans
 }))
 
 const BULK = {
-  retry: { title: 'Retry all that match', verb: 'Retry', danger: false, effect: 'A copy of each is stored at the tail of its partition, for every group.', done: 'queued again' },
-  dlq: { title: 'Move all that match to dead letters', verb: 'Dead-letter', danger: false, effect: 'A dead letter is made of each; the messages stay in their partitions.', done: 'dead-lettered' },
-  delete: { title: 'Delete all that match', verb: 'Delete', danger: true, effect: 'They are removed with dead letters and traces, and cannot be brought back.', done: 'deleted' },
+  retry: { method: 'retry_messages', title: 'Retry all that match', verb: 'Retry', danger: false, effect: 'A copy of each is stored at the tail of its partition, for every group.', done: 'queued again' },
+  dlq: { method: 'dead_letter_messages', title: 'Move all that match to dead letters', verb: 'Dead-letter', danger: false, effect: 'A dead letter is made of each; the messages stay in their partitions.', done: 'dead-lettered' },
+  delete: { method: 'delete_messages', title: 'Delete all that match', verb: 'Delete', danger: true, effect: 'They are removed with dead letters and traces, and cannot be brought back.', done: 'deleted' },
 } as const
 /** So many are counted beforehand; of more it is said that there are more. */
 const MOST_COUNTED = 100_000
@@ -138,8 +137,10 @@ function bulk(kind: keyof typeof BULK) {
     const { queue, ...rest } = filter
     const words = BULK[kind]
     let expected: number | undefined
-    const step = (form: Form, cursor: string | null) =>
-      call('post', `/api/v1/messages/${kind}`, { body: { queue, filter: rest, limit: CHUNK, cursor, ...(kind === 'dlq' ? given(form) : {}) } })
+    const step = (form: Form, cursor: string | null) => {
+      const about = { filter: rest, limit: CHUNK, cursor, ...(kind === 'dlq' ? given(form) : {}) }
+      return call('post', `/api/v1/messages/${kind}`, { body: { queue, ...about } }, adminPython(words.method, [queue], about))
+    }
     const narrow = Object.entries(rest).filter(([, value]) => value).map(([name, value]) => `${name} ${String(value)}`)
     return {
       title: words.title,
@@ -233,7 +234,10 @@ export const retryLetters = doing('post /api/v1/dlq/retry', (filter: LetterFilte
     { text: 'The dead letters are removed.' },
     ...(narrowed(filter) ? [{ text: `Only ${narrowed(filter)}.` }] : []),
   ],
-  calls: () => [call('post', '/api/v1/dlq/retry', { body: filter })],
+  calls: () => {
+    const { queue, ...rest } = filter
+    return [call('post', '/api/v1/dlq/retry', { body: filter }, adminPython('retry_dead_letters', [queue], rest))]
+  },
   done: ([answer]) => {
     const { retried, remaining } = answer as Schema['Retried']
     return `${plural(retried, 'message')} queued again${remaining ? `; ${plural(remaining, 'dead letter')} left` : ''}`
@@ -252,7 +256,10 @@ export const deleteLetters = doing('delete /api/v1/dlq', (filter: LetterFilter, 
     { text: 'Their messages stay in their partitions.' },
     ...(narrowed(filter) ? [{ text: `Only ${narrowed(filter)}.` }] : []),
   ],
-  calls: () => [{ method: 'DELETE', url: '/api/v1/dlq', body: filter } satisfies Call],
+  calls: () => {
+    const { queue, ...rest } = filter
+    return [{ method: 'DELETE', url: '/api/v1/dlq', body: filter, python: adminPython('purge_dead_letters', [queue], rest) } satisfies Call]
+  },
   done: ([answer]) => `${plural((answer as Schema['Purged']).deleted, 'dead letter')} deleted`,
   after,
 }))

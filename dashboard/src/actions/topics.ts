@@ -1,6 +1,6 @@
 /** What can be done to topics, their items and namespaces. */
 import { call, type Schema } from '@/api/client'
-import { pythonValue } from '@/api/shown'
+import { adminPython, pythonValue } from '@/api/shown'
 import { doing, type Action } from '@/lib/actions'
 import { plural } from '@/lib/format'
 
@@ -29,14 +29,16 @@ export const enqueueItem = doing('post /api/v1/topics/enqueue', (namespace: stri
       priority: Number(form.priority || 0),
       ...(form.delay ? { delay: Number(form.delay) } : {}),
     }
-    return [call('post', '/api/v1/topics/enqueue', { query: { ids: 'string' }, body: [item] as never })]
+    const { data, priority, delay } = item as typeof item & { delay?: number }
+    const built = `${priority ? `priority(${priority}).` : ''}${delay ? `delay(${delay}).` : ''}enqueue([${pythonValue({ data })}])`
+    return [call('post', '/api/v1/topics/enqueue', { query: { ids: 'string' }, body: [item] as never }, topicPython(item, built))]
   },
   done: () => 'Item enqueued',
 }))
 
 export const configureTopic = doing('post /api/v1/topics/configure', (counts: Counts): Action => {
   const { namespace, topic, options } = counts
-  const send = (form: Record<string, unknown>) => call('post', '/api/v1/topics/configure', { body: { namespace, topic, options: form as never } })
+  const send = (form: Record<string, unknown>) => call('post', '/api/v1/topics/configure', { body: { namespace, topic, options: form as never } }, adminPython('configure_topic', [namespace, topic, form]))
   const read = (form: Record<string, unknown>) => ({
     max_retries: Number(form.max_retries),
     backoff_base_ms: Number(form.backoff_base_ms),
@@ -121,7 +123,7 @@ export const deleteTopic = doing('delete /api/v1/topics', (counts: Counts, after
 })
 
 export const setQuota = doing('put /api/v1/topics/quotas', (namespace: string, current: number | null): Action => {
-  const put = (value: number | null) => call('put', '/api/v1/topics/quotas', { body: { namespace, per_minute: value } })
+  const put = (value: number | null, name = namespace) => call('put', '/api/v1/topics/quotas', { body: { namespace: name, per_minute: value } }, adminPython('set_quota', [name, value]))
   return {
     title: 'Set the quota',
     object: namespace || 'a namespace',
@@ -136,7 +138,7 @@ export const setQuota = doing('put /api/v1/topics/quotas', (namespace: string, c
     },
     calls: (form) => {
       const value = form.quota === '' ? null : Number(form.quota)
-      return [namespace ? put(value) : call('put', '/api/v1/topics/quotas', { body: { namespace: String(form.namespace), per_minute: value } })]
+      return [put(value, namespace || String(form.namespace))]
     },
     done: (_, form) => `Quota of ${namespace || String(form.namespace)} is set`,
     undo: () => (namespace ? [put(current)] : undefined),
@@ -144,7 +146,7 @@ export const setQuota = doing('put /api/v1/topics/quotas', (namespace: string, c
 })
 
 export const setMode = doing('put /api/v1/topics/modes', (namespace: string, current: 'sync' | 'buffered' | null): Action => {
-  const put = (mode: 'sync' | 'buffered' | null) => call('put', '/api/v1/topics/modes', { body: { namespace, mode } })
+  const put = (mode: 'sync' | 'buffered' | null) => call('put', '/api/v1/topics/modes', { body: { namespace, mode } }, adminPython('set_write_mode', [namespace, mode]))
   return {
     title: 'Set the write mode',
     object: namespace,

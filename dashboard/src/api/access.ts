@@ -70,4 +70,7 @@ export const ACCESS = {
   'get /api/v1/system/shared-state': 'admin',
   'get /api/v1/system/settings': 'admin',
   'get /api/v1/system/connections': 'admin',
+  'post /api/v1/pipelines/replay': 'admin',
+  'post /api/v1/shards/move': 'admin',
+  'get /api/v1/shards/moves': 'admin',
 } as const

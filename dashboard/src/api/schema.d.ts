@@ -930,6 +930,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/dlq/report": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * What dead letters died of
+         * @description Access: read-only.
+         */
+        get: operations["deadLetterReport"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/dlq/retry": {
         parameters: {
             query?: never;
@@ -2388,26 +2408,6 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/v1/shards": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Shards and what lives there
-         * @description Access: read-only.
-         */
-        get: operations["listShards"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/api/v1/streams": {
         parameters: {
             query?: never;
@@ -2450,6 +2450,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/pipelines/replay": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * How to replay an archive
+         * @description The server runs no Apache Spark, so it answers with the command that does.
+         *
+         *     Access: admin.
+         */
+        post: operations["replayArchive"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/topics/namespaces": {
         parameters: {
             query?: never;
@@ -2462,6 +2484,68 @@ export interface paths {
          * @description Access: read-only.
          */
         get: operations["listTopicNamespaces"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/shards": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Shards and what lives there
+         * @description Access: read-only.
+         */
+        get: operations["listShards"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/shards/move": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Move a queue or topic to another shard
+         * @description It is used meanwhile as before. A move that takes longer than 20 seconds is answered 202 and goes on; one that is interrupted has moved it or has not, and can be repeated.
+         *
+         *     Access: admin.
+         */
+        post: operations["moveToShard"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/shards/moves": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Moves that have not ended
+         * @description Access: admin.
+         */
+        get: operations["listMoves"];
         put?: never;
         post?: never;
         delete?: never;
@@ -3151,6 +3235,34 @@ export interface components {
             topErrors: components["schemas"]["TopError"][];
         };
         /**
+         * DeadLetterReason
+         * @description Dead letters of a queue and group that died of the same; the ids are those of the newest.
+         */
+        DeadLetterReason: {
+            queue: string;
+            consumerGroup: string | null;
+            error: string;
+            count: number;
+            /** Format: date-time */
+            firstAt: string;
+            /** Format: date-time */
+            lastAt: string;
+            maxRetries: number;
+            /** Format: uuid */
+            partitionId: string;
+            transactionId: string;
+        };
+        /**
+         * DeadLetterReport
+         * @description How many dead letters were looked at, and what they died of, the most frequent first.
+         *
+         *         Errors that differ in ids, numbers and quoted texts alone are one.
+         */
+        DeadLetterReport: {
+            total: number;
+            reasons: components["schemas"]["DeadLetterReason"][];
+        };
+        /**
          * DeadLetterRequest
          * @description The group that the dead letter belongs to, and its error text.
          */
@@ -3772,6 +3884,27 @@ export interface components {
         ModeBody: {
             namespace: string;
             mode: ("buffered" | "sync") | null;
+        };
+        /**
+         * MoveList
+         * @description Moves that have not ended, oldest first. One that was interrupted is among them until it is run again.
+         */
+        MoveList: {
+            moves: components["schemas"]["MoveView"][];
+        };
+        /**
+         * MoveView
+         * @description A move that has not ended; `phase` and counts are known to the worker that runs it.
+         */
+        MoveView: {
+            name: string;
+            fromShard: number;
+            toShard: number;
+            /** Format: date-time */
+            begunAt: string;
+            phase: string | null;
+            done: number | null;
+            total: number | null;
         };
         /**
          * NackRef
@@ -4408,16 +4541,19 @@ export interface components {
         };
         /**
          * QueueStatus
-         * @description One queue as it is watched.
+         * @description One queue as it is watched. `next` is the name `after` which the rest of its partitions is to be asked for.
          */
         QueueStatus: {
             queue: components["schemas"]["WatchedQueue"];
             partitions: components["schemas"]["WatchedPartition"][];
             totals: components["schemas"]["WatchedTotals"];
+            next: string | null;
         };
         /**
          * QueueView
-         * @description A queue with all its partitions, by name.
+         * @description A queue with its partitions, by name. `next` is the name `after` which the rest of them is to be asked for.
+         *
+         *         `totals` are those of the queue, whatever part of its partitions is shown.
          */
         QueueView: {
             /** Format: uuid */
@@ -4429,6 +4565,7 @@ export interface components {
             createdAt: string;
             partitions: components["schemas"]["PartitionView"][];
             totals: components["schemas"]["Counters"];
+            next: string | null;
             paused: boolean;
             pausedGroups: string[];
         };
@@ -4564,6 +4701,30 @@ export interface components {
             eventCount: number;
             /** Format: date-time */
             bucket: string;
+        };
+        /**
+         * Replay
+         * @description What of an archive is to be pushed again, and where.
+         */
+        Replay: {
+            /** @description The directory or URL of the archive. */
+            archive: string;
+            /** @default null */
+            queue?: string | null;
+            /** @default null */
+            toQueue?: string | null;
+            /** @default null */
+            from?: string | null;
+            /** @default null */
+            to?: string | null;
+        };
+        /**
+         * ReplayCommand
+         * @description The command that replays an archive.
+         */
+        ReplayCommand: {
+            started: boolean;
+            command: string;
         };
         /**
          * Replica
@@ -4802,6 +4963,30 @@ export interface components {
          */
         ShardList: {
             shards: components["schemas"]["ShardView"][];
+        };
+        /**
+         * ShardMove
+         * @description A queue, or a topic, and the shard that it goes to.
+         */
+        ShardMove: {
+            /** @default null */
+            queue?: string | null;
+            /** @default null */
+            namespace?: string | null;
+            /** @default null */
+            topic?: string | null;
+            /** @description The number of the shard. */
+            to: number;
+        };
+        /**
+         * ShardMoved
+         * @description Whether it was elsewhere before; while it is `running`, nobody knows yet.
+         */
+        ShardMoved: {
+            name: string;
+            to: number;
+            moved: boolean;
+            running: boolean;
         };
         /**
          * ShardView
@@ -5409,6 +5594,8 @@ export interface components {
             namespace: string;
             topics: number;
             quotaPerMinute: number | null;
+            limitPerMinute: number | null;
+            usedLastMinute: number | null;
         };
         /**
          * TopicOptions
@@ -6940,7 +7127,12 @@ export interface operations {
     };
     queue: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+                /** @description Partitions after this name: `next` of the page before. */
+                after?: string;
+            };
             header?: never;
             path: {
                 /** @description The name of a queue. */
@@ -10199,6 +10391,88 @@ export interface operations {
             };
         };
     };
+    deadLetterReport: {
+        parameters: {
+            query?: {
+                /** @description Only of this queue. */
+                queue?: string;
+                /** @description Only of this group. */
+                consumerGroup?: string;
+                /** @description Only of partitions of this name. */
+                partition?: string;
+                /** @description Only those that failed at this time or later. */
+                from?: string;
+                /** @description Only those that failed at this time or before. */
+                to?: string;
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DeadLetterReport"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
     retryDeadLetters: {
         parameters: {
             query?: never;
@@ -11379,8 +11653,10 @@ export interface operations {
                 limit?: number;
                 /** @description The number of entries to skip. */
                 offset?: number;
-                /** @description Ignored: partitions are always included. */
+                /** @description Whether any is, beside the totals of the queue. */
                 includePartitions?: boolean;
+                /** @description Partitions after this name: `next` of the page before. */
+                after?: string;
             };
             header?: never;
             path: {
@@ -11648,7 +11924,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "text/event-stream": string;
+                    "text/event-stream": unknown;
                 };
             };
             /** @description The request is wrong; nothing was stored. */
@@ -16422,75 +16698,6 @@ export interface operations {
             };
         };
     };
-    listShards: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Success. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ShardList"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
     listStreamQueries: {
         parameters: {
             query?: never;
@@ -16629,6 +16836,104 @@ export interface operations {
             };
         };
     };
+    replayArchive: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "archive": "/data/archive",
+                 *       "queue": "orders",
+                 *       "toQueue": "orders-again"
+                 *     }
+                 */
+                "application/json": components["schemas"]["Replay"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ReplayCommand"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
     listTopicNamespaces: {
         parameters: {
             query?: never;
@@ -16645,6 +16950,268 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["TopicNamespaceList"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    listShards: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ShardList"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    moveToShard: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "queue": "orders",
+                 *       "to": 1
+                 *     }
+                 */
+                "application/json": components["schemas"]["ShardMove"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ShardMoved"];
+                };
+            };
+            /** @description Accepted. */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ShardMoved"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The request contradicts what is stored, or an encrypted message lacks its key. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    listMoves: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MoveList"];
                 };
             };
             /** @description The request is wrong; nothing was stored. */

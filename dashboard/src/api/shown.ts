@@ -31,3 +31,15 @@ export function pythonValue(value: unknown, depth = 0): string {
   const entries = Object.entries(value as object).filter(([, one]) => one !== undefined)
   return `{${entries.map(([key, one]) => `${JSON.stringify(key)}: ${pythonValue(one, depth + 1)}`).join(', ')}}`
 }
+
+/** A call of the client's administration; names that Python keeps for itself go into a dictionary. */
+export function adminPython(method: string, values: unknown[], named: Record<string, unknown> = {}): string {
+  const given = Object.entries(named).filter(([, value]) => value !== undefined && value !== null)
+  const reserved = given.filter(([name]) => name === 'from')
+  const parts = [
+    ...values.map((one) => pythonValue(one)),
+    ...given.filter(([name]) => name !== 'from').map(([name, value]) => `${name}=${pythonValue(value)}`),
+    ...(reserved.length ? [`**${pythonValue(Object.fromEntries(reserved))}`] : []),
+  ]
+  return `queen.admin.${method}(${parts.join(', ')})`
+}

@@ -5,10 +5,10 @@ export function timeline<P>(points: P[], at: (point: P) => string, bucketMinutes
   const step = bucketMinutes * 60
   const until = Date.now() / 1000 - step
   const byTime = new Map<number, P>()
-  for (const point of points) {
-    const time = Date.parse(at(point)) / 1000
-    if (time <= until) byTime.set(time, point)
-  }
+  const all = points.map((point) => [Date.parse(at(point)) / 1000, point] as const)
+  const whole = all.filter(([time]) => time <= until)
+  // A server that has just started has no other.
+  for (const [time, point] of whole.length ? whole : all) byTime.set(time, point)
   const known = [...byTime.keys()].sort((a, b) => a - b)
   const times: number[] = []
   for (const time of known) {

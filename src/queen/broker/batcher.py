@@ -104,14 +104,18 @@ class Batcher(Generic[RequestT]):
     def submit(self, item: RequestT) -> None:
         """Have the item run with the next batch. Raises `Overloaded` when too much waits already."""
         weight = self._weigh(item)
-        if self._weight and self._weight + weight > self._most:
-            raise Overloaded(
-                "the server has more work waiting than it can do at once; nothing was done, try again soon"
-            )
+        self.check_room(weight)
         self._weight += weight
         slot = self._backlog.add(item, weight)
         if self._tasks[slot] is None:
             self._tasks[slot] = asyncio.get_running_loop().create_task(self._drain(slot))
+
+    def check_room(self, weight: int) -> None:
+        """Raises `Overloaded` when too much waits already for an item of this weight."""
+        if self._weight and self._weight + weight > self._most:
+            raise Overloaded(
+                "the server has more work waiting than it can do at once; nothing was done, try again soon"
+            )
 
     def __len__(self) -> int:
         return len(self._backlog)
@@ -203,8 +207,16 @@ class Batcher(Generic[RequestT]):
 
 def fail_request(request: BatchedRequest, error: Exception) -> None:
     """Answer a request with an error, unless it has been answered."""
+    _forget_frames(error)
     if not request.answer.done():
         request.answer.set_exception(error)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Where an error was raised refers to the requests that it is the answer of, with all that they hold."""
+    while error is not None and error.__traceback__ is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 class ArrivalOrder(Generic[T]):
@@ -243,3 +255,43 @@ class ArrivalOrder(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+
+class SmallFirst(ArrivalOrder[T]):
+    """A backlog in which small items pass large ones: those wait for others of their size, and for one at a time.
+
+    Who sends several that have to stay in order sends the next when the one before is answered.
+    """
+
+    def __init__(self, weigh: Callable[[T], int], limit: int, small: int) -> None:
+        super().__init__(weigh, limit)
+        self._small = small
+        self._large: deque[T] = deque()
+
+    def add(self, item: T, weight: int) -> int:
+        (self._items if weight <= self._small else self._large).append(item)
+        return 0
+
+    def waits(self, slot: int) -> bool:
+        return bool(self._items or self._large)
+
+    def ready(self, slot: int, resume: Callable[[], None]) -> bool:
+        return bool(self._items or self._large)
+
+    def take(self, slot: int) -> tuple[list[T], int]:
+        batch, weight = super().take(slot)
+        large = self._large
+        # Small ones wait for one large one with them, and no more; but that one they do not keep out.
+        most = len(batch) + 1 if batch else self._limit
+        while large and len(batch) < most:
+            weight += self._weigh(large[0])
+            batch.append(large.popleft())
+            if weight >= self._limit:
+                break
+        return batch, weight
+
+    def waiting(self) -> Sequence[T]:
+        return (*self._items, *self._large)
+
+    def __len__(self) -> int:
+        return len(self._items) + len(self._large)

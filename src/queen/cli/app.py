@@ -78,7 +78,7 @@ ENTRIES: Final = (
         "Messages",
         ("message", "msg"),
     ),
-    Entry("dlq", f"{_C}.dlq:app", "Dead letters: list, redrive, edit, export and purge them.", "Messages"),
+    Entry("dlq", f"{_C}.dlq:app", "Dead letters: list, report, redrive, edit, export and purge them.", "Messages"),
     Entry("trace", f"{_C}.trace:app", "Traces that consumers leave on messages.", "Messages", ("traces",)),
     Entry(
         "queue",

@@ -179,6 +179,10 @@ class AdminCalls(Generic[Answer]):
         """Dead letters by `queue`, `consumerGroup`, `partition`, `from` and `to`; the latest failure first."""
         return self._get("/api/v1/dlq", params)
 
+    def get_dead_letter_report(self, **params: Any) -> Answer:
+        """What dead letters died of, by the same parameters; the most frequent first."""
+        return self._get("/api/v1/dlq/report", params)
+
     def retry_dead_letters(self, queue: str, **selection: Any) -> Answer:
         """Redrive dead letters by `consumerGroup`, `partition`, `from`, `to`, `transactionIds`, up to a `limit`."""
         return self._send("POST", "/api/v1/dlq/retry", {"queue": queue, **_given(selection)})
@@ -331,6 +335,14 @@ class AdminCalls(Generic[Answer]):
     def set_write_mode(self, namespace: str, mode: str | None) -> Answer:
         """`sync` or `buffered`; None is what the server's settings say."""
         return self._send("PUT", "/api/v1/topics/modes", {"namespace": namespace, "mode": mode})
+
+    def move_to_shard(self, to: int, **name: str) -> Answer:
+        """Move a `queue`, or a `topic` of a `namespace`, to another shard."""
+        return self._send("POST", "/api/v1/shards/move", {**name, "to": to})
+
+    def list_shard_moves(self) -> Answer:
+        """Moves to other shards that have not ended."""
+        return self._get("/api/v1/shards/moves")
 
     def get_maintenance_mode(self) -> Answer:
         """Whether pushes are being spooled."""

@@ -1,16 +1,19 @@
-"""The system user that PostgreSQL runs as, since it refuses to run as root."""
+"""The system user that PostgreSQL and the workers run as when the server is started by root."""
 
 import logging
 import os
 import pwd
+import shutil
 import stat
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
 from queen.embedded.errors import EmbeddedPostgresError
+from queen.settings import SYSTEM_DATA_DIR
 
 _log = logging.getLogger(__name__)
 
@@ -46,42 +49,62 @@ class Account:
         if self.switched:
             os.chown(path, self.uid, self.gid, follow_symlinks=False)
 
-    def grant_search(self, path: Path) -> None:
-        """Make all parent directories of `path` searchable for this account."""
+    def own(self, directory: Path) -> None:
+        """Make this account the owner of what root has in a directory, and of the directory."""
+        if not self.switched:
+            return
+        for parent, directories, files in os.walk(directory):
+            for path in (Path(parent), *(Path(parent, name) for name in (*directories, *files))):
+                found = path.lstat()
+                # A file with another name elsewhere may not be what it looks like.
+                if found.st_uid == 0 and (found.st_nlink == 1 or stat.S_ISDIR(found.st_mode)):
+                    self.chown(path)
+
+    def check_reach(self, path: Path) -> None:
+        """Raises `EmbeddedPostgresError` unless this account may enter all parent directories of `path`."""
         if not self.switched:
             return
         for directory in path.resolve().parents:
-            mode = directory.stat()
-            if self._may_enter(mode):
+            if self._may_enter(directory.stat()) or _open_temporary(directory):
                 continue
-            # o+x permits neither listing the directory nor reading its files.
-            directory.chmod(stat.S_IMODE(mode.st_mode) | stat.S_IXOTH)
-            _log.warning(
-                "changed permissions of %s (chmod o+x): PostgreSQL cannot run as root and runs as user %s",
-                directory,
-                self.name,
+            raise EmbeddedPostgresError(
+                f"{path} lies in {directory}, which the user {self.name} may not enter, and nothing that root starts "
+                f"runs as root: choose another directory with --data-dir or QUEEN_DATA_DIR, such as {SYSTEM_DATA_DIR}, "
+                "or start Queen as an unprivileged user"
             )
 
-    def grant_execute(self, programs: Path) -> None:
-        """Make the installation with the `bin` directory `programs` executable for this account."""
+    def can_read(self, path: Path) -> bool:
+        """Whether this account may read a file, or look into a directory."""
         if not self.switched:
-            return
-        self.grant_search(programs / "postgres")
-        if (programs / "postgres").stat().st_mode & stat.S_IXOTH:
-            return
-        # Installed under a strict umask: make programs, libraries and data readable.
-        for directory, _, files in os.walk(programs.parent):
-            for path in (Path(directory), *(Path(directory, file) for file in files)):
-                mode = stat.S_IMODE(path.stat().st_mode)
-                execute = stat.S_IXOTH if mode & stat.S_IXUSR else 0
-                path.chmod(mode | stat.S_IROTH | execute)
+            return True
+        path = path.resolve()
+        found = path.stat()
+        if not all(self._may_enter(directory.stat()) for directory in path.parents):
+            return False
+        return self._may(found, stat.S_IRUSR) and (not path.is_dir() or self._may_enter(found))
+
+    def reachable_programs(self, programs: Path, directory: Path) -> Path:
+        """The `bin` directory of an installation that this account may run: `programs`, or a copy in `directory`."""
+        if self.can_read(programs / "postgres") and self._may((programs / "postgres").stat(), stat.S_IXUSR):
+            return programs
+        copy = directory / programs.parent.name
+        if not (copy / "bin" / "postgres").exists():
+            _log.info("copying PostgreSQL to %s, where the user %s may run it", copy, self.name)
+            unfinished = directory / f"{copy.name}.new"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            shutil.copytree(programs.parent, unfinished, symlinks=True)
+            self.own(unfinished)
+            unfinished.rename(copy)
+        return copy / "bin"
+
+    def _may(self, found: os.stat_result, right: int) -> bool:
+        """Whether this account has a right (given as the owner's bit)."""
+        if found.st_uid == self.uid:
+            return bool(found.st_mode & right)
+        return bool(found.st_mode & (right >> 3 if found.st_gid == self.gid else right >> 6))
 
     def _may_enter(self, directory: os.stat_result) -> bool:
-        if directory.st_uid == self.uid:
-            return bool(directory.st_mode & stat.S_IXUSR)
-        if directory.st_gid == self.gid:
-            return bool(directory.st_mode & stat.S_IXGRP)
-        return bool(directory.st_mode & stat.S_IXOTH)
+        return self._may(directory, stat.S_IXUSR)
 
 
 def account_for(cluster: Path) -> Account:
@@ -103,6 +126,15 @@ def check_owner(path: Path, account: Account) -> None:
             f"{path} is owned by {_name_of(owner)}, but PostgreSQL would run as {account.name}: "
             f"start Queen as {_name_of(owner)}, or choose another directory with --data-dir or QUEEN_DATA_DIR"
         )
+
+
+def _open_temporary(directory: Path) -> bool:
+    """Let others pass through a private directory of root in the temporary directory: it is nobody's home."""
+    if Path(tempfile.gettempdir()).resolve() not in directory.parents or directory.stat().st_uid != 0:
+        return False
+    # o+x permits neither listing the directory nor reading its files.
+    directory.chmod(stat.S_IMODE(directory.stat().st_mode) | stat.S_IXOTH)
+    return True
 
 
 def _name_of(uid: int) -> str:

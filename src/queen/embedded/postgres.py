@@ -94,8 +94,9 @@ class EmbeddedPostgres:
         binaries = self._binaries or find_binaries(self.version)
         account = account_for(self._cluster)
         try:
-            self._prepare_directory(account, binaries)
+            self._prepare_directory(account)
             self._lock.acquire()
+            binaries = account.reachable_programs(binaries, self.data_dir)
             self._bring_up(account, binaries)
         except OSError as error:
             self._lock.release()
@@ -129,9 +130,10 @@ class EmbeddedPostgres:
             raise EmbeddedPostgresError(f"the embedded PostgreSQL in {self.data_dir} has not been started")
         return self._postmaster
 
-    def _prepare_directory(self, account: Account, binaries: Path) -> None:
+    def _prepare_directory(self, account: Account) -> None:
         if not self.data_dir.exists():
             self.data_dir.parent.mkdir(parents=True, exist_ok=True)
+            account.check_reach(self.data_dir)
             self.data_dir.mkdir(mode=0o700)
         elif any(self.data_dir.iterdir()) and not (self.data_dir / "lock").exists():
             raise EmbeddedPostgresError(
@@ -139,8 +141,7 @@ class EmbeddedPostgres:
             )
         account.chown(self.data_dir)
         check_owner(self.data_dir, account)
-        account.grant_search(self.data_dir)
-        account.grant_execute(binaries)
+        account.check_reach(self.data_dir)
 
     def _bring_up(self, account: Account, binaries: Path) -> None:
         if not self._cluster.exists():

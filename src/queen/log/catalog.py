@@ -16,6 +16,7 @@ from queen.wire.ids import partition_uuid
 
 QUEUE_MODE = "__QUEUE_MODE__"
 _MOST_PARTITIONS = 200_000
+_MOST_GROUPS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +201,13 @@ class Catalog:
             await self._load_group(name)
         return self._groups.get(name)
 
+    async def group_on(self, name: str, partition_ids: Collection[int]) -> int:
+        """A group, made if it is new and one of the partitions exists; else 0, which none has."""
+        known = await self.group(name, create=False)
+        if known is None and await self.partitions_by_id(partition_ids):
+            known = await self.group(name)
+        return known or 0
+
     def remember_queue(self, record: Record) -> Queue:
         queue = Queue.from_record(record)
         old = self._queues.get(queue.name)
@@ -293,6 +301,8 @@ class Catalog:
             self._remember_partition(row["id"], row["queue_id"], queues[row["queue_id"]].name, row["name"])
 
     async def _load_group(self, name: str) -> None:
+        if len(self._groups) >= _MOST_GROUPS:
+            self._groups.clear()
         for row in await self._database.fetch("groups_by_names", [name]):
             self._groups[row["name"]] = row["id"]
 

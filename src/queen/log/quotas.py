@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from queen.errors import BadRequest, QuotaExceeded, RedisUnavailable
 from queen.redis.interfaces import Counters
 from queen.storage.database import Database
-from queen.wire.topics import EnqueueItem
+from queen.wire.topics.requests import EnqueueItem
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +93,19 @@ class Quotas:
                 if name in quotas:
                     return quotas[name]
         return None
+
+    async def used(self, namespace: str, stored: int) -> int | None:
+        """Items counted in the last minute; None: unlimited. `stored` is what PostgreSQL says of that."""
+        if not self._loaded:
+            await self.refresh()
+        limit = self.limit(namespace)
+        if limit is None or self._shared is None:
+            return None if limit is None else stored
+        try:
+            # Nothing more is counted, and what is left of the limit says how much is used.
+            return max(0, limit - (await self._shared.add(f"quota:{namespace}", 0, limit)).left)
+        except RedisUnavailable:
+            return stored
 
     async def set(self, namespace: str, per_minute: int | None) -> None:
         """Set the quota of a namespace; None: as in the settings."""

@@ -110,6 +110,8 @@ class Push:
     slices: list[PushSlice] = field(default_factory=list)
     blocks: frozenset[bytes] = frozenset()
     hold: Hold | None = None
+    first: int = 0
+    """Where in its request it begins, if it is a part of one."""
 
 
 def items_of(packed: Chunk | Segment, target: Target) -> list[PushItem]:

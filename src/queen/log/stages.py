@@ -35,7 +35,7 @@ from queen.wire.envelope import Envelope
 from queen.wire.ids import IdBlock, IdSource
 from queen.wire.push import PushItem
 from queen.wire.segment import Segment
-from queen.wire.topics import EnqueueItem, decode_enqueue_items
+from queen.wire.topics.requests import EnqueueItem, decode_enqueue_items
 
 Fed: TypeAlias = tuple[Partition, int]
 """A partition, and how many messages it got."""

@@ -13,7 +13,7 @@ from queen.log.quotas import Quotas
 from queen.log.topics import Topic, TopicCatalog, TopicKey, lock_keys
 from queen.storage.database import Database, Fetcher
 from queen.wire.ids import NODES, SnowflakeSource
-from queen.wire.topics import EnqueueItem
+from queen.wire.topics.requests import EnqueueItem
 
 _RANGE_MS: Final = 60_000
 # Eight million ids, for when no range can be reserved because PostgreSQL is unavailable.

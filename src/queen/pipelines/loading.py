@@ -15,6 +15,7 @@ from queen.pipelines.checks import check
 from queen.pipelines.declaration import Declaration
 from queen.pipelines.errors import DeclarationError, PipelineError, Problem, Where
 from queen.pipelines.specs import SpecReader
+from queen.wire.yaml_text import check_aliases
 
 
 def load_module(path: Path) -> ModuleType:
@@ -119,11 +120,13 @@ class _File:
 
     def _parse(self) -> _Located:
         try:
-            node = yaml.compose(self._path.read_text("utf-8"), Loader=yaml.SafeLoader)
+            text = self._path.read_text("utf-8")
+            check_aliases(text)
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark
-            text = f"this is no YAML: {error.problem}"
-            raise DeclarationError([Problem(Where(self._path, mark.line + 1 if mark else 1), text)]) from error
+            what = f"this is no YAML: {error.problem}"
+            raise DeclarationError([Problem(Where(self._path, mark.line + 1 if mark else 1), what)]) from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise DeclarationError([Problem(Where(self._path, 1), f"this is no YAML: {error}")]) from error
         value = self._value(node) if node is not None else None

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from queen.wire.topic_items import ReadyItem
+from queen.wire.topics.items import ReadyItem
 
 TURN_SECONDS: Final = 2.0
 """A fill turn that lasts longer counts as abandoned, and its queue as lost."""

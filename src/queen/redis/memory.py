@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Final
 
 from queen.redis.interfaces import TURN_SECONDS, Counted, FillTurn, FillTurnState
-from queen.wire.topic_items import ReadyItem
+from queen.wire.topics.items import ReadyItem
 
 MINUTE: Final = 60
 _SWEEP_AT_LEAST: Final = 1000

@@ -11,7 +11,7 @@ import msgspec
 
 from queen.redis.interfaces import TURN_SECONDS, Counted, FillTurn, FillTurnState
 from queen.redis.link import RedisLink, Script
-from queen.wire.topic_items import ReadyItem
+from queen.wire.topics.items import ReadyItem
 
 _KEPT_SECONDS: Final = 86_400
 """Copies expire after a day. The position of a file in PostgreSQL outlives them, so they cannot be stored again."""

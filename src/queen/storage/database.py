@@ -40,6 +40,8 @@ UNAVAILABLE_ERRORS: tuple[type[BaseException], ...] = (
 BUSY_ERRORS: tuple[type[BaseException], ...] = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError)
 
 
+_POOL_SECONDS = 5.0
+"""How long a connection of the pool is waited for, beside the time to open one."""
 HEARTBEAT_SESSION = "queen watch"
 """The application_name of the connection on which a worker asks whether PostgreSQL is available; it has always one."""
 
@@ -275,16 +277,31 @@ class Database:
         try:
             if self._pool is None:
                 self._pool = await self._open_pool()
-            async with self._pool.acquire(timeout=self._connect_timeout + 5) as connection:
-                try:
-                    yield connection
-                except UNAVAILABLE_ERRORS:
-                    # Its state is unknown: it must not go back to the pool.
-                    connection.terminate()
-                    raise
+            pool = self._pool
+            connection = await self._acquire(pool)
+            try:
+                yield connection
+            except UNAVAILABLE_ERRORS:
+                # Its state is unknown: it must not go back to the pool.
+                connection.terminate()
+                raise
+            finally:
+                await pool.release(connection)
         except (*UNAVAILABLE_ERRORS, *BUSY_ERRORS) as error:
             self._note_error()
             raise _translate(error) from error
+
+    async def _acquire(self, pool: asyncpg.Pool[Record]) -> PooledConnection:
+        try:
+            return await pool.acquire(timeout=self._connect_timeout + _POOL_SECONDS)
+        except TimeoutError as error:
+            if pool.get_size() - pool.get_idle_size() < self._pool_size:
+                raise
+            self._note_error()
+            raise Overloaded(
+                f"all {self._pool_size} connections to PostgreSQL (DB_POOL_SIZE) are in use;"
+                " nothing was done, try again soon"
+            ) from error
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:

@@ -20,6 +20,7 @@ _DEFAULT_BUFFER_MS = 1000
 LONGEST_BUFFER_MS = 3_600_000
 _DEFAULT_BUFFER_MAX = 100
 MOST_BUFFERED = 1_000_000
+_EXPLAINED_BYTES = 1 << 20
 
 
 # What `check_name` calls printable: neither control characters nor any space but the plain one.
@@ -150,17 +151,28 @@ def decode_push(body: bytes) -> PushBody:
 
 def _decode_loosely(body: bytes, error: Exception) -> PushBody:
     """A push whose items have `data` in place of `payload`, or fields that are accepted and not used."""
-    value = _parsed(body, error)
-    items = value.get("items") if isinstance(value, dict) else None
-    if not isinstance(items, list):
-        raise BadRequest("items array is required")
-    check_known(value, field_names(PushBody))
-    check_loose_items(items, "items")
     try:
         loose = _loose_body.decode(body)
     except (msgspec.DecodeError, RecursionError) as again:
-        raise refusal(again, PushBody) from again
+        raise _explain(body, error, again) from again
     return PushBody(read_items(loose.items, "items"), loose.buffer_ms, loose.buffer_max)
+
+
+def _explain(body: bytes, error: Exception, again: Exception) -> BadRequest:
+    """What is wrong with a push that cannot be decoded."""
+    if len(body) > _EXPLAINED_BYTES:
+        # As objects it would take many times the memory.
+        return refusal(again, PushBody)
+    try:
+        value = _parsed(body, error)
+        items = value.get("items") if isinstance(value, dict) else None
+        if not isinstance(items, list):
+            return BadRequest("items array is required")
+        check_known(value, field_names(PushBody))
+        check_loose_items(items, "items")
+    except BadRequest as found:
+        return found
+    return refusal(again, PushBody)
 
 
 def check_loose_items(items: Sequence[object], where: str) -> None:

@@ -11,7 +11,7 @@ from queen.errors import BadRequest
 from queen.wire.decode import refusal
 from queen.wire.push import NameText, PushItem, check_items, check_name, check_utf8
 from queen.wire.shards import MOST_SHARDS
-from queen.wire.topics import EnqueueItem, decode_enqueue_items
+from queen.wire.topics.requests import EnqueueItem, decode_enqueue_items
 
 LARGEST_BATCH: Final = (1 << 53) - 1
 MOST_PIECES: Final = 1 << 31

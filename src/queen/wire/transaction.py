@@ -12,7 +12,7 @@ from queen.errors import BadRequest
 from queen.wire.ack import decode_object
 from queen.wire.decode import field_names, unknown
 from queen.wire.push import NULL, LooseItem, NameText, PushItem, check_items, check_name, check_utf8, read_items
-from queen.wire.topics import (
+from queen.wire.topics.requests import (
     EnqueueItem,
     ItemRef,
     check_enqueue,

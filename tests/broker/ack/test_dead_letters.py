@@ -285,3 +285,24 @@ async def test_dead_letters_of_an_encrypted_queue_are_sealed_and_shown_in_clear(
     assert [message["data"] for message in await api.pop("secrets", batch=10)] == ["pin-1234"]
     for row in await connection.fetch("SELECT body FROM queen.segments"):
         assert b"pin-1234" not in row["body"]
+
+
+async def test_a_report_says_what_dead_letters_died_of(api: Api) -> None:
+    for queue, errors in (
+        ("orders", ["order 17 of 'ann' is unknown", "order 4 of 'bob' is unknown", "disk full\nat line 7"]),
+        ("bills", ["timeout after 1.5 s"]),
+    ):
+        await api.configure(queue, retryLimit=0)
+        await api.push(queue, *range(len(errors)))
+        for error in errors:
+            await api.ack(await api.pop(queue, consumerGroup="g"), "failed", group="g", error=error)
+    report = (await api.call("GET", "/api/v1/dlq/report")).body
+    assert report["total"] == 4
+    assert [(one["queue"], one["consumerGroup"], one["error"], one["count"]) for one in report["reasons"][:1]] == [
+        ("orders", "g", "order <n> of <text> is unknown", 2)
+    ]
+    assert {one["error"]: one["count"] for one in report["reasons"][1:]} == {"disk full": 1, "timeout after <n> s": 1}
+    (newest,) = (await api.call("GET", "/api/v1/dlq/report", queue="orders", limit=1)).body["reasons"]
+    message = await api.call("GET", f"/api/v1/messages/{newest['partitionId']}/{newest['transactionId']}")
+    assert message.body["errorMessage"] == "order 4 of 'bob' is unknown"
+    assert (await api.call("GET", "/api/v1/dlq/report", queue="nobody")).body == {"total": 0, "reasons": []}

@@ -9,6 +9,10 @@ from urllib.parse import quote
 
 import pytest
 
+from queen.broker.events import Event
+from queen.broker.maintenance.cleanup import UnusedGroups
+from queen.broker.maintenance.election import Session
+from queen.storage.database import Database
 from tests.conftest import StartServer
 from tests.support.ageing import Connection, age, broker_of, until
 from tests.support.api import Answer, Api
@@ -559,6 +563,58 @@ async def test_a_group_deleted_for_one_queue_stays_where_it_is_on_others(api: Ap
     assert await take(api, "bills") == []
     assert await take(api, "orders") == [1]
     assert (await delete(api, "g", "nothing"))["deletedPartitions"] == 0
+
+
+async def group_names(connection: Connection) -> set[str]:
+    return {row["name"] for row in await connection.fetch("SELECT name FROM queen.groups")}
+
+
+async def test_a_group_that_is_deleted_everywhere_is_gone(api: Api, connection: Connection) -> None:
+    for queue in ("orders", "bills"):
+        await api.push(queue, 1)
+        await take(api, queue)
+    await delete(api, "g", "orders")
+    assert "g" in await group_names(connection)
+    await delete(api, "g", deleteMetadata=False)
+    assert "g" in await group_names(connection)
+    await delete(api, "g")
+    assert "g" not in await group_names(connection)
+    assert await take(api, "orders") == [1]
+
+
+async def test_groups_that_ask_for_what_does_not_exist_leave_nothing_behind(api: Api, connection: Connection) -> None:
+    await api.push("orders", 1)
+    for number in range(5):
+        assert await api.pop("nothing", consumerGroup=f"g{number}") == []
+        partition = f"51756565-0000-8000-8000-{number + 1000:012x}"
+        ack = {"transactionId": "t", "partitionId": partition, "consumerGroup": f"a{number}"}
+        assert (await api.call("POST", "/api/v1/ack", ack)).body[0]["success"] is False
+        operation = {"type": "ack", "transactionId": "t", "partitionId": partition, "consumerGroup": f"t{number}"}
+        assert (await api.call("POST", "/api/v1/transaction", {"operations": [operation]})).body["success"] is False
+    assert await group_names(connection) <= {"__QUEUE_MODE__"}
+    # Nor is a queue counted that there is not.
+    assert set(broker_of(api).meter.queues) == {"orders"}
+
+
+async def test_groups_that_have_consumed_nothing_for_an_hour_go(
+    api: Api, connection: Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await api.push("orders", 1)
+    await take(api, "orders", "used")
+    await connection.execute("INSERT INTO queen.groups (name) VALUES ('unused'), ('unused too')")
+    monkeypatch.setattr("queen.broker.maintenance.cleanup._UNUSED_SECONDS", 0.0)
+    published: list[Event] = []
+    database = Database(dsn)
+    session = await Session.open(database)
+    job = UnusedGroups(100, published.extend)
+    await job.run(session)
+    await connection.execute("INSERT INTO queen.groups (name) VALUES ('new')")
+    assert {"unused", "new"} < await group_names(connection)
+    await job.run(session)
+    assert await group_names(connection) - {"__QUEUE_MODE__"} == {"used", "new"}
+    assert {event[5] for event in published} == {"unused", "unused too"}
+    await session.close()
+    await database.close()
 
 
 async def test_dead_letters_outlive_their_group(api: Api, connection: Connection) -> None:

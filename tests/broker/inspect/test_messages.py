@@ -314,7 +314,7 @@ async def test_of_two_messages_with_one_id_the_dead_letter_is_deleted_and_retrie
 async def test_who_may_call_what(api: Api) -> None:
     assert api.worker is not None
     one = "/api/v1/messages/{partition}/{transaction}"
-    levels = {(route.method, route.pattern): route.access for route in api.worker.shell.router.routes}
+    levels = {(route.method, route.pattern): route.access for route in api.worker.http.router.routes}
     for method, pattern, access in (
         ("GET", "/api/v1/messages", Access.READ_ONLY),
         ("GET", one, Access.READ_ONLY),

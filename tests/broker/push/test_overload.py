@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 
 import psutil
+import pytest
 
+from queen.log.slices import PushSlice
 from tests.conftest import StartServer
+from tests.support.ageing import broker_of
 from tests.support.api import Answer, Api
 from tests.support.database import Connection, stored_messages
 
@@ -33,7 +37,7 @@ async def test_pushes_beyond_what_may_wait_are_refused_at_once_and_the_others_ar
     done: set[asyncio.Task[tuple[int, Answer, float]]] = set()
     waiting = set(pushes)
     while len(done) < 50:
-        finished, waiting = await asyncio.wait(waiting, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+        finished, waiting = await asyncio.wait(waiting, timeout=30, return_when=asyncio.FIRST_COMPLETED)
         assert finished, "nobody is refused"
         done |= finished
     for _, answer, _ in (task.result() for task in done):
@@ -83,3 +87,33 @@ async def test_what_waits_too_long_for_a_lock_is_to_be_tried_again(
     assert [message.payload for message in await stored_messages(connection, "q")] == [b"1", b"2", b"3"]
     assert all(result["success"] for result in await api.ack(messages))
     assert [message["data"] for message in await api.pop("q")] == [2]
+
+
+def slices_left() -> int:
+    """Slices of pushes that are still in memory, reachable or not."""
+    return sum(isinstance(one, PushSlice) for one in gc.get_objects())
+
+
+async def test_what_is_refused_leaves_nothing_for_the_collector(
+    start_server: StartServer, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = await start_server(db_lock_timeout=100)
+    await api.push("q", 1)
+    item = {"queue": "q", "payload": "x" * 100_000}
+    batcher = broker_of(api).pusher.batcher
+    gc.collect()
+    gc.disable()
+    try:
+        with monkeypatch.context() as full:
+            full.setattr(batcher, "_weight", 1 << 40)
+            for _ in range(5):
+                assert (await api.call("POST", "/api/v1/push", {"items": [item]})).status == 503
+        assert slices_left() == 0
+        async with connection.transaction():
+            await connection.execute("SELECT FROM queen.partitions FOR UPDATE")
+            answers = await asyncio.gather(*(api.call("POST", "/api/v1/push", {"items": [item]}) for _ in range(5)))
+        assert {answer.status for answer in answers} == {503}
+        await broker_of(api).pusher.join()
+        assert slices_left() == 0
+    finally:
+        gc.enable()

@@ -41,6 +41,27 @@ async def more_than(count: Callable[[], int], by: int) -> None:
     await until(lambda: count() >= goal)
 
 
+async def test_a_queue_and_a_topic_are_moved_by_a_request(api: Api, topics: TopicApi) -> None:
+    queue, topic, namespace = queue_on(0), topic_on(0), "ns"
+    await api.push(queue, 1)
+    await topics.enqueue(item(1, topic, namespace))
+    waiting = asyncio.create_task(api.pop(queue, consumerGroup="g", wait=True, timeout=60_000, subscriptionMode="new"))
+    await api.call("POST", f"/api/v1/resources/queues/{queue}/pause")
+    for name in ({"queue": queue}, {"namespace": namespace, "topic": topic}):
+        for moved in (True, False):
+            answer = await api.call("POST", "/api/v1/shards/move", {**name, "to": 1})
+            assert (answer.status, answer.body["moved"], answer.body["running"]) == (200, moved, False)
+        assert (await api.call("POST", "/api/v1/shards/move", {**name, "to": 2})).status == 404
+    assert (await api.call("GET", "/api/v1/shards/moves")).body == {"moves": []}
+    assert (await api.call("POST", "/api/v1/shards/move", {"queue": "nobody", "to": 1})).status == 404
+    # The pause has moved with the queue, and the pop that waits for its end.
+    await api.push(queue, 2)
+    assert await api.pop(queue) == []
+    await api.call("POST", f"/api/v1/resources/queues/{queue}/resume")
+    assert [message["data"] for message in await waiting] == [2]
+    assert values(await topics.dequeue(topic=topic, namespace=namespace)) == [1]
+
+
 async def test_a_moved_queue_is_what_it_was(api: Api, dsns: tuple[str, str]) -> None:
     queue = queue_on(0)
     await api.configure(queue, leaseTime=77, retryLimit=0, deadLetterQueue=True, dlqAfterMaxRetries=True)

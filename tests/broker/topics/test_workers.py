@@ -134,9 +134,11 @@ async def _claim_buffers(hot: Connection) -> int:
     sql = Database("").statements["topic_claim"]
     transaction = hot.transaction()
     await transaction.start()
-    await hot.execute(f"PREPARE claim (int[], bigint[], bigint[], bigint[], float8[], text[], boolean) AS {sql}")
+    await hot.execute(
+        f"PREPARE claim (int[], bigint[], bigint[], bigint[], float8[], text[], boolean, bigint) AS {sql}"
+    )
     text = await hot.fetchval(
-        "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE claim ('{1}', '{10}', '{0}', '{0}', '{30}', '{o}', false)"
+        "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE claim ('{1}', '{10}', '{0}', '{0}', '{30}', '{o}', false, 999)"
     )
     await transaction.rollback()
     (scan,) = (

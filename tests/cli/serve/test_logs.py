@@ -142,7 +142,7 @@ async def test_a_slow_failure_is_logged_with_its_status(
 
 async def test_without_the_setting_requests_are_served_by_the_handlers_themselves(api: Api) -> None:
     assert api.worker is not None
-    handlers = {route.pattern: route.handler for route in api.worker.shell.router.routes}
+    handlers = {route.pattern: route.handler for route in api.worker.http.router.routes}
     handler = handlers["/api/v1/push"]
     assert isinstance(handler, partial)
     assert handler.func is messaging.push

@@ -602,6 +602,32 @@ _SURFACES: dict[str, Surface] = {
     "GET /api/v1/dlq": Surface(
         numbers=_PAGE, words=("queue", "consumerGroup", "partition"), refused_query=dict(_BAD_TIMES)
     ),
+    "GET /api/v1/dlq/report": Surface(
+        numbers=("limit",), words=("queue", "consumerGroup", "partition"), refused_query=dict(_BAD_TIMES)
+    ),
+    "POST /api/v1/shards/move": Surface(
+        reads_body=True,
+        refused={
+            "{}": "to",
+            '{"to": 1}': "either 'queue' or",
+            '{"to": 1, "queue": "q", "topic": "t"}': "either 'queue' or",
+            '{"to": 1, "topic": "t"}': "either 'queue' or",
+            '{"to": -1, "queue": "q"}': "to",
+            '{"to": "1", "queue": "q"}': "to",
+            f'{{"to": 1, "queue": "{_LONG}"}}': "queue",
+        },
+    ),
+    "GET /api/v1/shards/moves": Surface(),
+    "POST /api/v1/pipelines/replay": Surface(
+        reads_body=True,
+        refused={
+            "{}": "archive",
+            '{"archive": ""}': "archive",
+            '{"archive": 1}': "archive",
+            f'{{"archive": "a", "queue": "{_LONG}"}}': "queue",
+            '{"archive": "a", "from": "yesterday"}': "from must be",
+        },
+    ),
     "POST /api/v1/dlq/retry": Surface(
         reads_body=True,
         refused=_DEAD_LETTER_FAULTS
@@ -861,8 +887,8 @@ async def site(start_server: StartServer, connection: Connection) -> Site:
 
 async def test_every_route_has_its_bad_input_here(api: Api) -> None:
     assert api.worker is not None
-    assert {f"{route.method} {route.pattern}" for route in api.worker.shell.router.routes} == set(_SURFACES)
-    for route in api.worker.shell.router.routes:
+    assert {f"{route.method} {route.pattern}" for route in api.worker.http.router.routes} == set(_SURFACES)
+    for route in api.worker.http.router.routes:
         surface = _SURFACES[f"{route.method} {route.pattern}"]
         assert set(surface.unknown) == set(route.parameters), route
 

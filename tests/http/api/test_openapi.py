@@ -33,7 +33,7 @@ def key(route: Route) -> str:
 
 async def test_every_declared_route_is_served_and_no_other(api: Api) -> None:
     assert api.worker is not None
-    served = [key(route) for route in api.worker.shell.router.routes]
+    served = [key(route) for route in api.worker.http.router.routes]
     assert sorted(served) == sorted(operation.key for operation in all_routes())
     assert len(served) == len(all_routes())
 
@@ -41,12 +41,12 @@ async def test_every_declared_route_is_served_and_no_other(api: Api) -> None:
 async def test_every_route_is_in_the_document(api: Api, document: dict[str, Any]) -> None:
     assert api.worker is not None
     in_document = {f"{method.upper()} {path}" for path, item in document["paths"].items() for method in item}
-    assert in_document == {key(route) for route in api.worker.shell.router.routes}
+    assert in_document == {key(route) for route in api.worker.http.router.routes}
 
 
 async def test_a_route_without_a_declaration_is_in_the_document_all_the_same(api: Api) -> None:
     assert api.worker is not None
-    router = api.worker.shell.router
+    router = api.worker.http.router
     router.add("PUT", "/api/v1/things/{thing}", lambda request: Response(204), Access.ADMIN)
     made = build_document(router.routes)["paths"]["/api/v1/things/{thing}"]["put"]
     assert (made["x-access"], [one["name"] for one in made["parameters"]]) == ("admin", ["thing"])
@@ -60,7 +60,7 @@ def test_the_list_of_routes_in_the_docs_is_the_table_of_routes() -> None:
 
 async def test_operations_have_names_access_tags_and_successes(api: Api, document: dict[str, Any]) -> None:
     assert api.worker is not None
-    access = {key(route): route.access for route in api.worker.shell.router.routes}
+    access = {key(route): route.access for route in api.worker.http.router.routes}
     ids: list[str] = []
     for path, item in document["paths"].items():
         for method, operation in item.items():

@@ -48,7 +48,7 @@ async def test_changes_are_noted_with_what_was_before(guarded: Api) -> None:
 
 async def test_every_administrative_route_that_changes_something_is_audited(guarded: Api) -> None:
     assert guarded.worker is not None
-    for route in guarded.worker.shell.router.routes:
+    for route in guarded.worker.http.router.routes:
         if route.access is Access.ADMIN and route.method != "GET" and "/internal/" not in route.pattern:
             assert is_audited(route), route
 

@@ -66,6 +66,7 @@ CLOSED_TO_LIMITED = {
     "GET /api/v1/resources/overview",
     "GET /api/v1/resources/tasks",
     "GET /api/v1/shards",
+    "GET /api/v1/shards/moves",
     "GET /api/v1/status",
     "GET /api/v1/status/analytics",
     "GET /api/v1/status/buffers",
@@ -84,6 +85,8 @@ CLOSED_TO_LIMITED = {
     "GET /internal/api/shared-state/stats",
     "GET /streams/v1/queries",
     "POST /api/v1/consumer-groups/{group}/subscription",
+    "POST /api/v1/pipelines/replay",
+    "POST /api/v1/shards/move",
     "POST /api/v1/stats/refresh",
     "POST /api/v1/system/maintenance",
     "POST /api/v1/system/maintenance/pop",
@@ -113,7 +116,7 @@ def routes_of(api: Api) -> list[Route]:
     assert api.worker is not None
     # What ends a thing comes last, so that requests before find it.
     ends = ("DELETE", "purge", "abandon", "/dlq", "seek", "/ack", "/nack", "/release")
-    return sorted(api.worker.shell.router.routes, key=lambda route: any(end in _key(route) for end in ends))
+    return sorted(api.worker.http.router.routes, key=lambda route: any(end in _key(route) for end in ends))
 
 
 def _key(route: Route) -> str:

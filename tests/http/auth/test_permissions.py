@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -264,6 +265,9 @@ async def test_refusals_are_counted_and_logged_without_the_token(
     await late.close()
     assert guarded.worker is not None
     assert guarded.worker.guard.refused == {"role": 1, "expired": 1}
+    counted = (await guarded.call("GET", "/metrics/prometheus")).body
+    for reason in ("role", "expired"):
+        assert re.search(rf'queen_auth_refused_total{{[^}}]*reason="{reason}"[^}}]*}} 1', counted), counted[:500]
     assert "DELETE /api/v1/resources/queues/q from 127.0.0.1 refused with 403" in caplog.text
     assert "Token has expired" in caplog.text
     for secret in (token, expired, token.split(".")[2], expired.split(".")[1]):

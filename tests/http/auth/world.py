@@ -98,6 +98,7 @@ class Tenant:
             "GET /api/v1/consumer-groups/{group}/queues/{queue}/seek/preview": {"toEnd": True},
             "GET /api/v1/dlq": queue | {"consumerGroup": self.group},
             "DELETE /api/v1/dlq": queue | {"consumerGroup": self.group},
+            "GET /api/v1/dlq/report": queue | {"consumerGroup": self.group},
             "GET /api/v1/analytics/queue-lag": queue,
             "GET /api/v1/analytics/queue-ops": queue,
             "GET /api/v1/analytics/queue-parked-replicas": queue,
@@ -173,6 +174,8 @@ class Tenant:
             "PUT /quotas": {"namespace": self.name, "per_minute": 100_000},
             "PUT /modes": {"namespace": self.name, "mode": "buffered"},
             "POST /internal/api/notify": {"queue": self.queue},
+            "POST /api/v1/shards/move": {"queue": self.queue, "to": 0},
+            "POST /api/v1/pipelines/replay": {"archive": "/nowhere"},
         }
 
     def _message(self) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def test_a_known_head_whose_body_is_still_to_come_waits_for_it() -> None:
     reading.take()
     whole = post(b"abcde")
     reading.feed(whole[:-2])
-    assert not reading.turns
+    assert not reading.pending
     assert reading.receiving
     reading.feed(whole[-2:])
     assert reading.take()[0].body == b"abcde"

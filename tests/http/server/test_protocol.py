@@ -1,4 +1,4 @@
-"""The HTTP shell over real sockets: what a client sees, however its bytes arrive and whatever handlers do."""
+"""The HTTP server over real sockets: what a client sees, however its bytes arrive and whatever handlers do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from queen.concurrency import EagerFuture as PromptAnswer
 from queen.errors import QueenError
 from queen.http.auth.browser import CORS_FOR_ALL
 from queen.http.server.message import Access, Connection, HttpError, Request, Response, json_response
-from queen.http.server.protocol import Shell
+from queen.http.server.protocol import HttpServer
 from queen.http.server.reader import RequestReader
 from queen.http.server.router import Router, upgrade_required
 
@@ -88,13 +88,13 @@ class Client:
 
 
 class Site:
-    """A running shell with routes that tests can steer."""
+    """A running server with routes that tests can steer."""
 
     def __init__(self, *, prompt: bool = False, **options: Any) -> None:
         """`prompt`: handlers return futures that are heard at once."""
         self.prompt = prompt
         self.router = Router()
-        self.shell = Shell(self.router, **{"header_lines": CORS_FOR_ALL} | options)
+        self.http = HttpServer(self.router, **{"header_lines": CORS_FOR_ALL} | options)
         self.seen: list[Request] = []
         self.parked: asyncio.Queue[tuple[Request, asyncio.Future[Response]]] = asyncio.Queue()
         self.add("GET", "/hello", lambda request: json_response(200, {"hello": "world"}))
@@ -112,7 +112,7 @@ class Site:
         return Client(*await asyncio.open_connection("127.0.0.1", self.port))
 
     async def start(self) -> None:
-        server = await self.shell.serve("127.0.0.1", 0)
+        server = await self.http.serve("127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
 
     def _see(self, request: Request) -> Response:
@@ -144,7 +144,7 @@ async def running(**options: Any) -> AsyncIterator[Site]:
     try:
         yield site
     finally:
-        await site.shell.shutdown(0)
+        await site.http.shutdown(0)
 
 
 @contextlib.asynccontextmanager
@@ -238,7 +238,7 @@ async def test_a_client_that_lingers_after_a_refusal_is_cut() -> None:
     async with connected(linger_seconds=0.05, sweep_seconds=0.01) as (site, client):
         assert (await client.ask(b"nonsense\r\n\r\n")).status == 400
         assert await client.is_closed()
-        await site.shell.until_empty()
+        await site.http.until_empty()
 
 
 # Pipelining.
@@ -292,10 +292,10 @@ def test_a_pipelining_client_cannot_pile_up_requests() -> None:
     stream = GET_HELLO * 50_000
     reader.feed(stream)
     assert reader.is_backlogged()
-    assert len(reader.turns) < 1500
+    assert len(reader.pending) < 1500
     served = 0
-    while reader.turns or reader.resume():
-        while reader.turns:
+    while reader.pending or reader.resume():
+        while reader.pending:
             reader.take()
             served += 1
     assert served == 50_000
@@ -336,7 +336,7 @@ async def test_a_client_that_never_reads_its_answer_is_cut() -> None:
         site.add("GET", "/big", lambda request: Response(200, bytes(50_000_000)))
         await client.send(get("/big"))
         await client.reader.readexactly(1)
-        await site.shell.until_empty()
+        await site.http.until_empty()
 
 
 # Bodies.
@@ -590,7 +590,7 @@ async def test_a_handler_that_returns_a_future_costs_no_task(prompt: bool) -> No
         tasks = asyncio.all_tasks()
         _, future = await site.parked.get()
         assert asyncio.all_tasks() == tasks
-        assert not site.shell.tasks
+        assert not site.http.tasks
         future.set_result(Response(201, b"done"))
         assert (await client.answer()).status == 201
 
@@ -609,7 +609,7 @@ async def test_a_handler_may_be_a_coroutine_or_return_a_future_that_is_done() ->
         site.add("GET", "/wait", wait)
         await client.send(get("/done") + get("/wait") + get("/done"))
         assert [(await client.answer()).body for _ in range(3)] == [b"done", b"waited", b"done"]
-        assert not site.shell.tasks
+        assert not site.http.tasks
 
 
 def _raise_now(error: Exception) -> Callable[[Request], Response]:
@@ -737,7 +737,7 @@ async def test_a_parked_request_is_told_when_its_client_goes_away(abruptly: bool
         again = asyncio.Event()
         request.on_disconnect(again.set)
         await again.wait()
-        await site.shell.until_empty()
+        await site.http.until_empty()
 
 
 @on_uvloop
@@ -750,7 +750,7 @@ async def test_a_request_that_was_answered_hears_of_no_disconnect() -> None:
         future.set_result(Response(200))
         await client.answer()
         await client.close()
-        await site.shell.until_empty()
+        await site.http.until_empty()
         assert not calls
 
 
@@ -807,7 +807,7 @@ async def test_shutdown_lets_running_requests_finish_and_closes_idle_connections
         await arriving.send(post(b"body")[:-1])
         await client.send(get("/parked/a") + GET_HELLO)
         _, future = await site.parked.get()
-        down = asyncio.create_task(site.shell.shutdown(20))
+        down = asyncio.create_task(site.http.shutdown(20))
         assert await idle.is_closed()
         with pytest.raises(ConnectionError):
             await site.connect()
@@ -828,8 +828,8 @@ async def test_shutdown_tells_parked_requests_so_that_they_are_answered_now() ->
     async with connected() as (site, client):
         await client.send(get("/parked/a"))
         _, future = await site.parked.get()
-        site.shell.shutting_down.append(lambda: future.set_result(Response(204)))
-        await site.shell.shutdown(20)
+        site.http.shutting_down.append(lambda: future.set_result(Response(204)))
+        await site.http.shutdown(20)
         answer = await client.answer()
         assert (answer.status, answer.headers["connection"]) == (204, "close")
         assert await client.is_closed()
@@ -852,7 +852,7 @@ async def test_shutdown_cuts_what_outlasts_the_grace() -> None:
         await other.send(get("/forever"))
         await client.send(get("/parked/a"))
         await site.parked.get()
-        await site.shell.shutdown(0.01)
+        await site.http.shutdown(0.01)
         assert cancelled.is_set()
         assert await client.is_closed()
         assert await other.is_closed()
@@ -895,7 +895,7 @@ async def test_an_upgrade_hands_the_connection_over_with_what_was_sent_already(h
         assert (await client.answer()).status == 101
         await client.send(b"second")
         assert await client.reader.readexactly(12) == b"FIRST SECOND"
-        assert not site.shell.connections
+        assert not site.http.connections
 
 
 @on_uvloop

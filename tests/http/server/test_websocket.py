@@ -121,7 +121,7 @@ async def test_a_connection_passes_the_gate_that_all_requests_pass(
         return None if bearer_token(request) == b"sesame" else error_response(401, "Unauthorized")
 
     assert api.worker is not None
-    api.worker.shell.gate = gate
+    api.worker.http.gate = gate
     assert (await shake_hands(api.url, target, **headers))[0] == status
 
 
@@ -132,7 +132,7 @@ async def test_a_token_in_the_query_counts_for_a_websocket_alone(api: Api) -> No
     def gate(request: Request) -> None:
         tokens.append(bearer_token(request))
 
-    api.worker.shell.gate = gate
+    api.worker.http.gate = gate
     await api.call("GET", "/api/v1/pop/queue/q", token="sesame")
     assert tokens == [None]
 

@@ -25,6 +25,9 @@ from queen.wire.segment import transaction_hash
 
 T = TypeVar("T")
 
+# How many items of a request are looked at before others have their turn.
+_ITEMS_AT_A_TIME = 2000
+
 _encode = msgspec.json.encode
 
 
@@ -125,16 +128,17 @@ class Acker:
 
     async def _identify(self, request: AckRequest) -> list[_Pending]:
         """Read partition, lease and status of each item; what cannot be is answered here."""
-        group_id = self._catalog.cached_group(request.group)
-        if group_id is None:
-            group_id = await self._catalog.group(request.group)
-            assert group_id is not None
         # The items of a batch mostly name the same partition, lease and status: each text is read once.
         places = {text: parse_partition_uuid(text) for text in {item.partition_id for item in request.items}}
+        group_id = self._catalog.cached_group(request.group)
+        if group_id is None:
+            group_id = await self._catalog.group_on(request.group, {place[1] for place in places.values() if place})
         leases = {text: is_uuid(text) for text in {item.lease_id or "" for item in request.items}}
         statuses = {text: parse_status(text or AckStatus.COMPLETED) for text in {item.status for item in request.items}}
-        result = []
+        result: list[_Pending] = []
         for item in request.items:
+            if len(result) % _ITEMS_AT_A_TIME == _ITEMS_AT_A_TIME - 1:
+                await asyncio.sleep(0)
             place, lease_id, status = places[item.partition_id], item.lease_id or "", statuses[item.status]
             one = _Pending(item, place[1] if place else 0, group_id, lease_id, status)
             if place is None or place[0] != self._catalog.shard:

@@ -15,12 +15,20 @@ from queen.log.catalog import Catalog, Queue
 from queen.log.segments import Place
 from queen.storage.database import Database, Record, can_be_stored, storable
 from queen.wire.api.fields import Pagination
-from queen.wire.api.messages.dead_letters import DeadLetter, DeadLetterList, Purged, Retried
+from queen.wire.api.messages.dead_letters import (
+    DeadLetter,
+    DeadLetterList,
+    DeadLetterReason,
+    DeadLetterReport,
+    Purged,
+    Retried,
+)
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import partition_uuid
 from queen.wire.times import iso_millis
 
 _REDRIVE_MESSAGES = 100
+_REPORTED = 100_000
 _REDRIVE_BYTES = 8 << 20
 _PURGE_ROWS = 5000
 
@@ -90,6 +98,30 @@ class DeadLetters:
             removed += letters
         (left,) = await self._database.fetch("count_dead_letters", *arguments)
         return Retried(True, queue.name, retried, removed, left["total"])
+
+    async def report(self, wanted: DeadLetterFilter, limit: int) -> DeadLetterReport:
+        """What the newest dead letters that pass a filter died of."""
+        arguments = await self._arguments(wanted)
+        rows = (
+            []
+            if arguments is None
+            else await self._database.fetch("dead_letter_report", *arguments[:5], _REPORTED, limit)
+        )
+        reasons = [
+            DeadLetterReason(
+                row["queue_name"],
+                row["group_name"],
+                row["error"],
+                row["found"],
+                iso_millis(row["first_at"]),
+                iso_millis(row["last_at"]),
+                row["most_retries"],
+                partition_uuid(self._catalog.shard, row["partition_id"]),
+                row["transaction_id"],
+            )
+            for row in rows
+        ]
+        return DeadLetterReport(rows[0]["total"] if rows else 0, reasons)
 
     async def purge(self, wanted: DeadLetterFilter) -> Purged:
         """Delete the dead letters that are there now; their messages stay in their partitions."""

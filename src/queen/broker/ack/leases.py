@@ -18,6 +18,7 @@ from queen.wire.ids import is_uuid, parse_lease
 from queen.wire.segment import Segment, transaction_hash
 
 _MOST_MESSAGES = 300_000
+_MOST_BYTES = 48 << 20
 
 OnFreed: TypeAlias = Callable[[Sequence[tuple[int, int, int, int]]], None]
 """Told (queue, partition, group, available) of every lease that ended."""
@@ -26,7 +27,7 @@ OnFreed: TypeAlias = Callable[[Sequence[tuple[int, int, int, int]]], None]
 class Lease:
     """One partition's span of one delivery."""
 
-    __slots__ = ("_offsets", "_slices", "count", "group_id", "partition_id")
+    __slots__ = ("_offsets", "_slices", "count", "group_id", "nbytes", "partition_id")
 
     def __init__(self, partition_id: int, group_id: int, start: int, end: int, segments: Sequence[Segment]) -> None:
         self.partition_id = partition_id
@@ -42,6 +43,7 @@ class Lease:
             )
             for segment in segments
         ]
+        self.nbytes = sum([len(column) for column, _, _, _ in self._slices])
         self._offsets: dict[str, int] | None = None
 
     def offsets(self) -> dict[str, int]:
@@ -55,7 +57,7 @@ class Lease:
 
 
 class LeaseBook:
-    """The leases of this worker by (lease id, partition); forgets the oldest beyond a number of messages.
+    """The leases of this worker by (lease id, partition); forgets the oldest beyond a number of messages, or of bytes.
 
     Only a help: what it does not know is read from PostgreSQL.
     """
@@ -64,12 +66,14 @@ class LeaseBook:
         self._leases: OrderedDict[tuple[str, int], Lease] = OrderedDict()
         self._by_cursor: dict[tuple[int, int], Lease] = {}
         self._messages = 0
+        self._nbytes = 0
 
     def add(self, lease_id: str, lease: Lease) -> None:
         self._leases[lease_id, lease.partition_id] = lease
         self._by_cursor[lease.partition_id, lease.group_id] = lease
         self._messages += lease.count
-        while self._messages > _MOST_MESSAGES and len(self._leases) > 1:
+        self._nbytes += lease.nbytes
+        while (self._messages > _MOST_MESSAGES or self._nbytes > _MOST_BYTES) and len(self._leases) > 1:
             self._drop(next(iter(self._leases)))
 
     def get(self, lease_id: str, partition_id: int) -> Lease | None:
@@ -86,6 +90,7 @@ class LeaseBook:
     def _drop(self, key: tuple[str, int]) -> None:
         lease = self._leases.pop(key)
         self._messages -= lease.count
+        self._nbytes -= lease.nbytes
         cursor = (lease.partition_id, lease.group_id)
         if self._by_cursor.get(cursor) is lease:
             del self._by_cursor[cursor]

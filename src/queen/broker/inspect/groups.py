@@ -15,7 +15,7 @@ from queen.broker.change_log import log_group_change
 from queen.broker.events import Event, EventKind, named
 from queen.concurrency import chunked_map
 from queen.errors import NotFound
-from queen.log.catalog import Catalog
+from queen.log.catalog import QUEUE_MODE, Catalog
 from queen.log.segments import TimeSearch, offsets_after
 from queen.storage.database import Database, Fetcher, Record
 from queen.wire.api.resources.groups import (
@@ -136,7 +136,7 @@ class Groups:
         """Forget where a group is, on one queue or on all; returns on how many partitions.
 
         With its subscriptions gone it begins anew at its next pop, else again where they say. Dead letters stay, and
-        it is not paused any more.
+        it is not paused any more. A group that has no dead letters, and no place on any other queue, is then gone.
         """
         group_id = await self._group(group)
         forgotten: Sequence[Record] = ()
@@ -147,13 +147,20 @@ class Groups:
                     forgotten = await transaction.fetch("forget_subscriptions", group_id, queue)
                 (row,) = await transaction.fetch("forget_cursors", group_id, queue)
                 partitions = row["partitions"]
+            gone = group_id is not None and with_subscriptions and await self._forget(transaction, group, group_id)
             resumed = await transaction.fetch("forget_pauses", group, queue)
-            changes = [await log_group_change(transaction, group)] if forgotten or partitions else []
+            changes = [await log_group_change(transaction, group)] if forgotten or partitions or gone else []
         for one in resumed:
             self._catalog.refresh_queue(one["name"])
             changes.append(named(EventKind.QUEUE_CHANGED, one["name"]))
         self._publish(changes)
         return partitions
+
+    async def _forget(self, transaction: Fetcher, group: str, group_id: int) -> bool:
+        """Remove the group itself, if it has nothing left anywhere; whether it is gone."""
+        if group == QUEUE_MODE:
+            return False
+        return bool(await transaction.fetch("forget_group", group_id))
 
     async def move_subscriptions(self, group: str, since: datetime) -> int:
         """Have a group start after `since` on partitions it has not met; returns how many subscriptions it has."""

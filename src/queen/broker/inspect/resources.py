@@ -7,7 +7,7 @@ number counts. Numbers of a queue are sums over its partitions.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -117,10 +117,11 @@ class Resources:
         (row,) = await self._database.fetch("count_queues", wanted.namespace, wanted.task, wanted.search)
         return int(row["found"])
 
-    async def queue(self, name: str) -> QueueView:
-        """One queue with its partitions, by name. Here `pending` includes what is being processed."""
-        queue, rows = await self._queue_and_partitions(name)
+    async def queue(self, name: str, limit: int = 1000, after: str = "") -> QueueView:
+        """One queue with a page of its partitions, by name. Here `pending` includes what is being processed."""
+        queue, rows, more = await self._queue_and_partitions(name, limit, 0, after)
         partitions = await chunked_map(self._partition, rows)
+        shown = [partition.stats for partition in partitions]
         return QueueView(
             str(queue["public_id"]),
             queue["name"],
@@ -128,7 +129,8 @@ class Resources:
             queue["task"],
             iso_millis(queue["created_at"]),
             partitions,
-            _total(partition.stats for partition in partitions),
+            await self._totals(queue["id"], shown, whole=not more and not after),
+            more,
             queue["paused"],
             sorted(queue["paused_groups"]),
         )
@@ -169,11 +171,12 @@ class Resources:
         """Raises `NotFound` when there is no queue of that name."""
         await self._queue(name)
 
-    async def queue_status(self, name: str) -> QueueStatus:
-        """One queue in detail: its configuration, and the counters of its partitions."""
-        queue, rows = await self._queue_and_partitions(name)
+    async def queue_status(self, name: str, limit: int = 1000, offset: int = 0, after: str = "") -> QueueStatus:
+        """One queue in detail: its configuration, and the counters of a page of its partitions (0: none of them)."""
+        queue, rows, more = await self._queue_and_partitions(name, limit, offset, after)
         partitions = await chunked_map(self._partition_status, rows)
-        totals = _total(partition.stats for partition in partitions)
+        whole = bool(limit) and not more and not after and not offset
+        totals = await self._totals(queue["id"], [partition.stats for partition in partitions], whole=whole)
         return QueueStatus(
             WatchedQueue(
                 str(queue["public_id"]),
@@ -196,12 +199,26 @@ class Resources:
             ),
             partitions,
             WatchedTotals(**msgspec.structs.asdict(totals), messages=totals),
+            more,
         )
 
-    async def _queue_and_partitions(self, name: str) -> tuple[Record, list[Record]]:
+    async def _queue_and_partitions(
+        self, name: str, limit: int, offset: int, after: str
+    ) -> tuple[Record, list[Record], str | None]:
+        """A queue, a page of its partitions, and the name after which the next page begins, if there is one."""
         queue = await self._queue(name)
-        page = await self._database.fetch("queue_partition_page", queue["id"], "", "name", False, None, 0)
-        return queue, await self._database.fetch("partition_list", [row["id"] for row in page])
+        if not limit:
+            return queue, [], None
+        page = await self._database.fetch("queue_partitions_after", queue["id"], limit + 1, offset, after)
+        more = page[limit - 1]["name"] if len(page) > limit else None
+        return queue, await self._database.fetch("partition_list", [row["id"] for row in page[:limit]]), more
+
+    async def _totals(self, queue_id: int, shown: Sequence[Counters], *, whole: bool) -> Counters:
+        """What a queue holds: the sum of what is shown, if that is the `whole` of it."""
+        if whole:
+            return _total(shown)
+        (row,) = await self._database.fetch("queue_totals", queue_id)
+        return Counters(row["total"], row["pending"], row["processing"], row["completed"], 0, row["dead_letter"])
 
     def _partition_status(self, row: Record) -> WatchedPartition:
         partition = self._partition(row)

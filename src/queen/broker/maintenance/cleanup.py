@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from queen.broker.events import Event, partition_gone
+from queen.broker.events import Event, EventKind, named, partition_gone
 from queen.broker.maintenance.election import Job, Session
 from queen.broker.maintenance.retention import Pause, Sweeper
 from queen.settings import Settings
@@ -20,6 +20,7 @@ _PAGE = 1000
 _PAGES_PER_RUN = 10
 _STEPS_PER_RUN = 100
 _ROUND_SECONDS = 86_400.0
+_UNUSED_SECONDS = 3600.0
 
 
 class DroppedPartitions:
@@ -106,6 +107,29 @@ class OldRows:
 
     async def run(self, session: Session) -> bool:
         return len(await session.fetch(self._statement, self._age, self._batch)) == self._batch
+
+
+class UnusedGroups:
+    """Removes consumer groups that were there an hour ago and have consumed nothing: anybody can invent names."""
+
+    def __init__(self, batch: int, publish: Publish) -> None:
+        self._batch = batch
+        self._publish = publish
+        self._newest: int | None = None
+        self._next_look = 0.0
+
+    async def run(self, session: Session) -> bool:
+        now = asyncio.get_running_loop().time()
+        if now < self._next_look:
+            return False
+        if self._newest is not None:
+            gone = await session.fetch("remove_unused_groups", self._newest, self._batch)
+            self._publish([named(EventKind.GROUP_CHANGED, row["name"], row["xid"]) for row in gone])
+            if len(gone) == self._batch:
+                return True
+        (row,) = await session.fetch("newest_group")
+        self._newest, self._next_look = row["id"], now + _UNUSED_SECONDS
+        return False
 
 
 class OldMetrics:

@@ -8,7 +8,14 @@ from collections.abc import Callable, Sequence
 
 from queen.broker.change_log import KEPT_SECONDS
 from queen.broker.events import EventKind
-from queen.broker.maintenance.cleanup import DroppedPartitions, OldMetrics, OldRows, PartitionSweep, Publish
+from queen.broker.maintenance.cleanup import (
+    DroppedPartitions,
+    OldMetrics,
+    OldRows,
+    PartitionSweep,
+    Publish,
+    UnusedGroups,
+)
 from queen.broker.maintenance.election import Election, Job, Session
 from queen.broker.maintenance.retention import Eviction, Retention, Trimmer
 from queen.broker.maintenance.rewrite import Rewrite
@@ -27,6 +34,8 @@ _CHANGES_INTERVAL = 60.0
 _HISTORY_DAYS = 90
 _STAGED_SECONDS = 86_400.0
 _STAGE_RUNS_INTERVAL = 3600.0
+# For how long a subscription waits for its queue to be made.
+_UNMET_SECONDS = 86_400.0
 # A streaming query that rests for longer may publish its last batch again.
 _STAGE_RUNS_SECONDS = 400 * 86_400.0
 _BETWEEN_PIECES = 0.05
@@ -57,6 +66,8 @@ def cleaning_jobs(settings: Settings, publish: Publish, push_listener: PushListe
         Job("old changes", _CHANGES_INTERVAL, OldRows("remove_old_changes", KEPT_SECONDS, batch).run),
         Job("old stages", retention_seconds, OldRows("remove_old_stages", _STAGED_SECONDS, batch).run),
         Job("old stage runs", _STAGE_RUNS_INTERVAL, OldRows("remove_old_stage_runs", _STAGE_RUNS_SECONDS, batch).run),
+        Job("unused groups", retention_seconds, UnusedGroups(batch, publish).run),
+        Job("old subscriptions", retention_seconds, OldRows("remove_old_subscriptions", _UNMET_SECONDS, batch).run),
         Job("old metrics", retention_seconds, OldMetrics(batch, settings.metrics_retention_days).run),
         # After the job that drops partitions, so that one round of all jobs leaves nothing behind.
         Job("dropped partitions", _DROPPED_INTERVAL, DroppedPartitions(batch).run, prompt=True),

@@ -25,6 +25,9 @@ from queen.wire.segment import MalformedSegment, Segment
 
 _NO_STOP = (1 << 63) - 1
 _UNREADABLE_PAUSE = 1.0
+DEFAULT_MOST_BYTES = 16 << 20
+_MESSAGE_BYTES = 300
+"""What a message takes in an answer beside its payload, more or less."""
 
 _encode = msgspec.json.encode
 
@@ -47,6 +50,10 @@ class Claim:
     segments: list[Segment] = field(default_factory=list)
     error: QueenError | None = None
     gone: bool = False
+    cut_from: int = 0
+    """Where it ended before it was cut, because so much does not fit in an answer; 0: it was not."""
+    unread: bool = False
+    """Nothing of it fits: it is given back, and its pops come first with the next claims."""
 
     @property
     def auto_ack(self) -> bool:
@@ -70,7 +77,12 @@ class Claimer:
         ids: IdSource,
         notifications: Notifications,
         meter: Meter,
+        most_bytes: int = DEFAULT_MOST_BYTES,
     ) -> None:
+        """`most_bytes` is what the claims of one run read, and so the most that an answer has, unless one segment has
+        more by itself: a message is never cut."""
+        self._most_bytes = most_bytes
+        self._room = most_bytes
         self._link = database.link()
         self._catalog = catalog
         self._cache = cache
@@ -96,6 +108,7 @@ class Claimer:
                     # How long it waited for a message to be there says nothing of how fast it is served.
                     pop.began = now
         claims.sort(key=_lock_order)
+        self._room = self._most_bytes
         self._cache_version = self._cache.version
         queues = {claim.lane.queue_name: await self._queue(claim.lane) for claim in claims}
         met: list[Claim] = []
@@ -108,9 +121,10 @@ class Claimer:
             await self._expire(met, queues)
             stops = await self._stops(met, queues)
             await self._read(met, await self._lease(met, queues, stops))
-        await self._give_back([claim for claim in claims if claim.error is not None])
+        await self._give_back([claim for claim in claims if claim.error is not None or claim.unread])
+        await self._give_back_rest([claim for claim in claims if claim.cut_from])
         await self._explain([claim for claim in claims if claim.end == 0], queues)
-        await self._deliver([claim for claim in claims if claim.end > 0 and claim.error is None])
+        await self._deliver([claim for claim in claims if claim.end > 0 and claim.error is None and not claim.unread])
 
     async def _queue(self, lane: Lane) -> Queue | None:
         return self._catalog.cached_queue(lane.queue_name) or await self._catalog.queue(lane.queue_name)
@@ -120,7 +134,9 @@ class Claimer:
         plain = [claim for claim in claims if claim.lane.plain and _is_plain(queues[claim.lane.queue_name])]
         rows: list[Record] = []
         if plain:
-            rows = await self._link.fetch("claim_fresh", *self._columns(plain, queues), *self._spans(plain))
+            rows = await self._link.fetch(
+                "claim_fresh", *self._columns(plain, queues), *self._spans(plain), self._most_bytes
+            )
         places = {(claim.partition_id, claim.lane.group_id): claim for claim in plain}
         by_claim: dict[Claim, list[Record]] = {}
         for row in rows:
@@ -194,6 +210,7 @@ class Claimer:
             *self._columns(claims, queues),
             *self._spans(claims),
             [stops.get(claim, _NO_STOP) for claim in claims],
+            max(1, self._room),
         )
 
     async def _read(self, claims: list[Claim], rows: Sequence[Record]) -> None:
@@ -214,17 +231,37 @@ class Claimer:
         if first["base_offset"] is None:
             held = self._cache.get(claim.partition_id, claim.start, claim.end)
             if held is not None:
-                claim.segments = held
+                self._fit(claim, held)
                 return
-            rows = await self._link.fetch("segments_between", claim.partition_id, claim.start, claim.end)
+            rows = await self._link.fetch(
+                "segments_between", claim.partition_id, claim.start, claim.end, max(1, self._room)
+            )
+        segments: list[Segment] = []
         try:
-            claim.segments = [read_segment(self._envelope, row) for row in rows]
+            for row in rows:
+                if row["body"] is None or self._room <= 0:
+                    _cut(claim, row["base_offset"])
+                    break
+                segments.append(read_segment(self._envelope, row))
+                self._room -= _weight(segments[-1], claim.start, claim.end)
         except (EnvelopeError, MalformedSegment) as error:
             claim.error = UnreadableMessage(f"queue {claim.lane.queue_name!r} cannot be read: {error}")
             claim.error.__cause__ = error
+            return
+        claim.segments = segments
         if self._cache.version == self._cache_version:
             # Else a partition was changed while this was being read: it may be what was there before.
             self._cache.put_read(claim.partition_id, claim.segments)
+
+    def _fit(self, claim: Claim, held: list[Segment]) -> None:
+        """Take as many of the segments that are in memory as there is room for."""
+        for count, segment in enumerate(held):
+            if self._room <= 0:
+                _cut(claim, segment.base_offset)
+                held = held[:count]
+                break
+            self._room -= _weight(segment, claim.start, claim.end)
+        claim.segments = held
 
     async def _lease_seconds(self, claim: Claim) -> float:
         queue = await self._queue(claim.lane)
@@ -240,7 +277,7 @@ class Claimer:
             [claim.lane.group_id for claim in claims],
             [claim.start for claim in claims],
             [claim.end for claim in claims],
-            [claim.auto_ack and claim.error is not None for claim in claims],
+            [claim.auto_ack and (claim.error is not None or claim.unread) for claim in claims],
         )
         for claim in claims:
             claim.left += claim.end - claim.start
@@ -249,6 +286,31 @@ class Claimer:
                 claim.hold_for = _UNREADABLE_PAUSE
                 for pop in claim.pops:
                     pop.fail(claim.error)
+
+    async def _give_back_rest(self, claims: list[Claim]) -> None:
+        """Let claims end, in PostgreSQL too, where they were cut."""
+        leased = [claim for claim in claims if claim.lease_id]
+        consumed = [claim for claim in claims if not claim.lease_id]
+        await self._shorten(leased)
+        if consumed:
+            await self._link.fetch(
+                "unclaim",
+                [claim.partition_id for claim in consumed],
+                [claim.lane.group_id for claim in consumed],
+                [claim.end for claim in consumed],
+                [claim.cut_from for claim in consumed],
+                [True] * len(consumed),
+            )
+
+    async def _shorten(self, claims: list[Claim]) -> None:
+        if claims:
+            await self._link.fetch(
+                "shorten_leases",
+                [claim.partition_id for claim in claims],
+                [claim.lane.group_id for claim in claims],
+                [claim.lease_id for claim in claims],
+                [claim.end for claim in claims],
+            )
 
     async def _explain(self, missed: list[Claim], queues: dict[str, Queue | None]) -> None:
         """Why claims got nothing, and when it is worth trying again."""
@@ -334,14 +396,7 @@ class Claimer:
         await self._skip(empty)
         for claim in empty:
             claim.hold_for = 0.0
-        if shorter:
-            await self._link.fetch(
-                "shorten_leases",
-                [claim.partition_id for claim in shorter],
-                [claim.lane.group_id for claim in shorter],
-                [claim.lease_id for claim in shorter],
-                [claim.end for claim in shorter],
-            )
+        await self._shorten(shorter)
         return [claim for claim in claims if claim not in empty] if empty else claims
 
     def _render(self, pop: Pop, shares: list[tuple[Claim, int, int]], partitions: dict[int, Partition]) -> bytes | None:
@@ -400,6 +455,23 @@ class Claimer:
 def _lock_order(claim: Claim) -> tuple[int, int]:
     """Cursors are always locked in this order, so two workers cannot wait for each other."""
     return claim.partition_id, claim.lane.group_id
+
+
+def _weight(segment: Segment, start: int, end: int) -> int:
+    """What the messages of a segment from `start` to `end` take in an answer, more or less."""
+    base, count = segment.base_offset, segment.count
+    wanted = min(end, base + count) - max(start, base)
+    return (segment.nbytes // (count or 1) + _MESSAGE_BYTES) * wanted
+
+
+def _cut(claim: Claim, end: int) -> None:
+    """Let a claim end before what is not read."""
+    if end <= claim.start:
+        claim.unread = True
+        return
+    claim.cut_from = claim.end
+    claim.left += claim.end - end
+    claim.end = end
 
 
 def _last_alive(claim: Claim) -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
+from itertools import islice
 
 from queen.broker.pop.requests import Pop
 from queen.log.catalog import Queue
@@ -271,6 +272,12 @@ class Holds:
         self._sweep_at = max(_FEWEST_SWEPT, 2 * len(self._heap))
 
 
+_MOST_LANES = 10_000
+_MOST_LANES_OF_QUEUE = 1_000
+"""Beyond it lanes that nobody uses just now are forgotten: what they knew is looked up again. A push to a queue is made
+known to all that it has."""
+
+
 class LaneRegister:
     """Finds lanes by the names of their queue and group, and all that a queue has."""
 
@@ -305,10 +312,21 @@ class LaneRegister:
         """The lane of a queue and group, made if there is none."""
         lane = self._lanes.get((queue.name, group))
         if lane is None:
+            if len(self._lanes) >= _MOST_LANES:
+                self._make_room(self._lanes.values())
+            if len(self._by_queue.get(queue.id, ())) >= _MOST_LANES_OF_QUEUE:
+                self._make_room(self._by_queue[queue.id])
             lane = self._lanes[queue.name, group] = Lane(queue.id, queue.name, group_id, group)
             lane.queue = queue
             self._by_queue.setdefault(queue.id, []).append(lane)
         return lane
+
+    def _make_room(self, lanes: Collection[Lane]) -> None:
+        """Forget a tenth of the lanes, those that were opened first, unless they are in use."""
+        idle = (lane for lane in lanes if not lane.parked and not lane.claiming)
+        for lane in list(islice(idle, len(lanes) // 10)):
+            self.remove(lane)
+            lane.dropped = True
 
     def remove(self, lane: Lane) -> None:
         del self._lanes[lane.queue_name, lane.group_name]
@@ -324,6 +342,11 @@ class LaneRegister:
             self.remove(lane)
             lane.dropped = True
         return dropped
+
+    def known(self, queue_names: Sequence[str]) -> tuple[str, ...]:
+        """Those of the queues that have a lane, and so exist."""
+        there = self.queue_names()
+        return tuple([name for name in queue_names if name in there])
 
     def queue_names(self) -> set[str]:
         return {lane.queue_name for lane in self._lanes.values()}

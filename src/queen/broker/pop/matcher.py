@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from queen.broker.pop.claims import Claim
@@ -20,10 +21,19 @@ class Matcher:
 
     def __init__(self, lease_id: MakeLeaseId) -> None:
         self._lease_id = lease_id
+        self.most_claims = MOST_CLAIMS
+        """How many claims go into one batch; fewer after a batch had more messages than may be read at once."""
+
+    def learn(self, claims: Sequence[Claim]) -> None:
+        """A batch of claims was run: as many as were read are matched next, or twice as many if all were."""
+        read = sum(not claim.unread for claim in claims)
+        self.most_claims = max(1, read) if read < len(claims) else min(MOST_CLAIMS, 2 * self.most_claims)
 
     def match(self, lane: Lane, claims: list[Claim]) -> None:
         """Add to `claims` what a lane's waiting pops can be given now."""
         for partition_id in [id for id in lane.targeted if id in lane.ready]:
+            if len(claims) >= self.most_claims:
+                return
             pops = lane.targeted[partition_id]
             while pops and pops[0].done:
                 pops.popleft()
@@ -38,7 +48,7 @@ class Matcher:
                 del lane.targeted[partition_id]
             self._claim_for(lane, partition_id, taken, claims)
         busy: list[Pop] = []
-        while lane.waiting and lane.ready and len(claims) < MOST_CLAIMS:
+        while lane.waiting and lane.ready and len(claims) < self.most_claims:
             pop = lane.waiting.popleft()
             if pop.done:
                 continue

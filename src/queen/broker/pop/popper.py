@@ -17,10 +17,10 @@ from queen.broker.events import Event, EventKind, freed, named
 from queen.broker.notifications import Handlers, Notifications
 from queen.broker.pop.claims import Claim, Claimer
 from queen.broker.pop.lanes import UNKNOWN, Holds, Lane, LaneRegister
-from queen.broker.pop.matcher import MOST_CLAIMS, Matcher
+from queen.broker.pop.matcher import Matcher
 from queen.broker.pop.requests import ClosedQueuePops, Pop, PopRequest
 from queen.broker.pop.scanner import HoldTimer, LaneScanner, Share
-from queen.errors import DatabaseUnavailable, QueenError
+from queen.errors import DatabaseUnavailable, Overloaded, QueenError
 from queen.log.catalog import QUEUE_MODE, Catalog, Queue
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Fetcher
@@ -34,6 +34,11 @@ class Subscriptions:
         self._on_subscribed = on_subscribed
         self._default_mode = default_mode
 
+    def are_wanted(self, pop: Pop) -> bool:
+        """Whether a group that meets a queue does not begin with its oldest message."""
+        mode = pop.request.subscription_mode or self._default_mode
+        return pop.request.subscription_from is not None or mode in ("new", "new-only", "now")
+
     async def place(self, queue_name: str, group_id: int, pop: Pop) -> tuple[datetime | None, bool]:
         """Record where the group starts, at its first pop of the queue (or partition).
 
@@ -42,12 +47,10 @@ class Subscriptions:
         request = pop.request
         if request.group == QUEUE_MODE:
             return None, True
-        mode = request.subscription_mode or self._default_mode
         partition = request.partition or ""
         rows = await self._database.fetch("subscription", group_id, queue_name)
         since = request.subscription_from
-        wanted = since is not None or mode in ("new", "new-only", "now")
-        if wanted and not any(row["partition_name"] in ("", partition) for row in rows):
+        if self.are_wanted(pop) and not any(row["partition_name"] in ("", partition) for row in rows):
             kind = "new" if since is None else "timestamp"
             made = await self._database.fetch("subscribe", group_id, queue_name, partition, kind, since)
             rows = await self._database.fetch("subscription", group_id, queue_name)
@@ -104,6 +107,8 @@ class Popper:
         self._tasks: set[asyncio.Task[None]] = set()
         self._poll_now = asyncio.Event()
         self.paused = False
+        self.is_flooded: Callable[[], bool] = lambda: False
+        """Whether so many answers wait to be read by clients that there is no memory for more."""
 
     def start(self) -> None:
         self._spawn(self._safety_polls())
@@ -152,17 +157,19 @@ class Popper:
         loop = asyncio.get_running_loop()
         pop = Pop(request, render, loop.create_future(), self._meter)
         queues = request.queues
-        self._meter.pop_requested(queues)
         if self.paused:
+            self._count(pop, self._lanes.known(queues))
             pop.resolve(None)
             return pop
         if self._database.availability.down:
+            self._count(pop, self._lanes.known(queues))
             pop.fail(self._database.availability.error())
             return pop
         if request.wait:
             pop.park(loop)
         lane = self._lanes.find(queues[0], request.group) if len(queues) == 1 else None
         if lane is not None and request.partition is None and lane.scanned_at is not None and "" in lane.subscribed:
+            self._count(pop, queues)
             lane.used_at = loop.time()
             lane.admit(pop)
             lane.waiting.append(pop)
@@ -170,6 +177,12 @@ class Popper:
         else:
             self._spawn(self._enter(pop))
         return pop
+
+    def _count(self, pop: Pop, queue_names: tuple[str, ...]) -> None:
+        """Count a request once, for the queues that exist: names that anybody can invent are no metrics."""
+        if pop.counted is None:
+            pop.counted = queue_names
+            self._meter.pop_requested(queue_names)
 
     def handlers(self) -> Handlers:
         """What notifications change about lanes and waiting pops."""
@@ -294,6 +307,7 @@ class Popper:
                     lanes.append(lane)
                 else:
                     closed.append(name)
+            self._count(pop, tuple([lane.queue_name for lane in lanes]))
             if not lanes:
                 await self._wait_for_queues(pop, closed)
                 return
@@ -341,6 +355,9 @@ class Popper:
         lane = self._lanes.find(queue_name, pop.request.group)
         partition = pop.request.partition or ""
         if lane is None or partition not in lane.subscribed:
+            if not self._subscriptions.are_wanted(pop) and await self._catalog.queue(queue_name) is None:
+                # A group that only ever asked for what does not exist leaves nothing behind.
+                return None
             group_id = await self._catalog.group(pop.request.group)
             assert group_id is not None
             since, plain = await self._subscriptions.place(queue_name, group_id, pop)
@@ -404,7 +421,9 @@ class Popper:
         try:
             while self._active:
                 claims = self._match()
-                if claims:
+                if claims and self.is_flooded():
+                    self._refuse(claims)
+                elif claims:
                     await self._claim(claims)
         finally:
             self._loop_task = None
@@ -429,9 +448,17 @@ class Popper:
                     self._announce_freed(lane, list(lane.unannounced))
                 if not lane.has_work:
                     self._scanner.settle_empty(lane)
-            if len(claims) >= MOST_CLAIMS:
+            if len(claims) >= self._matcher.most_claims:
                 break
         return claims
+
+    def _refuse(self, claims: Sequence[Claim]) -> None:
+        """There is no memory for more answers: nothing is leased, and whoever asked may ask again."""
+        for claim in claims:
+            claim.lane.claimed(claim.partition_id)
+            claim.lane.ready.setdefault(claim.partition_id, UNKNOWN)
+            for pop in claim.pops:
+                pop.fail(Overloaded("clients leave too many answers unread; nothing was leased, try again soon"))
 
     def _announce_freed(self, lane: Lane, partitions: Sequence[int]) -> None:
         """No pop here has leased these, which the other workers believe to be leased."""
@@ -461,6 +488,7 @@ class Popper:
             if isinstance(error, DatabaseUnavailable):
                 await asyncio.sleep(0.1)
             return
+        self._matcher.learn(claims)
         now = asyncio.get_running_loop().time()
         for claim in claims:
             lane = claim.lane

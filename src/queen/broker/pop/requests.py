@@ -59,6 +59,7 @@ class Pop:
         "answer",
         "began",
         "busy",
+        "counted",
         "expired",
         "lanes",
         "meter",
@@ -83,6 +84,8 @@ class Pop:
         # Its time was up while a claim was under way: it takes what the claim brings, but waits no more.
         self.expired = False
         self.lanes: set[WaitList] = set()
+        self.counted: tuple[str, ...] | None = None
+        """The queues for which it was counted."""
 
     @property
     def done(self) -> bool:
@@ -110,7 +113,7 @@ class Pop:
         if self.answer.done():
             return
         if body is None:
-            self.meter.pop_found_nothing(self.request.queues)
+            self.meter.pop_found_nothing(self.counted or ())
         else:
             self.meter.pop_latency.observe(clock() - self.began)
         try:

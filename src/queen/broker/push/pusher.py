@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
 import asyncpg
 
-from queen.broker.batcher import Batcher, fail_request
+from queen.broker.batcher import Batcher, SmallFirst, fail_request
 from queen.broker.push.append_lock import AppendLock
 from queen.broker.push.results import join_results, render_results, stored_ids
 from queen.broker.push.spool_router import SpoolRouter
 from queen.concurrency import EagerFuture
-from queen.errors import DatabaseUnavailable, QueenError
+from queen.errors import DatabaseUnavailable, Overloaded, QueenError
 from queen.log.append_batch import AppendBatch, ItemOutcome
 from queen.log.appender import Appender
 from queen.log.catalog import Catalog, Partition, Queue
@@ -29,8 +29,13 @@ from queen.wire.push import PushItem, PushRequest
 
 _LARGEST_BATCH_BYTES = 4 << 20
 _MOST_WAITING_BYTES = 64 << 20
+_SMALL_PUSH_BYTES = 128 << 10
 _RETRY_SECONDS = 2.0
 _FEW_ANSWERS = 128
+# What is stored in one transaction. A larger push is stored in parts, and others have their turn in between.
+_MOST_ITEMS_AT_ONCE = 10_000
+_MOST_PARTITIONS_AT_ONCE = 1_000
+_ROOM_POLL_SECONDS = 0.02
 
 T = TypeVar("T")
 
@@ -91,7 +96,7 @@ class _Answers:
     def _render(self) -> list[Any]:
         """To each request the results of its items, in the order it sent them, for the batches as they are now."""
         results = render_results(self._batches)
-        return [push.render(join_results(push.slices, results, push.count)) for push in self._pushes]
+        return [push.render(join_results(push.slices, results, push.count, push.first)) for push in self._pushes]
 
 
 class NotStored(QueenError):
@@ -103,7 +108,7 @@ class QueueChanged(NotStored, TransactionConflict):
 
 
 class Pusher:
-    """Stores what is pushed to one shard, in the order it arrived."""
+    """Stores what is pushed to one shard: what one client sends in the order it arrived, and small pushes first."""
 
     def __init__(
         self,
@@ -131,17 +136,58 @@ class Pusher:
 
     def push(self, request: PushRequest, render: Callable[[bytes], T]) -> asyncio.Future[T]:
         """Store the items; the future gives what `render` makes of the JSON array that answers them."""
+        if len(request.items) > _MOST_PARTITIONS_AT_ONCE:
+            return asyncio.ensure_future(self._push_in_parts(request, render))
+        return self._submit(request, render)
+
+    def _submit(self, request: PushRequest, render: Callable[[bytes], T], first: int = 0) -> asyncio.Future[T]:
         items, hold = request.items, request.hold
+        batcher = self.batcher if hold is None else self.buffering
+        # Before anything is made of it: what is refused should cost nothing.
+        batcher.check_room(request.nbytes)
         self._assign_ids(items)
-        push = Push(len(items), request.nbytes, request.subject, render, EagerFuture(), clock())
+        push = Push(len(items), request.nbytes, request.subject, render, EagerFuture(), clock(), hold=hold, first=first)
         push.slices = split_by_target(push, items)
         self._meter.push_requested([slice_.target[0] for slice_ in push.slices])
-        # While the batch before is being stored, this one is made ready.
-        for slice_ in push.slices:
-            self._prepare(slice_)
-        push.hold = hold
-        (self.batcher if hold is None else self.buffering).submit(push)
+        try:
+            # While the batch before is being stored, this one is made ready.
+            for slice_ in push.slices:
+                self._prepare(slice_)
+            batcher.submit(push)
+        except BaseException:
+            push.slices.clear()
+            raise
         return push.answer
+
+    async def _push_in_parts(self, request: PushRequest, render: Callable[[bytes], T]) -> T:
+        """Store one part after the other. When one fails, those before it stay: a client that tries again with the
+        same transaction ids has them answered as duplicates."""
+        answers: list[bytes] = []
+        first = 0
+        for items in _parts(request.items):
+            if first:
+                await self._wait_for_room()
+            if not self._spool_router.engaged:
+                # Not while others wait for the append lock. What goes wrong here goes wrong when it is stored, too.
+                with contextlib.suppress(QueenError, asyncpg.PostgresError):
+                    await self._catalog.ensure_partitions({(item.queue, item.partition) for item in items})
+            nbytes = request.nbytes * len(items) // len(request.items)
+            part = PushRequest(items, nbytes, request.subject, request.hold)
+            answers.append(await self._submit(part, bytes, first))
+            first += len(items)
+        if len(answers) == 1:
+            return render(answers[0])
+        return render(b"[" + b",".join([answer[1:-1] for answer in answers]) + b"]")
+
+    async def _wait_for_room(self) -> None:
+        give_up = time.monotonic() + _RETRY_SECONDS
+        while time.monotonic() < give_up:
+            try:
+                self.batcher.check_room(_LARGEST_BATCH_BYTES)
+            except Overloaded:
+                await asyncio.sleep(_ROOM_POLL_SECONDS)
+            else:
+                return
 
     async def join(self) -> None:
         """Wait until everything pushed so far is answered."""
@@ -313,17 +359,33 @@ class Pusher:
         return [batches[id] for id in sorted(batches)]
 
 
+def _parts(items: list[PushItem]) -> Iterator[list[PushItem]]:
+    """The items of a push in the order in which they came, in parts that are stored at once."""
+    start = 0
+    targets: set[tuple[str, str]] = set()
+    for position, item in enumerate(items):
+        targets.add((item.queue, item.partition))
+        if len(targets) > _MOST_PARTITIONS_AT_ONCE or position - start >= _MOST_ITEMS_AT_ONCE:
+            yield items[start:position]
+            start, targets = position, {(item.queue, item.partition)}
+    yield items[start:]
+
+
 def _batcher(
     run: Callable[[list[Push]], Awaitable[Callable[[], None] | None]],
     meter: Meter,
     lock: AppendLock | None = None,
     meanwhile: Callable[[Sequence[Push]], None] | None = None,
 ) -> Batcher[Push]:
+    def weigh(push: Push) -> int:
+        return push.nbytes + 512
+
     return Batcher(
         run,
-        weigh=lambda push: push.nbytes + 512,
+        weigh=weigh,
         limit=_LARGEST_BATCH_BYTES,
         most=_MOST_WAITING_BYTES,
+        backlog=SmallFirst(weigh, _LARGEST_BATCH_BYTES, _SMALL_PUSH_BYTES),
         lock=lock,
         meanwhile=meanwhile,
         sizes=meter.push_batches,

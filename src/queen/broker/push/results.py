@@ -37,18 +37,20 @@ def stored_ids(batch: AppendBatch) -> list[bytes]:
     return ids
 
 
-def join_results(slices: Sequence[PushSlice], results: dict[PushSlice, list[bytes]], count: int) -> bytes:
-    """The whole answer of a request."""
+def join_results(
+    slices: Sequence[PushSlice], results: dict[PushSlice, list[bytes]], count: int, first: int = 0
+) -> bytes:
+    """The whole answer of a request, or of the part of one that begins with its item `first`."""
     if len(slices) == 1:
         lines = results[slices[0]]
         if count == 1:
-            return b'[{"index":0%b]' % lines[0]
+            return b'[{"index":%d%b]' % (first, lines[0])
     else:
         lines = [b""] * count
         for slice_ in slices:
             for position, line in zip(slice_.positions or (), results[slice_], strict=True):
                 lines[position] = line
-    return b"[" + b",".join([b'{"index":%d%b' % numbered for numbered in enumerate(lines)]) + b"]"
+    return b"[" + b",".join([b'{"index":%d%b' % numbered for numbered in enumerate(lines, first)]) + b"]"
 
 
 def _all_stored(batch: AppendBatch, ids: list[bytes]) -> list[bytes]:

@@ -183,5 +183,5 @@ def _render(records: Sequence[Record], parts: Sequence[PushSlice], spooled: set[
 def _answer(batch: Sequence[Push], lines: dict[PushSlice, list[bytes]]) -> None:
     for push in batch:
         if not push.answer.done():
-            push.answer.set_result(push.render(join_results(push.slices, lines, push.count)))
+            push.answer.set_result(push.render(join_results(push.slices, lines, push.count, push.first)))
         push.slices.clear()

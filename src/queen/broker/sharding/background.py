@@ -22,7 +22,7 @@ from queen.storage.database import Record as Row
 from queen.storage.migrate import migrate
 from queen.storage.shard_setup import set_up_shards
 from queen.wire.shards import Name
-from queen.wire.topics import EnqueueItem
+from queen.wire.topics.requests import EnqueueItem
 
 log = logging.getLogger(__name__)
 

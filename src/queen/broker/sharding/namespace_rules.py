@@ -19,7 +19,7 @@ from queen.broker.topics.batching import RequestBatcher
 from queen.errors import DatabaseUnavailable, Overloaded
 from queen.storage.database import Database
 from queen.wire.shards import Name
-from queen.wire.topics import EnqueueItem
+from queen.wire.topics.requests import EnqueueItem
 
 log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from queen.broker.broker import Broker
 from queen.broker.pop.requests import Pop, PopRequest, unchanged
 from queen.broker.sharding.background import InboxForwarder, ShardSetup, SpoolForwarder
 from queen.broker.sharding.directory import Directory
+from queen.broker.sharding.moves import ShardMoves
 from queen.broker.sharding.namespace_rules import NamespaceRules
 from queen.broker.sharding.shard_router import Scattered, ShardRouter, gather_by_key
 from queen.broker.sharding.sharded_topics import ShardedTopics
@@ -52,6 +53,7 @@ class ShardedBroker:
         self.brokers = brokers
         self.meter = brokers[0].meter
         self._setup = ShardSetup(settings.database_dsns)
+        self.moves = ShardMoves(settings.database_dsns)
         self.directory = Directory([broker.database for broker in brokers])
         rules = NamespaceRules(self.directory, brokers)
         self.router = ShardRouter(self.directory, rules)
@@ -76,6 +78,7 @@ class ShardedBroker:
         await self.directory.start()
 
     async def stop(self) -> None:
+        await self.moves.stop()
         await self._setup.stop()
         await self.directory.stop()
 

@@ -19,8 +19,8 @@ from queen.broker.topics.settle import Nacked
 from queen.errors import BadRequest, QueenError
 from queen.log.topics import TopicKey
 from queen.wire.shards import Name
-from queen.wire.topic_items import Row
-from queen.wire.topics import EnqueueItem, ExtendRef, ItemRef, NackRef
+from queen.wire.topics.items import Row
+from queen.wire.topics.requests import EnqueueItem, ExtendRef, ItemRef, NackRef
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from queen.log.topics import LOCKS, Topic, TopicCatalog, TopicKey, lock_keys, to
 from queen.storage.database import Database, Record
 from queen.wire.api.resources.topics import ConfiguredTopic, TopicCounts, TopicOptions
 from queen.wire.options import read_options
-from queen.wire.topics import ItemRef
+from queen.wire.topics.requests import ItemRef
 
 
 class TopicDeadLetters:

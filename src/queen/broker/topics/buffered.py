@@ -35,8 +35,8 @@ from queen.spool.spool import Spool
 from queen.spool.writer import Placed, SpoolRefused
 from queen.storage.database import Database, TransactionConflict, retry_transaction
 from queen.wire.ids import IdSource
-from queen.wire.topic_wal import WalBatch, WalItem, decode_batch, encode_batch, make_batch
-from queen.wire.topics import EnqueueItem
+from queen.wire.topics.requests import EnqueueItem
+from queen.wire.topics.wal import WalBatch, WalItem, decode_batch, encode_batch, make_batch
 
 log = logging.getLogger(__name__)
 

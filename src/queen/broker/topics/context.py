@@ -28,3 +28,5 @@ class TopicContext:
     on_leased: Callable[[float], None]
     """Called with the seconds of each lease that begins or is extended."""
     fair_share: FairShareMaker
+    most_bytes: int
+    """What one statement leases, unless its first item has more."""

@@ -17,10 +17,10 @@ import asyncpg
 from queen.broker.topics.batching import Links, RequestBatcher
 from queen.broker.topics.context import TopicContext
 from queen.concurrency import BackgroundTasks, DeadlineTimer
-from queen.errors import DatabaseUnavailable, QueenError
+from queen.errors import DatabaseUnavailable, Overloaded, QueenError
 from queen.log.topics import LOCKS, Topic, TopicKey, lock_keys
 from queen.storage.database import Availability, Database, Fetcher, Record
-from queen.wire.topic_items import Row
+from queen.wire.topics.items import Row
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class Heads:
             await transaction.fetch("topic_advance_heads", topic_id, _MOST_PRIORITIES)
 
 
+FLOODED: Final = "clients leave too many answers unread; nothing was leased, try again soon"
 _MOST_AT_ONCE: Final = 5000
 _MOST_WAITING: Final = 1_000_000
 
@@ -77,6 +78,8 @@ class Dequeue:
     answer: asyncio.Future[Sequence[Row]]
     busy: bool = True
     expired: bool = False
+    again: bool = False
+    """There may be items for it: a statement leases no more than fit in memory."""
     timer: asyncio.TimerHandle | None = None
     since: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     woken_at: float = 0.0
@@ -220,6 +223,9 @@ class Dequeuer:
         self.waiting: WaitLists[TopicKey, Dequeue] = WaitLists(
             context.database.availability, self.submit, self.wake_all
         )
+        self._most_bytes = context.most_bytes
+        self.is_flooded: Callable[[], bool] = lambda: False
+        """Whether so many answers wait to be read by clients that there is no memory for more."""
         self._claiming: Counter[TopicKey] = Counter()
         self._missed: set[TopicKey] = set()
         self._tasks = BackgroundTasks()
@@ -262,6 +268,8 @@ class Dequeuer:
     def make_batcher(self, serve: Callable[[list[Dequeue]], Awaitable[None]]) -> RequestBatcher[Dequeue]:
         async def run(batch: list[Dequeue]) -> None:
             batch = [request for request in batch if not request.answer.done()]
+            if self.is_flooded():
+                raise Overloaded(FLOODED)
             # Another batch may run beside this one.
             claiming = Counter(request.key for request in batch)
             self._missed -= claiming.keys()
@@ -301,8 +309,11 @@ class Dequeuer:
         unserved = []
         for request in batch:
             some = given.get(id(request), ())
-            if some or request.expired or self.waiting.closed or not request.wait:
-                self._hand_over(request, some)
+            if request.again and not some and not request.expired and not request.answer.done():
+                request.again = False
+                self.submit(request)
+            elif some or request.expired or self.waiting.closed or not request.wait:
+                self._hand_over(request, some, exists=request.key in topics)
             elif not request.answer.done():
                 unserved.append(request)
         if unserved:
@@ -328,10 +339,14 @@ class Dequeuer:
             seconds,
             owners,
             self.skips_buffered,
+            self._most_bytes,
         )
         items: list[list[Record]] = [[] for _ in requests]
         for row in rows:
             items[row["slot"] - 1].append(row)
+        if is_cut(rows, self._most_bytes):
+            for request in requests:
+                request.again = True
         await self.remove_unacknowledged(requests, topics, items)
         leased: Counter[int] = Counter()
         for request, some, lease in zip(requests, items, seconds, strict=True):
@@ -355,8 +370,9 @@ class Dequeuer:
         ]
         await remove_leased(self._link, rows)
 
-    def _hand_over(self, request: Dequeue, items: Sequence[Row]) -> None:
-        self._meter.topic_request("dequeue", [request.key], request.seconds)
+    def _hand_over(self, request: Dequeue, items: Sequence[Row], *, exists: bool) -> None:
+        # Names that anybody can invent are no metrics.
+        self._meter.topic_request("dequeue", [request.key] if exists else [], request.seconds)
         if items and request.answer.done():
             # Its client disconnected.
             self._tasks.spawn(self._give_back(request.key, items))
@@ -403,6 +419,11 @@ def _due(seconds: float) -> float:
 
 def lease_seconds_of(request: Dequeue, topic: Topic) -> float:
     return request.lease_seconds if request.lease_seconds is not None else float(topic.lease_seconds)
+
+
+def is_cut(rows: Sequence[Record], most_bytes: int) -> bool:
+    """Whether a statement may have leased fewer items than were wanted, because those had enough bytes."""
+    return sum([400 + len(row["payload"]) for row in rows if row["payload"] is not None]) >= most_bytes
 
 
 def service_order(row: Record) -> tuple[int, datetime, int]:

@@ -17,7 +17,7 @@ from queen.log.topics import TopicCatalog
 from queen.metrics.meter import Meter
 from queen.redis.interfaces import Keys
 from queen.storage.database import Database, Fetcher
-from queen.wire.topics import EnqueueItem
+from queen.wire.topics.requests import EnqueueItem
 
 _KEY_SECONDS: Final = 600.0
 

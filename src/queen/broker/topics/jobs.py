@@ -68,6 +68,8 @@ async def free_prefetched(session: Session) -> bool:
     await session.fetch("topic_settle_handouts", _SETTLED_SECONDS, None, None)
     for row in await session.fetch("topic_ready_expired"):
         await session.fetch("topic_ready_close", row["topic_id"], row["token"], 0.0)
+        # Nothing more is handed out of it: while there are handouts, its other items would stay leased.
+        await session.fetch("topic_settle_handouts", 0.0, [row["topic_id"]], None)
     for row in await session.fetch("topic_ready_orphans"):
         await session.fetch("topic_ready_free", lock_keys([row["topic_id"]]), row["topic_id"])
     return False

@@ -9,7 +9,7 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,13 +17,13 @@ import asyncpg
 
 from queen.broker.topics.batching import Links, RequestBatcher
 from queen.broker.topics.context import TopicContext
-from queen.broker.topics.dequeue import Dequeue, Heads, WaitLists, remove_leased, service_order
+from queen.broker.topics.dequeue import FLOODED, Dequeue, Heads, WaitLists, is_cut, remove_leased, service_order
 from queen.broker.topics.settle import Settler
 from queen.concurrency import BackgroundTasks
-from queen.errors import QueenError
+from queen.errors import Overloaded, QueenError
 from queen.log.topics import Topic, TopicKey
 from queen.storage.database import Record
-from queen.wire.topics import ItemRef
+from queen.wire.topics.requests import ItemRef
 
 
 class TopicSet:
@@ -107,6 +107,9 @@ class MultiTopicDequeuer:
         self._meter = context.meter
         self._poll_seconds = poll_seconds
         self._topic_sets: dict[str, dict[frozenset[str], TopicSet]] = {}
+        self._most_bytes = context.most_bytes
+        self.is_flooded: Callable[[], bool] = lambda: False
+        """Whether so many answers wait to be read by clients that there is no memory for more."""
         self._tasks = BackgroundTasks()
         self.batcher: RequestBatcher[MultiTopicDequeue] = RequestBatcher(
             self._run,
@@ -172,6 +175,8 @@ class MultiTopicDequeuer:
 
     async def _run(self, batch: list[MultiTopicDequeue]) -> None:
         """Requests for the same topics share a statement."""
+        if self.is_flooded():
+            raise Overloaded(FLOODED)
         asked: dict[TopicSet, list[MultiTopicDequeue]] = {}
         for request in batch:
             if not request.answer.done():
@@ -230,6 +235,9 @@ class MultiTopicDequeuer:
                 if row["slot"] is not None:
                     items[row["slot"] - 1].append(row)
             if any(items):
+                if is_cut(rows, self._most_bytes):
+                    for request in requests:
+                        request.again = True
                 return items, topics
             if not seen:
                 return [], {}
@@ -246,6 +254,7 @@ class MultiTopicDequeuer:
             starts,
             [request.lease_seconds for request in requests],
             [self._ids.uuid() for _ in requests],
+            self._most_bytes,
         )
 
     async def _note_due(self, topic_set: TopicSet, topics: Sequence[Topic]) -> None:
@@ -269,6 +278,10 @@ class MultiTopicDequeuer:
             leased.update(row["topic_id"] for row in rows)
             if rows and request.answer.done():
                 self._tasks.spawn(self._give_back(rows, topics))
+                continue
+            if not rows and request.again and not request.expired and not request.answer.done():
+                request.again = False
+                self.batcher.submit(request)
                 continue
             if not rows and request.wait and not request.expired and not self.waiting.closed:
                 if not request.answer.done():

@@ -19,7 +19,7 @@ from queen.redis.interfaces import TURN_SECONDS, FillTurn, FillTurnState, ReadyQ
 from queen.redis.memory import MemoryReadyQueue
 from queen.storage.database import Database, Record
 from queen.wire.ids import IdSource
-from queen.wire.topic_items import ReadyItem, add_payload, from_micros, render_ahead, to_micros
+from queen.wire.topics.items import ReadyItem, add_payload, from_micros, render_ahead, to_micros
 
 if TYPE_CHECKING:
     from queen.redis.link import RedisLink

@@ -31,7 +31,7 @@ from queen.concurrency import BackgroundTask, BackgroundTasks
 from queen.errors import QueenError
 from queen.log.topics import Topic, TopicCatalog, TopicKey
 from queen.storage.database import Database, Record
-from queen.wire.topic_items import Row
+from queen.wire.topics.items import Row
 
 log = logging.getLogger(__name__)
 

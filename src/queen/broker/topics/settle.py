@@ -20,7 +20,7 @@ from queen.concurrency import BackgroundTask
 from queen.errors import QueenError
 from queen.log.topics import TopicCatalog, TopicKey, lock_keys
 from queen.storage.database import Database, Fetcher, storable
-from queen.wire.topics import ExtendRef, ItemRef, NackRef
+from queen.wire.topics.requests import ExtendRef, ItemRef, NackRef
 
 NOT_LEASED: Final = "Item not found or not leased"
 _LONGEST_ERROR: Final = 10_000

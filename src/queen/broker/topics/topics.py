@@ -108,7 +108,12 @@ class Topics:
         self.transaction_ops = TopicTransactionOps(self.catalog, self.enqueuer, self.quotas)
         self.dead_letters = TopicDeadLetters(database, self.catalog, self._fed)
         self.heads = Heads(database)
-        self._compose(settings, TopicContext(database, self.catalog, ids, meter, self._fed, self._leased, fair_share))
+        self._compose(
+            settings,
+            TopicContext(
+                database, self.catalog, ids, meter, self._fed, self._leased, fair_share, settings.answer_bytes
+            ),
+        )
         self.wal = wal
         self.modes = WriteModes(database, dict(settings.namespace_modes))
         self.buffer = TopicBuffer(wal, self._item_ids, ids, self._buffered, meter, most=settings.max_buffer_length)

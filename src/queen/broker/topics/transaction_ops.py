@@ -10,7 +10,7 @@ from queen.log.quotas import Quotas
 from queen.log.topic_store import Entry, Stored
 from queen.log.topics import TopicCatalog
 from queen.storage.database import Fetcher, Transaction, TransactionRefused
-from queen.wire.topics import EnqueueItem, ItemRef
+from queen.wire.topics.requests import EnqueueItem, ItemRef
 
 
 class TopicTransactionOps:

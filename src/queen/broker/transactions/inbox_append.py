@@ -28,7 +28,7 @@ from queen.storage.database import Database, Fetcher, Record
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource
 from queen.wire.push import PushItem, check_items
-from queen.wire.topics import EnqueueItem, decode_enqueue_items
+from queen.wire.topics.requests import EnqueueItem, decode_enqueue_items
 
 _SLOW_SECONDS: Final = 60.0
 """What waited for longer is checked against a window that reaches further back, as if it had been pushed then."""

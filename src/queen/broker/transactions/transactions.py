@@ -102,9 +102,7 @@ class Transactions:
                 raise TransactionRefused(f"ACK operation failed: {NOT_FOUND}")
             if ack.lease_id and not is_uuid(ack.lease_id):
                 raise TransactionRefused(f"ACK operation failed: {INVALID_LEASE}")
-            group_id = await self._catalog.group(ack.group or QUEUE_MODE)
-            assert group_id is not None
-            places.append((place[1], group_id))
+            places.append((place[1], await self._catalog.group_on(ack.group or QUEUE_MODE, [place[1]])))
         return places
 
     async def _ack(

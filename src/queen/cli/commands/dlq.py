@@ -21,7 +21,7 @@ from queen.cli.common.session import Session, check_answer
 from queen.cli.common.times import optional_time
 from queen.cli.common.tree import command, group
 
-app = group("Dead letters: list, redrive, edit, export and purge them.")
+app = group("Dead letters: list, report, redrive, edit, export and purge them.")
 
 Queue = Annotated[str | None, typer.Option("--queue", help="Only of this queue.")]
 QueueName = Annotated[str, typer.Argument(help="The queue.", metavar="QUEUE")]
@@ -42,6 +42,16 @@ _LIST = (
     Column("ERROR", "errorMessage"),
     Column("FAILED-AT", "failedAt", wide=True),
     Column("PARTITIONID", "partitionId", wide=True),
+)
+_REASONS = (
+    Column("COUNT", "count", right=True),
+    Column("QUEUE", "queue"),
+    Column("CG", "consumerGroup"),
+    Column("ERROR", "error"),
+    Column("LAST", "lastAt"),
+    Column("FIRST", "firstAt", wide=True),
+    Column("RETRIES", "maxRetries", wide=True, right=True),
+    Column("TX", "transactionId", wide=True),
 )
 
 
@@ -68,6 +78,33 @@ def list_dead_letters(
     session = Session.of(ctx)
     found = list(_dead_letters(session, queue, cg, partition, since, until, offset + limit))[offset:]
     session.out.rows(found, _LIST)
+
+
+@command(
+    app,
+    "report",
+    example="queen dlq report\nqueen dlq report --queue orders --from '1d ago' -n 10",
+)
+def report(
+    ctx: typer.Context,
+    queue: Queue = None,
+    cg: Cg = None,
+    partition: Partition = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=1000, help="At most so many.")] = 50,
+) -> None:
+    """Show what dead letters died of, the most frequent first; errors that differ in numbers and ids alone are one."""
+    session = Session.of(ctx)
+    asked = {
+        "queue": queue,
+        "consumerGroup": cg,
+        "partition": partition,
+        "from": optional_time(since),
+        "to": optional_time(until),
+    }
+    answer = check_answer(session.admin.get_dead_letter_report(**asked, limit=limit))
+    session.out.rows(answer["reasons"], _REASONS, answer)
 
 
 @command(

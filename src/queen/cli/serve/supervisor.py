@@ -15,6 +15,7 @@ from pathlib import Path
 
 from queen import __version__
 from queen.cli.serve.database import Migrate, SchemaMark, describe_dsn, prepare_database, prepare_shards
+from queen.cli.serve.privileges import WorkerUser, listening_sockets, prepare_user
 from queen.cli.serve.workers import RestartPolicy, Stop, WorkerPool, first_of
 from queen.embedded import EmbeddedPostgres
 from queen.errors import QueenError
@@ -130,9 +131,11 @@ class Supervisor:
         self._policy = (policy or RestartPolicy()).lengthened(settings.shutdown_delay_ms / 1000)
         self._stop = Stop()
         self._pool: WorkerPool | None = None
+        self._user = WorkerUser()
 
     async def run(self) -> None:
         check_port(self._settings.listen_host, self._settings.port)
+        self._user = prepare_user(self._settings, self._worker_command)
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._stop.request)
@@ -178,7 +181,16 @@ class Supervisor:
         with tempfile.TemporaryDirectory(prefix="queen-") as runtime_dir:
             # Workers get the URL of the embedded PostgreSQL, too.
             resolved = dataclasses.replace(settings, database_urls=(dsn, *settings.database_dsns[1:]))
-            pool = self._pool = WorkerPool(resolved, Path(runtime_dir), self._worker_command, self._policy, self._stop)
+            self._user.own(Path(runtime_dir))
+            pool = self._pool = WorkerPool(
+                resolved,
+                Path(runtime_dir),
+                self._worker_command,
+                self._policy,
+                self._stop,
+                self._user,
+                listening_sockets(settings) if self._user.account is not None else (),
+            )
             tasks = [asyncio.create_task(self._announce_when_ready(pool, dsn))]
             if postgres is not None:
                 tasks.append(asyncio.create_task(self._supervise_postgres(postgres)))

@@ -1,4 +1,4 @@
-"""One worker process, started by the supervisor: `python -m queen.cli.serve.worker <worker id> <runtime dir>`.
+"""One worker process, started by the supervisor: `python -m queen.cli.serve.worker <worker id> <runtime dir> [socket]`.
 
 Its standard input is one end of a socket pair. The supervisor sends the settings as one line of JSON, so that no secret
 is visible in the process list; the worker sends the line `ready`. When the other end closes, the supervisor has died,
@@ -34,7 +34,14 @@ _ORPHAN_SECONDS = 10.0
 class RunWorker(Protocol):
     """Serves requests until SIGTERM, then finishes those in progress and returns."""
 
-    def __call__(self, settings: Settings, worker_id: int, runtime_dir: Path, on_ready: Callable[[], None]) -> None: ...
+    def __call__(
+        self,
+        settings: Settings,
+        worker_id: int,
+        runtime_dir: Path,
+        on_ready: Callable[[], None],
+        listening: socket.socket | None = None,
+    ) -> None: ...
 
 
 def main() -> None:
@@ -53,8 +60,13 @@ def work(run: RunWorker) -> None:
     orphaned = threading.Event()
     grace = _ORPHAN_SECONDS + settings.shutdown_delay_ms / 1000
     threading.Thread(target=_exit_with_supervisor, args=(channel, orphaned, grace), daemon=True).start()
+    # Where only root may listen, the supervisor does.
+    listening = socket.socket(fileno=int(sys.argv[3])) if len(sys.argv) > 3 else None
     try:
-        run(settings, worker_id, runtime_dir, on_ready=lambda: channel.sendall(READY))
+        if listening is None:
+            run(settings, worker_id, runtime_dir, on_ready=lambda: channel.sendall(READY))
+        else:
+            run(settings, worker_id, runtime_dir, on_ready=lambda: channel.sendall(READY), listening=listening)
     except QueenError as error:
         _log.error("%s", error)
         sys.exit(1)

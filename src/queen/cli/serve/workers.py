@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from queen.cli.serve.privileges import WorkerUser
 from queen.cli.serve.worker import READY
 from queen.errors import QueenError
 from queen.settings import Settings
@@ -77,8 +78,18 @@ class WorkerPool:
     """Keeps `settings.num_workers` processes of `command` running until a stop is requested."""
 
     def __init__(
-        self, settings: Settings, runtime_dir: Path, command: Sequence[str], policy: RestartPolicy, stop: Stop
+        self,
+        settings: Settings,
+        runtime_dir: Path,
+        command: Sequence[str],
+        policy: RestartPolicy,
+        stop: Stop,
+        user: WorkerUser | None = None,
+        sockets: Sequence[socket.socket] = (),
     ) -> None:
+        """Workers run as `user`, and listen on their `sockets` if there are any."""
+        self._user = user or WorkerUser()
+        self._sockets = sockets
         self.all_ready = asyncio.Event()
         self._settings = settings
         self._runtime_dir = runtime_dir
@@ -103,7 +114,10 @@ class WorkerPool:
     async def _keep_running(self, worker_id: int) -> None:
         startup_failures = 0
         while not self._stop.requested.is_set():
-            worker = await _Worker.start(self._command, worker_id, self._runtime_dir, self._settings)
+            listening = self._sockets[worker_id] if self._sockets else None
+            worker = await _Worker.start(
+                self._command, worker_id, self._runtime_dir, self._settings, self._user, listening
+            )
             await self._supervise(worker)
             if self._stop.requested.is_set():
                 return
@@ -176,17 +190,29 @@ class _Worker:
         self._ready_since: float | None = None
 
     @classmethod
-    async def start(cls, command: Sequence[str], worker_id: int, runtime_dir: Path, settings: Settings) -> "_Worker":
+    async def start(
+        cls,
+        command: Sequence[str],
+        worker_id: int,
+        runtime_dir: Path,
+        settings: Settings,
+        user: WorkerUser,
+        listening: socket.socket | None,
+    ) -> "_Worker":
         ours, theirs = socket.socketpair()
+        inherited = [listening.fileno()] if listening is not None else []
         with theirs:
             # Its own session: Ctrl-C in the terminal reaches only the supervisor, which stops everything in order.
             process = await asyncio.create_subprocess_exec(
                 *command,
                 str(worker_id),
                 str(runtime_dir),
+                *map(str, inherited),
                 stdin=theirs.fileno(),
                 start_new_session=True,
-                env=_MALLOC_SETTINGS | os.environ,
+                env=_MALLOC_SETTINGS | os.environ | user.environment(),
+                pass_fds=inherited,
+                **user.process(),
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         writer.write(msgspec.json.encode(settings.to_env()) + b"\n")

@@ -149,9 +149,13 @@ def read_documents(path: Path) -> list[dict[str, Any]]:
     """The documents of a manifest, checked. Raises `UserError` that names the first bad one."""
     import yaml
 
+    from queen.wire.yaml_text import check_aliases
+
     with opened(path) as source:
         try:
-            found = [document for document in yaml.safe_load_all(source) if document is not None]
+            text = source.read()
+            check_aliases(text)
+            found = [document for document in yaml.safe_load_all(text) if document is not None]
         except yaml.YAMLError as error:
             raise UserError(f"{path} is not YAML: {error}") from error
     names: set[tuple[str, str]] = set()

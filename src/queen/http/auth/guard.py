@@ -216,6 +216,37 @@ class Guard:
             self._known.put(header, verified)
         return self._admit(request, route, verified.principal)
 
+    def check_head(self, request: Request) -> Response | None:
+        """What is answered whatever the body says; None: that is decided when it has come."""
+        headers, route = request.headers, request.route
+        if (b"origin" in headers or b"sec-fetch-site" in headers) and (
+            refusal := self._browsers.check(request)
+        ) is not None:
+            self.refused["browser"] += 1
+            return refusal
+        if not self._guarded or route is None or route.access is Access.PUBLIC or self._is_skipped(request.path):
+            return None
+        token = bearer_token(request)
+        if token is None:
+            principal = self._certificate_principal(request)
+            if principal is None:
+                if self.identify_session is not None and b"cookie" in headers:
+                    return None
+                return self._refuse(request, 401, "missing", "Authentication required")
+        elif self._verifier is None:
+            return self._refuse(request, 401, "malformed", "Tokens are not accepted here: JWT_ENABLED is not set")
+        else:
+            try:
+                verified = self._verifier.check(token)
+            except KeyUnknown:
+                return None
+            except TokenRefused as refused:
+                return self._refuse_token(request, refused)
+            if self.identify_session is not None and is_session(verified.claims):
+                return None
+            principal = verified.principal
+        return self._check_role(request, route, principal)
+
     def _generation(self) -> int:
         return self._verifier.keys.generation if self._verifier is not None else 0
 
@@ -247,13 +278,18 @@ class Guard:
         return admitted if admitted is None or isinstance(admitted, Response) else await admitted
 
     def _admit(self, request: Request, route: Route, principal: Principal) -> Refusal:
-        request.principal, request.subject = principal, principal.subject
-        scoped = principal.scopes is not None and principal.access is not Access.ADMIN
-        if principal.access < route.access and not (scoped and resources.is_about_topics(route)):
-            return self._refuse(request, 403, "role", _INSUFFICIENT)
-        if principal.is_limited or scoped:
+        refusal = self._check_role(request, route, principal)
+        if refusal is not None:
+            return refusal
+        if principal.is_limited or _is_scoped(principal):
             return self._check_named(request, route, principal)
         return None
+
+    def _check_role(self, request: Request, route: Route, principal: Principal) -> Response | None:
+        request.principal, request.subject = principal, principal.subject
+        if principal.access >= route.access or (_is_scoped(principal) and resources.is_about_topics(route)):
+            return None
+        return self._refuse(request, 403, "role", _INSUFFICIENT)
 
     async def _check_named(self, request: Request, route: Route, principal: Principal) -> Response | None:
         try:
@@ -306,6 +342,11 @@ class Guard:
         if detail:
             return json_response(status, {"error": text, "detail": detail}, headers)
         return error_response(status, text, headers)
+
+
+def _is_scoped(principal: Principal) -> bool:
+    """Whether scopes, and not its role, say what a token may do with topics."""
+    return principal.scopes is not None and principal.access is not Access.ADMIN
 
 
 def _quoted(text: str) -> bytes:

@@ -18,7 +18,7 @@ from queen.wire.ack import decode_ack, decode_ack_batch, decode_object, optional
 from queen.wire.push import PushItem, decode_push
 from queen.wire.stages import decode_batch_ref, decode_publish, decode_stage
 from queen.wire.streams import decode_cycle, decode_registration, decode_state_query
-from queen.wire.topics import (
+from queen.wire.topics.requests import (
     ItemRef,
     decode_acks,
     decode_configure,
@@ -75,7 +75,12 @@ _WITHOUT_GROUPS: Final = frozenset(
 )
 # Elsewhere a group in the query is not read, and says nothing about what is done.
 _GROUP_IN_QUERY: Final = frozenset(
-    {"GET /api/v1/dlq", "DELETE /api/v1/dlq", "POST /api/v1/messages/{partition}/{transaction}/dlq"}
+    {
+        "GET /api/v1/dlq",
+        "DELETE /api/v1/dlq",
+        "GET /api/v1/dlq/report",
+        "POST /api/v1/messages/{partition}/{transaction}/dlq",
+    }
 )
 
 
@@ -472,6 +477,7 @@ READERS: Final[Mapping[str, BodyReader]] = {
     "POST /api/v1/messages/dlq": _bulk_dead_letters,
     "POST /api/v1/messages/{partition}/{transaction}/dlq": _give_up,
     "GET /api/v1/dlq": _by_query("queue"),
+    "GET /api/v1/dlq/report": _by_query("queue"),
     "POST /api/v1/dlq/retry": _dead_letters,
     "DELETE /api/v1/dlq": _purged,
     "GET /api/v1/analytics/queue-lag": _by_query("queue"),

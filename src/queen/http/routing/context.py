@@ -24,6 +24,7 @@ from queen.wire.api.resources.groups import GroupSummary
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from queen.broker.sharding.moves import ShardMoves
     from queen.broker.sharding.sharded_broker import ShardedBroker
 
 MetricSource: TypeAlias = "Callable[[], Iterable[Metric]]"
@@ -69,3 +70,5 @@ class Api:
     """Who is connected, each with the route that serves their request, or nothing."""
     routes: Sequence[Route] = field(default_factory=list)
     stopping: bool = False
+    moves: ShardMoves | None = None
+    """Where there are several shards."""

@@ -216,7 +216,8 @@ def _responses(route: Route, operation: Operation, schemas: _Schemas) -> dict[st
 def _answer(status: int, kind: Any, operation: Operation, schemas: _Schemas) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": _REFUSALS.get(status) or _SUCCESSES[status]}
     if isinstance(kind, Media):
-        answer["content"] = {kind.media_type: {"schema": schemas.of(str)}}
+        # Of a stream the schema would be that of each event, and these differ.
+        answer["content"] = {kind.media_type: {} if operation.streams else {"schema": schemas.of(str)}}
     elif kind is not None:
         content = {"schema": schemas.of(kind)}
         if operation.example is not None and status < 300:

@@ -39,7 +39,7 @@ def status_for(error: BaseException) -> int:
 
 
 def status_of(error: QueenError) -> tuple[int, Headers]:
-    """The status and headers that tell a client what kind of failure it was."""
+    """The status and headers of the response to an error."""
     if isinstance(error, QuotaExceeded):
         return 429, ((b"Retry-After", b"%d" % error.retry_after),)
     for kind, status, headers in _STATUSES:

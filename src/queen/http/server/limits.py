@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import resource
 from dataclasses import dataclass
 from typing import Final
@@ -33,6 +35,7 @@ class Address:
 
     connections: int = 0
     incoming: int = 0
+    outgoing: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +52,23 @@ class Limits:
         # One client alone never takes the room of all others.
         return self.incoming_bytes // 2
 
+    @property
+    def outgoing_bytes_per_address(self) -> int:
+        return self.outgoing_bytes // 2
+
 
 class Budget:
-    """What is held just now. Whoever takes bytes gives back as many."""
+    """What is held at present. What is taken has to be given back."""
 
-    __slots__ = ("addresses", "incoming", "limits", "outgoing", "refused")
+    __slots__ = ("addresses", "alarm", "incoming", "limits", "outgoing", "refused")
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.addresses: dict[str, Address] = {}
         self.incoming = 0
         self.outgoing = 0
+        self.alarm: float = limits.outgoing_bytes_per_address or math.inf
+        """With fewer unread bytes of answers than this, nobody has too many of them."""
         self.refused: dict[str, int] = {"connections": 0, "incoming": 0, "outgoing": 0}
         """How often something was refused, by what there was too much of."""
 
@@ -77,13 +86,19 @@ class Budget:
         if not address.connections:
             self.addresses.pop(peer, None)
 
-    def take_in(self, address: Address, nbytes: int) -> bool:
-        """Count bytes of a request; whether there was room for them. They are counted even if not."""
+    def take_in(self, address: Address, nbytes: int, own: int) -> bool:
+        """Count bytes of a request of which there are `own` by now; whether there was room for them.
+
+        They are counted even if not. A request is refused for what others hold, too, and not for its size alone.
+        """
         self.incoming += nbytes
         address.incoming += nbytes
         limits = self.limits
-        return not limits.incoming_bytes or (
-            self.incoming <= limits.incoming_bytes and address.incoming <= limits.incoming_bytes_per_address
+        if not limits.incoming_bytes:
+            return True
+        return not (
+            _is_crowded(self.incoming, own, limits.incoming_bytes)
+            or _is_crowded(address.incoming, own, limits.incoming_bytes_per_address)
         )
 
     def give_back(self, address: Address, nbytes: int) -> None:
@@ -94,3 +109,40 @@ class Budget:
     def is_flooded(self) -> bool:
         """Whether clients leave so many answers unread that there is no room for more."""
         return bool(self.limits.outgoing_bytes) and self.outgoing > self.limits.outgoing_bytes
+
+    def is_flooding(self, address: Address) -> bool:
+        """Whether this address alone leaves so many unread."""
+        return self.outgoing > self.alarm and address.outgoing > self.alarm
+
+
+def _is_crowded(held: int, own: int, limit: int) -> bool:
+    return held > limit and held - own > limit // 2
+
+
+class Unsent:
+    """What one client has not read yet of what was written to it."""
+
+    __slots__ = ("_address", "_budget", "nbytes")
+
+    def __init__(self, budget: Budget, address: Address) -> None:
+        self._budget = budget
+        self._address = address
+        self.nbytes = 0
+
+    def set(self, nbytes: int) -> None:
+        more = nbytes - self.nbytes
+        if more:
+            self.nbytes = nbytes
+            self._budget.outgoing += more
+            self._address.outgoing += more
+
+    @property
+    def is_too_much(self) -> bool:
+        """Whether it is part of a flood, so that a client that reads nothing is not waited for."""
+        return bool(self.nbytes) and (self._budget.is_flooded or self._budget.is_flooding(self._address))
+
+
+class Metered(asyncio.Protocol):
+    """A protocol that says how much of what it wrote is still unsent."""
+
+    unsent: Unsent | None = None

@@ -74,7 +74,7 @@ class Request:
         self._disconnect_callbacks: list[Callable[[], object]] | None = None
 
     def on_disconnect(self, callback: Callable[[], object]) -> None:
-        """Call back when the client disconnects before it was answered; soon, when it already has."""
+        """Call back when the client disconnects before its response; soon, if it already has."""
         if self.disconnected:
             asyncio.get_running_loop().call_soon(callback)
         elif self._disconnect_callbacks is None:
@@ -248,7 +248,7 @@ def encode_stream_head(content_type: bytes, connection: bytes, common: bytes) ->
 
 
 def header_line(name: bytes, value: bytes) -> bytes:
-    # A line break inside a header would let whoever chose its text write headers or answers of their own.
+    # A line break inside a header would allow header injection and response splitting.
     if b"\n" in value or b"\r" in value or b"\n" in name or b"\r" in name:
         raise ValueError(f"a response header holds a line break: {name!r}: {value!r}")
     return b"%b: %b\r\n" % (name, value)

@@ -1,4 +1,4 @@
-"""Being told of a request when it begins and when it ends, without the handler knowing."""
+"""Observes requests: a callback when one begins, another when it ends, around the handler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Begin = Callable[[Request], Ended | None]
 
 
 def watched(handler: Handler, begin: Begin) -> Handler:
-    """The handler, with `begin` told of each request, and what that returns told of the response or the error."""
+    """The handler, with `begin` called for each request, and what it returns called with the response or the error."""
 
     def serve(request: Request) -> Response | Awaitable[Response]:
         ended = begin(request)
@@ -31,7 +31,7 @@ def watched(handler: Handler, begin: Begin) -> Handler:
             ended(result, None)
             return result
         if isinstance(result, asyncio.Future):
-            # The future itself is handed on, so that whoever cancels it cancels the work.
+            # The future itself is returned, so that cancelling it cancels the work.
             result.add_done_callback(partial(_publish, ended))
             return result
         return _awaited(result, ended)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on a bare transport: one `HttpProtocol` per connection, one `Shell` for all that they share."""
+"""HTTP/1.1 on a bare transport: one `HttpProtocol` per connection, one `HttpServer` for what they share."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
 from queen.concurrency import EagerFuture
-from queen.errors import QueenError
+from queen.errors import Overloaded, QueenError
 from queen.http.server.errors import RETRY_SOON, status_of
-from queen.http.server.limits import Address, Budget, Limits
+from queen.http.server.limits import Address, Budget, Limits, Metered, Unsent
 from queen.http.server.message import (
     BODILESS,
+    Access,
     Handler,
     HttpError,
     Request,
@@ -38,16 +40,18 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Up to this size, copying a body behind its head is cheaper than sending it as a piece of its own.
 JOINED_BODY_BYTES: Final = 16 * 1024
 HANDSHAKE_SECONDS: Final = 10.0
-# How many requests of one connection are served before others have their turn.
-TURNS_AT_A_TIME: Final = 32
-# While answers that nobody reads fill the memory, a client that reads nothing is cut after this long.
+# Requests of one connection that are served before other connections are.
+REQUESTS_AT_A_TIME: Final = 32
+# While unread responses fill the memory, a client that reads nothing is disconnected after this long.
 FLOODED_SECONDS: Final = 3.0
+# Requests with a body up to this size get short answers, and are served whatever others do not read.
+SMALL_BODY_BYTES: Final = 64 * 1024
 
 log = logging.getLogger(__name__)
 
 
-class Shell:
-    """What all connections share: the routes, the limits, and the way down."""
+class HttpServer:
+    """What all connections share: routes, limits, and the shutdown."""
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class Shell:
         header_lines: bytes = b"",
         lines_for: Callable[[Request], bytes] | None = None,
         admits_host: Callable[[bytes], bool] | None = None,
+        check_head: Callable[[Request], Response | None] | None = None,
         limits: Limits | None = None,
         max_body_bytes: int = 64 * 1024 * 1024,
         max_head_bytes: int = 64 * 1024,
@@ -67,7 +72,8 @@ class Shell:
     ) -> None:
         """`gate` sees every request that has a route before the handler does, and may answer in its place, at once or
         after a while. `header_lines` are part of every answer, and what `lines_for` makes of a request that names
-        an `Origin` part of its own. A request for a host that `admits_host` does not know is refused.
+        an `Origin` part of its own. A request for a host that `admits_host` does not know is refused, and so is one
+        with a large body for which `check_head` has an answer, before the body is read.
 
         A connection is closed after `idle_seconds` without a request, or without any progress in reading its
         answer. A request has `arrival_seconds` to arrive. A client that is refused and goes on sending is cut
@@ -76,11 +82,12 @@ class Shell:
         self.router = router
         self.heads = HeadCache()
         self.budget = Budget(limits or Limits())
-        self.upgraded: dict[asyncio.Transport, tuple[str, Address]] = {}
+        self.upgraded: dict[asyncio.Transport, _Upgraded] = {}
         self.gate = gate
         self.header_lines = header_lines
         self.lines_for = lines_for
         self.admits_host = admits_host
+        self.check_head = check_head
         self.max_body_bytes = max_body_bytes
         self.max_head_bytes = max_head_bytes
         self.idle_seconds = idle_seconds
@@ -100,20 +107,24 @@ class Shell:
         self._empty.set()
 
     async def serve(
-        self, host: str, port: int, reuse_port: bool = True, tls: ssl.SSLContext | None = None
+        self,
+        host: str,
+        port: int,
+        reuse_port: bool = True,
+        tls: ssl.SSLContext | None = None,
+        listening: socket.socket | None = None,
     ) -> asyncio.Server:
-        """Listen for connections; port 0 takes a free one."""
+        """Listen for connections; port 0 takes a free one. `listening` is a socket that is bound already."""
         loop = asyncio.get_running_loop()
         if self._timer is None:
             self._sweep(loop)
+        where: dict[str, Any] = {"host": host, "port": port, "reuse_port": reuse_port}
         server = await loop.create_server(
             lambda: HttpProtocol(self),
-            host,
-            port,
-            reuse_port=reuse_port,
             backlog=2048,
             ssl=tls,
             ssl_handshake_timeout=HANDSHAKE_SECONDS if tls is not None else None,
+            **(where if listening is None else {"sock": listening}),
         )
         self._servers.append(server)
         return server
@@ -148,11 +159,11 @@ class Shell:
         await self._empty.wait()
 
     def in_flight(self) -> int:
-        """How many requests are being served just now."""
+        """How many requests are being served."""
         return sum(1 for connection in self.connections if connection.busy)
 
     def open_connections(self) -> list[tuple[str, str]]:
-        """Who is connected, each with the route that serves their request, or nothing."""
+        """The address of each client, and the route that serves its request, if any."""
         return [connection.serving() for connection in self.connections]
 
     def remember(self, connection: HttpProtocol) -> None:
@@ -169,13 +180,35 @@ class Shell:
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         # Connections read this clock instead of asking for the time or setting timers of their own.
         self.now = loop.time()
-        for transport, (peer, address) in list(self.upgraded.items()):
+        for transport, upgraded in list(self.upgraded.items()):
             if transport.is_closing():
                 del self.upgraded[transport]
-                self.budget.leave(peer, address)
+                upgraded.unsent.set(0)
+                self.budget.leave(upgraded.peer, upgraded.address)
+            elif upgraded.is_stuck(transport.get_write_buffer_size(), self.now):
+                transport.abort()
         self._timer = loop.call_later(self.sweep_seconds, self._sweep, loop)
         for connection in tuple(self.connections):
             connection.keep_time()
+
+
+class _Upgraded:
+    """A connection that another protocol has taken over."""
+
+    __slots__ = ("_since", "address", "peer", "unsent")
+
+    def __init__(self, peer: str, address: Address, unsent: Unsent, now: float) -> None:
+        self.peer = peer
+        self.address = address
+        self.unsent = unsent
+        self._since = now
+
+    def is_stuck(self, unsent: int, now: float) -> bool:
+        """Whether its client has read nothing for long, while answers that nobody reads fill the memory."""
+        if unsent != self.unsent.nbytes:
+            self.unsent.set(unsent)
+            self._since = now
+        return self.unsent.is_too_much and now - self._since >= FLOODED_SECONDS
 
 
 class HttpProtocol(asyncio.Protocol):
@@ -183,7 +216,6 @@ class HttpProtocol(asyncio.Protocol):
 
     __slots__ = (
         "_address",
-        "_charged",
         "_client_name",
         "_connection_line",
         "_eof",
@@ -194,34 +226,35 @@ class HttpProtocol(asyncio.Protocol):
         "_read_paused",
         "_reader",
         "_request",
-        "_shell",
+        "_server",
         "_since",
         "_transport",
+        "_unread",
         "_unsent",
         "_write_paused",
     )
 
-    def __init__(self, shell: Shell) -> None:
-        self._shell = shell
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
         self._transport: asyncio.Transport
         self._reader: RequestReader
+        self._unread: Unsent
         self._request: Request | None = None
         self._connection_line = b""
         self._read_paused = False
         self._write_paused = False
         self._eof = False
         self._lingering = False
-        self._since = shell.now
+        self._since = server.now
         self._message_seen = 0
         self._unsent = 0
-        self._charged = 0
         self._client_name: str | None = None
         self._pending = False
         self._peer = ""
         self._address: Address | None = None
 
     def serving(self) -> tuple[str, str]:
-        """Who is connected, and by which route their request is being served; empty when none is."""
+        """The address of the client, and the route that serves its request; empty when none does."""
         request, peername = self._request, self._transport.get_extra_info("peername")
         peer = str(peername[0]) if isinstance(peername, tuple) else "local"
         if request is None:
@@ -229,24 +262,27 @@ class HttpProtocol(asyncio.Protocol):
         return peer, f"{request.method} {request.route.pattern if request.route else request.path}"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        shell = self._shell
+        server = self._server
         peername = transport.get_extra_info("peername")
         peer = str(peername[0]) if isinstance(peername, tuple) else "local"
         self._transport = cast(asyncio.Transport, transport)
         self._client_name = common_name(transport.get_extra_info("peercert"))
-        self._peer, self._address = peer, shell.budget.join(peer)
+        self._peer, self._address = peer, server.budget.join(peer)
+        self._unread = Unsent(server.budget, self._address)
         self._reader = RequestReader(
-            shell.router,
-            shell.max_head_bytes,
-            shell.max_body_bytes,
+            server.router,
+            server.max_head_bytes,
+            server.max_body_bytes,
             peer,
-            shell.heads,
-            shell.budget,
+            server.heads,
+            server.budget,
             self._address,
         )
-        self._reader.admits_host = shell.admits_host
-        shell.remember(self)
-        if shell.closing:
+        self._reader.admits_host = server.admits_host
+        if server.check_head is not None:
+            self._reader.check_head = self._check_head
+        server.remember(self)
+        if server.closing:
             transport.close()
         else:
             self._refuse_excess(self._address)
@@ -256,36 +292,44 @@ class HttpProtocol(asyncio.Protocol):
         self._advance()
 
     def eof_received(self) -> bool:
-        # A client that is gone looks like one that has merely sent its last: whoever asked is told, yet what
-        # still runs is answered, in case somebody listens.
+        # A client that is gone looks like one that half-closed its connection: callbacks run, but what is being
+        # served is still answered.
         self._eof = True
         if self._request is not None:
             self._request.disconnect()
         return self._request is not None or not self._reader.is_drained()
 
+    def _check_head(self, request: Request) -> Response | None:
+        request.client_name = self._client_name
+        check = self._server.check_head
+        refusal = check(request) if check is not None else None
+        if refusal is not None:
+            self._server.statuses[refusal.status] = self._server.statuses.get(refusal.status, 0) + 1
+        return refusal
+
     def _refuse_excess(self, address: Address) -> None:
-        """Answer a connection too many before it has asked anything."""
-        shell = self._shell
-        limits = shell.budget.limits
-        if limits.connections and len(shell.connections) + len(shell.upgraded) > limits.connections:
+        """Reject a connection over the limit before it sends a request."""
+        server = self._server
+        limits = server.budget.limits
+        if limits.connections and len(server.connections) + len(server.upgraded) > limits.connections:
             refusal = error_response(503, "The server has too many connections; try again", RETRY_SOON)
         elif limits.connections_per_address and address.connections > limits.connections_per_address:
             refusal = error_response(429, "This address has too many connections open", RETRY_SOON)
         else:
             return
-        shell.budget.refused["connections"] += 1
-        shell.statuses[refusal.status] = shell.statuses.get(refusal.status, 0) + 1
+        server.budget.refused["connections"] += 1
+        server.statuses[refusal.status] = server.statuses.get(refusal.status, 0) + 1
         self._write(refusal, CLOSE, head_only=False)
         self._hang_up()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._eof = True
         self._reader.close()
-        self._charge_unsent(0)
+        self._unread.set(0)
         if self._address is not None:
-            self._shell.budget.leave(self._peer, self._address)
+            self._server.budget.leave(self._peer, self._address)
             self._address = None
-        self._shell.forget(self)
+        self._server.forget(self)
         if self._request is not None:
             self._request.disconnect()
 
@@ -294,7 +338,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._write_paused = False
-        self._charge_unsent(self._transport.get_write_buffer_size())
+        self._unread.set(self._transport.get_write_buffer_size())
         self._advance()
 
     def take_over(self, protocol: asyncio.Protocol) -> None:
@@ -304,10 +348,14 @@ class HttpProtocol(asyncio.Protocol):
             raise RuntimeError("only the handler of an upgrade request may take its connection over")
         self._request = None
         self._reader.close()
-        self._shell.forget(self)
+        self._server.forget(self)
         if self._address is not None:
-            self._shell.upgraded[self._transport] = (self._peer, self._address)
+            self._server.upgraded[self._transport] = _Upgraded(
+                self._peer, self._address, self._unread, self._server.now
+            )
             self._address = None
+            if isinstance(protocol, Metered):
+                protocol.unsent = self._unread
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
         if leftover:
@@ -329,51 +377,51 @@ class HttpProtocol(asyncio.Protocol):
 
     def keep_time(self) -> None:
         """Called by the sweep: end what has taken too long."""
-        shell, reader, transport = self._shell, self._reader, self._transport
-        waited = shell.now - self._since
+        server, reader, transport = self._server, self._reader, self._transport
+        waited = server.now - self._since
         unsent = transport.get_write_buffer_size()
-        self._charge_unsent(unsent)
+        self._unread.set(unsent)
         if unsent:
             # An answer may take as long as it needs, as long as the client goes on reading it.
             if unsent != self._unsent:
                 self._unsent = unsent
-                self._since = shell.now
-            elif waited >= (FLOODED_SECONDS if shell.budget.is_flooded else shell.idle_seconds):
+                self._since = server.now
+            elif waited >= (FLOODED_SECONDS if self._unread.is_too_much else server.idle_seconds):
                 transport.abort()
         elif self._lingering:
-            if waited >= shell.linger_seconds:
+            if waited >= server.linger_seconds:
                 transport.abort()
         elif self._request is not None:
             return
         elif not reader.receiving:
-            if waited >= shell.idle_seconds:
+            if waited >= server.idle_seconds:
                 transport.close()
         elif reader.messages_begun != self._message_seen:
             self._message_seen = reader.messages_begun
-            self._since = shell.now
-        elif waited >= shell.arrival_seconds:
-            reader.refuse(408, f"The request did not arrive within {shell.arrival_seconds:g} seconds")
+            self._since = server.now
+        elif waited >= server.arrival_seconds:
+            reader.refuse(408, f"The request did not arrive within {server.arrival_seconds:g} seconds")
             self._advance()
 
     def _advance(self) -> None:
-        """Serve whatever can be served now; called whenever something has changed."""
+        """Serve what can be served now; called after every change."""
         reader = self._reader
         if self._pending:
             return
         taken = 0
         while True:
-            while reader.turns and self._request is None and not self._write_paused:
-                if taken >= TURNS_AT_A_TIME:
-                    # Whoever sends its requests without waiting for answers is one client among others.
+            while reader.pending and self._request is None and not self._write_paused:
+                if taken >= REQUESTS_AT_A_TIME:
+                    # A client that pipelines its requests is one among others.
                     self._pending = True
                     asyncio.get_running_loop().call_soon(self._go_on)
                     self._pause_reading_if_backlogged()
                     return
                 taken += 1
-                self._take_turn()
+                self._serve_next()
             if not reader.unparsed or not reader.resume():
                 break
-        if self._request is None and not reader.turns:
+        if self._request is None and not reader.pending:
             if reader.refusal is not None:
                 refusal, reader.refusal = reader.refusal, None
                 self._write(refusal, CLOSE, head_only=False)
@@ -381,9 +429,8 @@ class HttpProtocol(asyncio.Protocol):
             elif reader.awaits_continue and not reader.body_bytes:
                 reader.awaits_continue = False
                 self._transport.write(CONTINUE)
-        # Without a reason to pause, reading goes on while a request is served: this is how a client that goes
-        # away is noticed.
-        if reader.turns or reader.leftover is not None or self._read_paused:
+        # Without a reason to pause, reading goes on while a request is served: that is how a disconnect is noticed.
+        if reader.pending or reader.leftover is not None or self._read_paused:
             self._pause_reading_if_backlogged()
 
     def _go_on(self) -> None:
@@ -405,17 +452,17 @@ class HttpProtocol(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
-    def _take_turn(self) -> None:
+    def _serve_next(self) -> None:
         request, handler, self._connection_line, upgrade = self._reader.take()
         self._request = request
         request.disconnected = self._eof
         request.client_name = self._client_name
-        gate = self._shell.gate
+        gate = self._server.gate
         result: object
         try:
-            if self._shell.budget.is_flooded and request.route is not None and request.route.access:
-                self._shell.budget.refused["outgoing"] += 1
-                result = error_response(503, "Clients leave too many answers unread; try again", RETRY_SOON)
+            budget = self._server.budget
+            if budget.outgoing > budget.alarm and (refusal := self._refuse_flood(request)) is not None:
+                result = refusal
             elif gate is None or request.route is None or (result := gate(request)) is None:
                 result = handler(request) if upgrade is None else upgrade(request, self)
             elif not isinstance(result, Response):
@@ -428,11 +475,27 @@ class HttpProtocol(asyncio.Protocol):
             self._follow(result)
         elif inspect.isawaitable(result):
             task = asyncio.ensure_future(result)
-            self._shell.tasks.add(task)
-            task.add_done_callback(self._shell.tasks.discard)
+            self._server.tasks.add(task)
+            task.add_done_callback(self._server.tasks.discard)
             self._follow(task)
         else:
             self._conclude(result)
+
+    def _refuse_flood(self, request: Request) -> Response | None:
+        """Answer what would bring more answers into memory than there is room for."""
+        budget, route = self._server.budget, request.route
+        if route is None or not route.access:
+            return None
+        if request.method != "GET" and len(request.body) <= SMALL_BODY_BYTES:
+            return None
+        if self._address is not None and budget.is_flooding(self._address):
+            refusal = error_response(429, "This address leaves too many answers unread; read them first", RETRY_SOON)
+        elif budget.is_flooded:
+            refusal = error_response(503, "Clients leave too many answers unread; try again", RETRY_SOON)
+        else:
+            return None
+        budget.refused["outgoing"] += 1
+        return refusal
 
     async def _after_gate(
         self,
@@ -451,15 +514,21 @@ class HttpProtocol(asyncio.Protocol):
         if future.done():
             self._settle(future)
         elif type(future) is EagerFuture:
-            future.listener = self._on_told
+            future.listener = self._on_eager_result
         else:
             future.add_done_callback(self._on_done)
 
-    def _on_told(self, future: asyncio.Future[Any]) -> None:
-        """The answer goes out at once; what was waiting for it has to wait until the loop is back."""
+    def _on_eager_result(self, future: asyncio.Future[Any]) -> None:
+        """The response is written at once; pending requests are served in the next iteration of the loop."""
         self._settle(future)
         reader = self._reader
-        if reader.turns or reader.unparsed or reader.refusal is not None or self._read_paused or reader.awaits_continue:
+        if (
+            reader.pending
+            or reader.unparsed
+            or reader.refusal is not None
+            or self._read_paused
+            or reader.awaits_continue
+        ):
             asyncio.get_running_loop().call_soon(self._advance)
 
     def _on_done(self, future: asyncio.Future[Any]) -> None:
@@ -472,7 +541,7 @@ class HttpProtocol(asyncio.Protocol):
             result = future.result()
         except asyncio.CancelledError:
             if request is not None and request.disconnected:
-                # Whoever cancelled it knew that nobody waits for the answer.
+                # It was cancelled because the client is gone.
                 self._transport.close()
                 return
             result = error_response(503, "The request was cancelled; try again", RETRY_SOON)
@@ -494,25 +563,30 @@ class HttpProtocol(asyncio.Protocol):
 
     def _open_stream(self, request: Request, stream: ResponseStream) -> None:
         """Begin an answer that lasts; the connection serves nothing else until it ends, and ends with it."""
-        shell = self._shell
-        shell.statuses[200] = shell.statuses.get(200, 0) + 1
+        server = self._server
+        server.statuses[200] = server.statuses.get(200, 0) + 1
         lines = CLOSE
-        if shell.lines_for is not None and b"origin" in request.headers:
-            lines += shell.lines_for(request)
-        self._transport.write(encode_stream_head(stream.content_type, lines, shell.header_lines))
+        if server.lines_for is not None and b"origin" in request.headers:
+            lines += server.lines_for(request)
+        self._transport.write(encode_stream_head(stream.content_type, lines, server.header_lines))
         request.on_disconnect(self._transport.close)
         stream.on_open(_StreamWriter(self._transport))
 
     def _answer(self, request: Request, response: Response) -> None:
-        shell, reader, status = self._shell, self._reader, response.status
+        server, reader = self._server, self._reader
+        if len(response.body) > SMALL_BODY_BYTES and server.budget.is_flooded and _is_read_only(request):
+            # It began before there was no room. Nothing is lost with it: whoever asked may ask again.
+            server.budget.refused["outgoing"] += 1
+            response = error_response(503, "Clients leave too many answers unread; try again", RETRY_SOON)
+        status = response.status
         self._request = None
         reader.served()
-        self._since = shell.now
-        shell.statuses[status] = shell.statuses.get(status, 0) + 1
-        last = (reader.deaf or self._eof or shell.closing) and reader.is_drained() and reader.refusal is None
+        self._since = server.now
+        server.statuses[status] = server.statuses.get(status, 0) + 1
+        last = (reader.closed or self._eof or server.closing) and reader.is_drained() and reader.refusal is None
         lines = CLOSE if last else self._connection_line
-        if shell.lines_for is not None and b"origin" in request.headers:
-            lines += shell.lines_for(request)
+        if server.lines_for is not None and b"origin" in request.headers:
+            lines += server.lines_for(request)
         self._write(response, lines, request.method == "HEAD")
         if last:
             self._hang_up()
@@ -522,11 +596,11 @@ class HttpProtocol(asyncio.Protocol):
         if transport.is_closing():
             return
         try:
-            head = encode_head(response, connection_line, self._shell.header_lines)
+            head = encode_head(response, connection_line, self._server.header_lines)
         except ValueError:
             log.exception("an answer with status %d could not be written", response.status)
             response = error_response(500, "Internal server error")
-            head = encode_head(response, connection_line, self._shell.header_lines)
+            head = encode_head(response, connection_line, self._server.header_lines)
         body = response.body
         if head_only or not body or response.status in BODILESS:
             transport.write(head)
@@ -534,13 +608,7 @@ class HttpProtocol(asyncio.Protocol):
             transport.write(head + body)
         else:
             transport.writelines((head, body))
-            self._charge_unsent(transport.get_write_buffer_size())
-
-    def _charge_unsent(self, unsent: int) -> None:
-        """Count what the client has not read yet of what was written to it."""
-        if unsent != self._charged:
-            self._shell.budget.outgoing += unsent - self._charged
-            self._charged = unsent
+            self._unread.set(transport.get_write_buffer_size())
 
     def _hang_up(self) -> None:
         unread = self._reader.excess or self._reader.receiving
@@ -551,7 +619,7 @@ class HttpProtocol(asyncio.Protocol):
             return
         # Closing with input unread makes the kernel reset the connection, and the client may lose the answer.
         self._lingering = True
-        self._since = self._shell.now
+        self._since = self._server.now
         self._transport.write_eof()
 
 
@@ -584,11 +652,16 @@ def _failure(request: Request | None, error: BaseException) -> Response:
     where = f"{request.method} {request.path}" if request is not None else "an upgraded connection"
     if isinstance(error, QueenError):
         status, headers = status_of(error)
-        if status >= 500:
+        if status >= 500 and not isinstance(error, Overloaded):
+            # What is refused because there is too much of it is counted, and not logged once for each.
             log.error("%s failed: %s", where, error)
         return error_response(status, str(error), headers)
     log.error("%s failed", where, exc_info=error)
     return error_response(500, "Internal server error")
+
+
+def _is_read_only(request: Request) -> bool:
+    return request.route is not None and request.route.access is Access.READ_ONLY
 
 
 def _call_safely(callback: Callable[[], object]) -> None:

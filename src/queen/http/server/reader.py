@@ -1,4 +1,4 @@
-"""From the bytes of one connection to requests that wait for their turn."""
+"""Parses the bytes of one connection into requests, which wait in order to be served."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from queen.http.server.router import Generations, Match, Router
 
 LONGEST_HEAD: Final = 2048
 _LONGEST_LENGTH: Final = 19
+# Bodies whose length has so many digits have come when it is decided whether they may.
+_SHORT_LENGTHS: Final = frozenset({1, 2, 3, 4})
 # A body in more chunks than this has to have some bytes in each: two bytes at a time keep a worker busy for minutes.
 MOST_SMALL_CHUNKS: Final = 4096
 SMALL_CHUNK_BYTES: Final = 16
@@ -22,7 +24,7 @@ CACHED_HEADS: Final = 1024
 
 
 class KnownHead(NamedTuple):
-    """What a head turned out to mean, and how long a body follows it."""
+    """A parsed head, and the length of the body after it."""
 
     match: Match
     headers: dict[bytes, bytes]
@@ -52,49 +54,50 @@ WAITING_BYTES: Final = 1024 * 1024
 log = logging.getLogger(__name__)
 
 
-# A complete request, who serves it, the Connection header line its answer needs, and who gets the connection
-# if it is to be upgraded. A plain tuple, because one is made for every request.
-Turn = tuple[Request, Handler, bytes, UpgradeHandler | None]
+# A complete request, its handler, the Connection header line of its response, and the handler of an upgrade.
+# A plain tuple, because one is made for every request.
+PendingRequest = tuple[Request, Handler, bytes, UpgradeHandler | None]
 
 
 class RequestReader:
     """Parses what one client sends. Knows the limits, but neither the transport nor the time.
 
-    Once `deaf`, nothing that arrives is a request any more: the client asked to close, or sent what is to be
-    answered with `refusal` after the turns before it, or switched protocols and what it sends is kept in
-    `leftover` for whoever takes over.
+    Once `closed`, nothing that arrives is a request any more: the client asked to close, or sent what is to be
+    answered with `refusal` after the requests before it, or switched protocols and what it sends is kept in
+    `leftover` for the next protocol.
     """
 
     __slots__ = (
         "_address",
         "_body",
         "_budget",
+        "_eventless_bytes",
         "_head",
         "_headers",
         "_heads",
-        "_heard",
         "_max_body_bytes",
         "_max_head_bytes",
         "_parser",
         "_peer",
         "_pieces",
+        "_progressed",
         "_replay",
         "_router",
         "_serving_bytes",
         "_target",
-        "_unheard_bytes",
         "_upgrade",
         "_waiting_bytes",
         "admits_host",
         "awaits_continue",
         "body_bytes",
-        "deaf",
+        "check_head",
+        "closed",
         "excess",
         "leftover",
         "messages_begun",
+        "pending",
         "receiving",
         "refusal",
-        "turns",
         "unparsed",
     )
 
@@ -120,7 +123,9 @@ class RequestReader:
         self._parser = HttpRequestParser(self)
 
         self.admits_host: Callable[[bytes], bool] | None = None
-        self.turns: deque[Turn] = deque()
+        self.check_head: Callable[[Request], Response | None] | None = None
+        """What a request is answered without waiting for its body, by who sends it."""
+        self.pending: deque[PendingRequest] = deque()
         self._waiting_bytes = 0
         self.unparsed: bytes | memoryview = b""
 
@@ -133,21 +138,21 @@ class RequestReader:
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
         self._head = self._headers
-        self._heard = False
-        self._unheard_bytes = 0
+        self._progressed = False
+        self._eventless_bytes = 0
         self._replay = False
         self._upgrade: UpgradeHandler | None = None
 
-        self.deaf = False
+        self.closed = False
         self.excess = False
         self.refusal: Response | None = None
         self.leftover: bytearray | None = None
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Parse what arrived into turns, or set it aside while there are too many of them."""
+        """Parse what arrived into requests, or keep it unparsed while too many are pending."""
         if self.unparsed:
             self.unparsed = bytes(self.unparsed) + data
-        elif len(data) <= SLICE_BYTES and not self.deaf:
+        elif len(data) <= SLICE_BYTES and not self.closed:
             if self.receiving or type(data) is not bytes:
                 self._parse(data)
             else:
@@ -156,18 +161,18 @@ class RequestReader:
             self._parse_slices(memoryview(data))
 
     def resume(self) -> bool:
-        """Parse what was set aside, if there is room again; says whether there was anything to do."""
+        """Parse what was kept unparsed, if few enough are pending; returns whether there was anything to parse."""
         if not self.unparsed or self.is_backlogged():
             return False
         unparsed, self.unparsed = self.unparsed, b""
         self.feed(unparsed)
         return True
 
-    def take(self) -> Turn:
-        turn = self.turns.popleft()
-        self._serving_bytes = len(turn[0].body)
+    def take(self) -> PendingRequest:
+        taken = self.pending.popleft()
+        self._serving_bytes = len(taken[0].body)
         self._waiting_bytes -= self._serving_bytes
-        return turn
+        return taken
 
     def served(self) -> None:
         """The request that was taken has been answered: its body is no longer held."""
@@ -176,22 +181,22 @@ class RequestReader:
             self._serving_bytes = 0
 
     def is_backlogged(self) -> bool:
-        return len(self.turns) >= WAITING_REQUESTS or self._waiting_bytes >= WAITING_BYTES
+        return len(self.pending) >= WAITING_REQUESTS or self._waiting_bytes >= WAITING_BYTES
 
     def is_drained(self) -> bool:
-        """Whether everything complete that arrived has had its turn."""
-        return not self.turns and not self.unparsed
+        """Whether every complete request that arrived was taken."""
+        return not self.pending and not self.unparsed
 
     def refuse(self, status: int, text: str, headers: Headers = ()) -> None:
-        """Have this answered after everything before it, and read no more."""
-        if not self.deaf:
+        """Answer this after the requests before it, and read no more."""
+        if not self.closed:
             self.refusal = error_response(status, text, headers)
             self.excess = True
             self.stop()
 
     def stop(self) -> None:
-        """Become deaf, and let go of what has arrived only partly."""
-        self.deaf = True
+        """Read no more requests, and drop the one that has arrived only partly."""
+        self.closed = True
         self.receiving = False
         self.awaits_continue = False
         self.leftover = None
@@ -200,17 +205,18 @@ class RequestReader:
         self._body = b""
 
     def close(self) -> None:
-        """Forget everything, and break the circle of references with the parser."""
+        """Drop everything, and break the reference cycle with the parser."""
         self.stop()
         self.served()
         self._budget.give_back(self._address, self._waiting_bytes)
         self._waiting_bytes = 0
-        self.turns.clear()
+        self.pending.clear()
         self.unparsed = b""
+        self.check_head = None
         del self._parser
 
     def _parse_whole(self, data: bytes) -> None:
-        """What most reads bring: one request, all of it. If its head was seen before, the parser need not look."""
+        """The usual read: one whole request. If its head is cached, the parser is not needed."""
         end = data.find(b"\r\n\r\n") + 4
         head = data[:end]
         known = self._heads.get(head)
@@ -218,18 +224,18 @@ class RequestReader:
             method, path, params, query, handler, route, args = known.match
             request = Request(method, path, params, query, known.headers, data[end:], self._peer, route, args)
             self._waiting_bytes += known.body_bytes
-            self.turns.append((request, handler, b"", None))
-            if known.body_bytes and not self._budget.take_in(self._address, known.body_bytes):
+            self.pending.append((request, handler, b"", None))
+            if known.body_bytes and not self._budget.take_in(self._address, known.body_bytes, known.body_bytes):
                 self._refuse_waiting()
             return
-        before = len(self.turns)
+        before = len(self.pending)
         self._parse(data)
-        if known is None and end > 3 and len(self.turns) == before + 1 and not self.receiving and not self.deaf:
+        if known is None and end > 3 and len(self.pending) == before + 1 and not self.receiving and not self.closed:
             self._learn(head, len(data) - end)
 
     def _learn(self, head: bytes, body_bytes: int) -> None:
-        """Remember a head that is followed by so many bytes, if that is all there is to know about it."""
-        request, _, connection_line, upgrade = self.turns[-1]
+        """Cache a head that is followed by so many bytes, if nothing else of it matters."""
+        request, _, connection_line, upgrade = self.pending[-1]
         headers = request.headers
         if len(request.body) != body_bytes or connection_line or upgrade is not None:
             return
@@ -241,8 +247,8 @@ class RequestReader:
 
     def _parse_slices(self, view: memoryview) -> None:
         for start in range(0, len(view), SLICE_BYTES):
-            if self.deaf:
-                self._overhear(view[start:])
+            if self.closed:
+                self._keep_leftover(view[start:])
                 return
             if self.is_backlogged():
                 self.unparsed = view[start:]
@@ -259,24 +265,24 @@ class RequestReader:
             log.exception("a callback of the HTTP parser failed")
             self.refuse(500, "Internal server error")
         except HttpParserError as error:
-            # Complaints about what follows the last request are of no interest to anybody.
+            # Errors in what follows the last request do not matter.
             self.excess = True
             self.refuse(400, f"Malformed HTTP request: {error}")
         if self.receiving:
             self._measure_overhead(len(data))
 
-    def _overhear(self, data: bytes | memoryview) -> None:
+    def _keep_leftover(self, data: bytes | memoryview) -> None:
         self.excess = True
         if self.leftover is not None:
             self.leftover += data
 
     def _measure_overhead(self, arrived: int) -> None:
         # Bytes that bring no event are a head, a trailer or a chunk header that does not come to its end.
-        if self._heard:
-            self._heard = False
+        if self._progressed:
+            self._progressed = False
             return
-        self._unheard_bytes += arrived
-        if self._unheard_bytes > self._max_head_bytes:
+        self._eventless_bytes += arrived
+        if self._eventless_bytes > self._max_head_bytes:
             self._refuse_head()
 
     def _leave_http(self, rest: bytes | memoryview) -> None:
@@ -290,8 +296,8 @@ class RequestReader:
             self.feed(rest)
         else:
             # An upgrade, or else CONNECT, whose answer is a 404: either way no request follows.
-            self.deaf = True
-            self._overhear(rest)
+            self.closed = True
+            self._keep_leftover(rest)
 
     def _head_without_upgrade(self) -> bytes:
         method, version = self._parser.get_method(), self._parser.get_http_version().encode()
@@ -301,12 +307,12 @@ class RequestReader:
     # What the parser calls.
 
     def on_message_begin(self) -> None:
-        self.receiving = not self.deaf
+        self.receiving = not self.closed
         self.messages_begun += 1
         self._target = b""
         self._headers = {}
-        self._heard = True
-        self._unheard_bytes = 0
+        self._progressed = True
+        self._eventless_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         self._target += url
@@ -317,25 +323,39 @@ class RequestReader:
         headers[name] = value if name not in headers else headers[name] + b", " + value
 
     def on_headers_complete(self) -> None:
-        if self.deaf:
+        if self.closed:
             return
         headers = self._head = self._headers
         # Only a head that took several slices can be too long, so the exact count is rarely needed.
-        if self._unheard_bytes > self._max_head_bytes - 2 * SLICE_BYTES and self._head_bytes() > self._max_head_bytes:
+        if self._eventless_bytes > self._max_head_bytes - 2 * SLICE_BYTES and self._head_bytes() > self._max_head_bytes:
             self._refuse_head()
             return
-        self._heard = True
-        self._unheard_bytes = 0
+        self._progressed = True
+        self._eventless_bytes = 0
         self._check_host(headers.get(b"host"))
         length = headers.get(b"content-length")
         if length is not None and (len(length) > _LONGEST_LENGTH or int(length) > self._max_body_bytes):
             self._refuse_body(f"The request body of {length[:_LONGEST_LENGTH].decode('latin-1')} bytes")
         if b"transfer-encoding" in headers:
             self._expect_chunks(headers[b"transfer-encoding"])
+            length = b""
+        if self.check_head is not None and length is not None and not self.closed and len(length) not in _SHORT_LENGTHS:
+            self._refuse_head_of(headers)
         if b"expect" in headers:
             self._expect(headers[b"expect"])
-        if b"upgrade" in headers and not self.deaf and self._parser.should_upgrade():
+        if b"upgrade" in headers and not self.closed and self._parser.should_upgrade():
             self._consider_upgrade()
+
+    def _refuse_head_of(self, headers: dict[bytes, bytes]) -> None:
+        """Read no large body of somebody who may not send it."""
+        method, path, params, query, _, route, args = self._router.match(self._parser.get_method(), self._target)
+        if route is None or self.check_head is None:
+            return
+        refusal = self.check_head(Request(method, path, params, query, headers, b"", self._peer, route, args))
+        if refusal is not None:
+            self.refusal = refusal
+            self.excess = True
+            self.stop()
 
     def _check_host(self, host: bytes | None) -> None:
         version = self._parser.get_http_version()
@@ -350,10 +370,10 @@ class RequestReader:
             self.refuse(421, "This server is not to be called by this name (see ALLOWED_HOSTS)")
 
     def on_body(self, piece: bytes) -> None:
-        if self.deaf:
+        if self.closed:
             return
-        self._heard = True
-        self._unheard_bytes = 0
+        self._progressed = True
+        self._eventless_bytes = 0
         # One piece is the body; of more, however small, only their bytes are kept.
         if not self.body_bytes:
             self._body = piece
@@ -364,7 +384,7 @@ class RequestReader:
             self._body += piece
         self.body_bytes += len(piece)
         self._pieces += 1
-        if not self._budget.take_in(self._address, len(piece)):
+        if not self._budget.take_in(self._address, len(piece), self.body_bytes):
             self._refuse_waiting()
             return
         if self._pieces > MOST_SMALL_CHUNKS and self.body_bytes < self._pieces * SMALL_CHUNK_BYTES:
@@ -374,7 +394,7 @@ class RequestReader:
             self._refuse_body("The request body")
 
     def on_message_complete(self) -> None:
-        if self.deaf or self._replay:
+        if self.closed or self._replay:
             return
         parser = self._parser
         headers = self._head
@@ -385,10 +405,10 @@ class RequestReader:
         request = Request(method, path, params, query, headers, body, self._peer, route, args)
         connection_line = b""
         if not parser.should_keep_alive():
-            self.deaf = True
+            self.closed = True
         elif b"connection" in headers and parser.get_http_version() == "1.0":
             connection_line = KEEP_ALIVE
-        self.turns.append((request, handler, connection_line, self._upgrade))
+        self.pending.append((request, handler, connection_line, self._upgrade))
         self.receiving = False
         self.awaits_continue = False
 
@@ -409,7 +429,7 @@ class RequestReader:
     def _expect(self, expectation: bytes) -> None:
         if expectation.lower() != b"100-continue":
             self.refuse(417, "The only Expect understood is 100-continue")
-        elif not self.deaf and self._parser.get_http_version() != "1.0":
+        elif not self.closed and self._parser.get_http_version() != "1.0":
             self.awaits_continue = True
 
     def _consider_upgrade(self) -> None:

@@ -48,7 +48,7 @@ LONGEST_CACHED_TARGET: Final = 512
 
 
 class Match(NamedTuple):
-    """What a target means. `route` is None where the shell itself answers: preflight, 400, 404 and 405."""
+    """What a target means. `route` is None where the server itself answers: preflight, 400, 404 and 405."""
 
     method: str
     path: str
@@ -65,7 +65,7 @@ class Router:
     def __init__(self, around: Around | None = None) -> None:
         """`around` is shown every route as it is added; the handler it returns serves in place of the route's own.
 
-        A request therefore costs nothing more when nobody watches.
+        A request therefore costs nothing more without observers.
         """
         self.routes: list[Route] = []
         self._around = around
@@ -121,7 +121,7 @@ class Router:
 
     def _remember(self, method: bytes, target: bytes) -> Match:
         found = self._resolve(method.decode("latin-1"), target)
-        # Only what a route serves is worth room: strangers can invent unknown paths without end.
+        # Only targets with a route are cached: unknown paths can be made up without end.
         if found.route is not None and found.route is not self._fallback and len(target) <= LONGEST_CACHED_TARGET:
             self._known.put((method, target), found)
         return found

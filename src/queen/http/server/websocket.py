@@ -11,6 +11,8 @@ from typing import Protocol as Interface
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import Protocol, State
 
+from queen.http.server.limits import Metered
+
 # How much of what arrived is parsed before others have their turn: it may hold a thousand frames.
 SLICE_BYTES: Final = 32 * 1024
 # A client that was sent a close frame has this long to answer it and go.
@@ -27,7 +29,7 @@ class Limits:
 
 
 class Endpoint(Interface):
-    """Whoever reads and writes the messages of a WebSocket."""
+    """The application behind a WebSocket."""
 
     def received(self, text: bytes) -> None:
         """A whole message came; it is valid UTF-8."""
@@ -42,7 +44,7 @@ class Endpoint(Interface):
         """Nothing is received and nothing can be sent any more. Called once."""
 
 
-class WebSocket(asyncio.Protocol):
+class WebSocket(Metered):
     """One connection: frames, pings, the closing handshake, and pauses when either side is slow."""
 
     def __init__(
@@ -96,7 +98,7 @@ class WebSocket(asyncio.Protocol):
             self._notice_end()
 
     def abort(self) -> None:
-        """End the connection without a word."""
+        """End the connection without a close frame."""
         self._transport.abort()
 
     def set_busy(self, busy: bool) -> None:
@@ -105,14 +107,14 @@ class WebSocket(asyncio.Protocol):
         self._go_on()
 
     def keep_time(self, now: float) -> None:
-        """Called every second or so: ping the silent, end those that do not answer."""
+        """Called every second or so: ping when idle, close after a ping timeout."""
         if self._ended_at is not None:
             if now - self._ended_at >= CLOSE_SECONDS:
                 self.abort()
             return
         unsent = self._transport.get_write_buffer_size()
         if self._heard or unsent < self._unsent:
-            # Whoever reads what it was sent is alive, even if it has nothing to say.
+            # A client that reads is alive, even if it sends nothing.
             self._heard = self._pinged = False
             self._since = now
         elif self._pinged:
@@ -164,6 +166,8 @@ class WebSocket(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._write_paused = False
+        if self.unsent is not None:
+            self.unsent.set(self._transport.get_write_buffer_size())
         if self._ended_at is None:
             self._endpoint.resumed()
         self._go_on()
@@ -244,6 +248,8 @@ class WebSocket(asyncio.Protocol):
                 # Closing at once, with input unread, would make the kernel reset the connection, and the client
                 # might never see why.
                 transport.write_eof()
+        if self.unsent is not None:
+            self.unsent.set(transport.get_write_buffer_size())
 
     def _notice_end(self) -> None:
         if self._ended_at is None and (self._frames.state is not State.OPEN or self._transport.is_closing()):

@@ -13,7 +13,7 @@ from queen.errors import BadRequest, SettingsError
 from queen.spark.options import WriteOptions
 from queen.spark.sink.publishers import TopicKey
 from queen.wire.push import DEFAULT_PARTITION, LONGEST_NAME, NULL, PushItem, check_items
-from queen.wire.topics import decode_enqueue_items
+from queen.wire.topics.requests import decode_enqueue_items
 
 ITEMS_AT_ONCE: Final = 5000
 _PAYLOAD: Final = "payload"

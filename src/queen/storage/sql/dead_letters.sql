@@ -19,6 +19,32 @@ JOIN queen.queues q ON q.id = d.queue_id
 LEFT JOIN queen.groups g ON g.id = d.group_id
 ORDER BY d.failed_at DESC, d.id DESC;
 
+-- name: dead_letter_report
+-- What the newest dead letters ($6 of them at most) died of, the most frequent ($7) first; texts that differ in ids, numbers
+-- and quoted words alone are one.
+WITH chosen AS MATERIALIZED (
+    SELECT d.id, d.queue_id, d.group_id, d.partition_id, d.transaction_id, d.error_message, d.retry_count, d.failed_at
+    FROM queen.dead_letters d JOIN queen.partitions p ON p.id = d.partition_id
+    WHERE ($1::integer IS NULL OR d.queue_id = $1) AND ($2::integer IS NULL OR d.group_id = $2)
+        AND ($3::text IS NULL OR p.name = $3) AND ($4::timestamptz IS NULL OR d.failed_at >= $4)
+        AND ($5::timestamptz IS NULL OR d.failed_at <= $5)
+    ORDER BY d.failed_at DESC, d.id DESC LIMIT $6
+), summed AS (
+    SELECT queue_id, group_id, left(regexp_replace(regexp_replace(regexp_replace(regexp_replace(
+            split_part(error_message, E'\n', 1),
+            '[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}', '<uuid>', 'g'),
+            '''[^'']*''|"[^"]*"', '<text>', 'g'),
+            '\m(0x)?(?=[0-9a-fA-F]*\d)[0-9a-fA-F]{8,}\M', '<hex>', 'g'),
+            '\d+(\.\d+)?', '<n>', 'g'), 300) AS error,
+        count(*) AS found, min(failed_at) AS first_at, max(failed_at) AS last_at, max(retry_count) AS most_retries,
+        (array_agg(partition_id ORDER BY failed_at DESC, id DESC))[1] AS partition_id,
+        (array_agg(transaction_id ORDER BY failed_at DESC, id DESC))[1] AS transaction_id
+    FROM chosen GROUP BY 1, 2, 3
+)
+SELECT q.name AS queue_name, g.name AS group_name, s.*, (SELECT count(*) FROM chosen) AS total
+FROM summed s JOIN queen.queues q ON q.id = s.queue_id LEFT JOIN queen.groups g ON g.id = s.group_id
+ORDER BY s.found DESC, s.last_at DESC LIMIT $7;
+
 -- name: count_dead_letters
 -- How many dead letters pass a filter, and the id of the newest of them.
 SELECT count(*) AS total, coalesce(max(d.id), 0) AS newest_id

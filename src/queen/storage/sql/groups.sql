@@ -197,6 +197,14 @@ SELECT count(*) AS partitions FROM removed;
 -- Remove the subscriptions of a group, to one queue or to all.
 DELETE FROM queen.subscriptions WHERE group_id = $1 AND ($2::text IS NULL OR queue_name = $2) RETURNING queue_name;
 
+-- name: forget_group
+-- Remove a group that has nothing any more: neither cursors nor subscriptions nor dead letters.
+DELETE FROM queen.groups g
+WHERE g.id = $1 AND NOT EXISTS (SELECT FROM queen.cursors WHERE group_id = g.id)
+    AND NOT EXISTS (SELECT FROM queen.subscriptions WHERE group_id = g.id)
+    AND NOT EXISTS (SELECT FROM queen.dead_letters WHERE group_id = g.id)
+RETURNING g.name;
+
 -- name: move_subscriptions
 -- Have a group start at another time on partitions it has not met yet.
 UPDATE queen.subscriptions SET since = $2 WHERE group_id = $1 RETURNING queue_name;

@@ -267,3 +267,31 @@ SELECT partition_id, count(*) AS segments, max(base_offset) AS last_offset FROM 
 -- name: forget_dropped
 -- Nothing is left of these dropped partitions.
 DELETE FROM queen.dropped_partitions WHERE partition_id = ANY($1::bigint[]);
+
+-- name: newest_group
+-- The highest id of a consumer group.
+SELECT coalesce(max(id), 0) AS id FROM queen.groups;
+
+-- name: remove_unused_groups
+-- Remove groups up to an id ($1), so many at once ($2), that have neither cursors nor subscriptions nor dead letters;
+-- returns their names, and the number of the change.
+WITH unused AS MATERIALIZED (
+    SELECT g.id FROM queen.groups g
+    WHERE g.id <= $1 AND g.name <> '__QUEUE_MODE__' AND NOT EXISTS (SELECT FROM queen.cursors WHERE group_id = g.id)
+        AND NOT EXISTS (SELECT FROM queen.subscriptions WHERE group_id = g.id)
+    LIMIT $2
+), gone AS (
+    DELETE FROM queen.groups WHERE id IN (SELECT id FROM unused)
+        AND NOT EXISTS (SELECT FROM queen.dead_letters WHERE group_id = queen.groups.id)
+    RETURNING name
+)
+INSERT INTO queen.changes (kind, name) SELECT 'g', name FROM gone RETURNING xid, name;
+
+-- name: remove_old_subscriptions
+-- Remove subscriptions to queues that have not come to exist within some seconds ($1), so many at once ($2).
+DELETE FROM queen.subscriptions WHERE ctid = ANY (ARRAY(
+    SELECT s.ctid FROM queen.subscriptions s
+    WHERE s.created_at < statement_timestamp() - make_interval(secs => $1::float8)
+        AND NOT EXISTS (SELECT FROM queen.queues q WHERE q.name = s.queue_name)
+    LIMIT $2
+)) RETURNING queue_name;

@@ -30,6 +30,10 @@ UPDATE queen.shard SET version = version + 1;
 -- The moves of a name that have left rows on this shard.
 SELECT id FROM queen.moves WHERE kind = $1 AND name = $2;
 
+-- name: running_moves
+-- Moves that have not switched over, oldest first.
+SELECT kind, name, from_shard, to_shard, begun_at FROM queen.moves WHERE partitions IS NULL ORDER BY begun_at;
+
 -- name: unfinished_moves
 -- What is recorded as being moved, oldest first.
 SELECT kind, name FROM queen.moves ORDER BY begun_at;

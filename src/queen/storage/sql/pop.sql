@@ -22,7 +22,9 @@ ON CONFLICT (partition_id, group_id) DO NOTHING;
 -- name: claim
 -- Lease spans of partitions, or consume them at once (autoAck), and return what is in them.
 -- Each row: partition, group, how many, lease id, seconds, autoAck, quiet seconds wanted, the span the caller holds in
--- memory already, whose segments it need not be sent, and the offset not to pass.
+-- memory already, whose segments it need not be sent, and the offset not to pass. $11: bytes that bodies may have in
+-- all; of what comes after them the first row, and the first of each claim, is returned without its body, and nothing
+-- else.
 WITH claimed AS (
     UPDATE queen.cursors c SET
         lease_start = greatest(c.committed, p.floor_offset),
@@ -50,21 +52,31 @@ WITH claimed AS (
     RETURNING i.slot, i.held_from, i.held_to, c.partition_id, c.lease_start, c.lease_end, c.lease_until, c.attempts,
         p.next_offset
 )
-SELECT k.slot, k.lease_start, k.lease_end, k.lease_until, k.attempts, k.next_offset,
-    s.base_offset, s.created_at, s.ids, s.body
-FROM claimed k
-LEFT JOIN LATERAL (
-    SELECT g.base_offset, g.created_at, g.ids, g.body FROM queen.segments g
-    WHERE g.partition_id = k.partition_id AND g.base_offset < k.lease_end
-        AND g.base_offset >= coalesce((SELECT b.base_offset FROM queen.segments b
-            WHERE b.partition_id = k.partition_id AND b.base_offset <= k.lease_start
-            ORDER BY b.base_offset DESC LIMIT 1), k.lease_start)
-    ORDER BY g.base_offset
-) s ON k.lease_start < k.held_from OR k.lease_end > k.held_to;
+SELECT r.slot, r.lease_start, r.lease_end, r.lease_until, r.attempts, r.next_offset,
+    r.base_offset, r.created_at, CASE WHEN r.sent < $11 THEN r.ids END AS ids,
+    CASE WHEN r.sent < $11 THEN r.body END AS body
+FROM (
+    SELECT k.slot, k.lease_start, k.lease_end, k.lease_until, k.attempts, k.next_offset,
+        s.base_offset, s.created_at, s.ids, s.body,
+        -- What comes before it, in whatever order the rows come: sorting them would cost every pop. A row takes some
+        -- bytes beside its body, too.
+        sum(octet_length(s.body) + 400) OVER (ROWS UNBOUNDED PRECEDING) - octet_length(s.body) - 400 AS sent,
+        coalesce(lag(octet_length(s.body) + 400) OVER (ROWS UNBOUNDED PRECEDING), 0) AS one_less
+    FROM claimed k
+    LEFT JOIN LATERAL (
+        SELECT g.base_offset, g.created_at, g.ids, g.body FROM queen.segments g
+        WHERE g.partition_id = k.partition_id AND g.base_offset < k.lease_end
+            AND g.base_offset >= coalesce((SELECT b.base_offset FROM queen.segments b
+                WHERE b.partition_id = k.partition_id AND b.base_offset <= k.lease_start
+                ORDER BY b.base_offset DESC LIMIT 1), k.lease_start)
+        ORDER BY g.base_offset
+    ) s ON k.lease_start < k.held_from OR k.lease_end > k.held_to
+) r
+WHERE r.sent IS NULL OR r.sent - r.one_less < $11 OR r.base_offset <= r.lease_start;
 
 -- name: claim_fresh
 -- The same for partitions, in ascending order, that a group without a subscription meets for the first time: the cursor
--- is made as leased. Rows that are not returned have a cursor already, or nothing to offer.
+-- is made as leased. Rows that are not returned have a cursor already, or nothing to offer. $10: as $11 above.
 WITH made AS (
     INSERT INTO queen.cursors (partition_id, group_id, committed, lease_id, lease_start, lease_end, lease_until,
         lease_acquired_at, total_consumed, total_batches, last_consumed_at)
@@ -82,28 +94,44 @@ WITH made AS (
     ON CONFLICT (partition_id, group_id) DO NOTHING
     RETURNING partition_id, group_id, lease_start, lease_end, lease_until, attempts
 )
-SELECT k.partition_id, k.group_id, k.lease_start, k.lease_end, k.lease_until, k.attempts, p.next_offset,
-    s.base_offset, s.created_at, s.ids, s.body
-FROM made k
-JOIN queen.partitions p ON p.id = k.partition_id
-LEFT JOIN LATERAL (
-    SELECT g.base_offset, g.created_at, g.ids, g.body FROM queen.segments g
-    WHERE g.partition_id = k.partition_id AND g.base_offset < k.lease_end
-        AND g.base_offset >= coalesce((SELECT b.base_offset FROM queen.segments b
-            WHERE b.partition_id = k.partition_id AND b.base_offset <= k.lease_start
-            ORDER BY b.base_offset DESC LIMIT 1), k.lease_start)
-    ORDER BY g.base_offset
--- By where a partition stands among the arguments: a join would compare each with each.
-) s ON k.lease_start < ($8::bigint[])[width_bucket(k.partition_id, $1::bigint[])]
-    OR k.lease_end > ($9::bigint[])[width_bucket(k.partition_id, $1::bigint[])];
+SELECT r.partition_id, r.group_id, r.lease_start, r.lease_end, r.lease_until, r.attempts, r.next_offset,
+    r.base_offset, r.created_at, CASE WHEN r.sent < $10 THEN r.ids END AS ids,
+    CASE WHEN r.sent < $10 THEN r.body END AS body
+FROM (
+    SELECT k.partition_id, k.group_id, k.lease_start, k.lease_end, k.lease_until, k.attempts, p.next_offset,
+        s.base_offset, s.created_at, s.ids, s.body,
+        sum(octet_length(s.body) + 400) OVER (ROWS UNBOUNDED PRECEDING) - octet_length(s.body) - 400 AS sent,
+        coalesce(lag(octet_length(s.body) + 400) OVER (ROWS UNBOUNDED PRECEDING), 0) AS one_less
+    FROM made k
+    JOIN queen.partitions p ON p.id = k.partition_id
+    LEFT JOIN LATERAL (
+        SELECT g.base_offset, g.created_at, g.ids, g.body FROM queen.segments g
+        WHERE g.partition_id = k.partition_id AND g.base_offset < k.lease_end
+            AND g.base_offset >= coalesce((SELECT b.base_offset FROM queen.segments b
+                WHERE b.partition_id = k.partition_id AND b.base_offset <= k.lease_start
+                ORDER BY b.base_offset DESC LIMIT 1), k.lease_start)
+        ORDER BY g.base_offset
+    -- By where a partition stands among the arguments: a join would compare each with each.
+    ) s ON k.lease_start < ($8::bigint[])[width_bucket(k.partition_id, $1::bigint[])]
+        OR k.lease_end > ($9::bigint[])[width_bucket(k.partition_id, $1::bigint[])]
+) r
+WHERE r.sent IS NULL OR r.sent - r.one_less < $10 OR r.base_offset <= r.lease_start;
 
 -- name: segments_between
--- The segments that overlap a span of offsets.
-SELECT g.base_offset, g.created_at, g.ids, g.body FROM queen.segments g
-WHERE g.partition_id = $1 AND g.base_offset < $3
-    AND g.base_offset >= coalesce((SELECT b.base_offset FROM queen.segments b
-        WHERE b.partition_id = $1 AND b.base_offset <= $2 ORDER BY b.base_offset DESC LIMIT 1), $2)
-ORDER BY g.base_offset;
+-- The segments that overlap a span of offsets: the first of them, up to $4 bytes, and the next without its body.
+SELECT r.base_offset, r.created_at, CASE WHEN r.sent < $4 THEN r.ids END AS ids,
+    CASE WHEN r.sent < $4 THEN r.body END AS body
+FROM (
+    SELECT g.base_offset, g.created_at, g.ids, g.body,
+        sum(octet_length(g.body) + 400) OVER (ORDER BY g.base_offset) - octet_length(g.body) - 400 AS sent,
+        coalesce(lag(octet_length(g.body) + 400) OVER (ORDER BY g.base_offset), 0) AS one_less
+    FROM queen.segments g
+    WHERE g.partition_id = $1 AND g.base_offset < $3
+        AND g.base_offset >= coalesce((SELECT b.base_offset FROM queen.segments b
+            WHERE b.partition_id = $1 AND b.base_offset <= $2 ORDER BY b.base_offset DESC LIMIT 1), $2)
+) r
+WHERE r.sent - r.one_less < $4
+ORDER BY r.base_offset;
 
 -- name: unclaim
 -- Take back claims, leased or consumed at once, that were not delivered. When another session has claimed what comes after

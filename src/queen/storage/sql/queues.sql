@@ -231,6 +231,34 @@ SELECT id FROM (
     LIMIT $5 OFFSET $6)
 ) p;
 
+-- name: queue_partitions_after
+-- A page of the partitions of a queue after a name ($4; empty: from the first), by name.
+SELECT id, name FROM queen.partitions WHERE queue_id = $1 AND name > $4 ORDER BY name LIMIT $2 OFFSET $3;
+
+-- name: queue_totals
+-- What all partitions of a queue hold together, counted as in partition_list.
+WITH dead AS (
+    SELECT d.partition_id, d.group_id, count(*) AS found,
+        count(*) FILTER (WHERE d.message_offset >= p.floor_offset) AS live
+    FROM queen.dead_letters d JOIN queen.partitions p ON p.id = d.partition_id
+    WHERE d.queue_id = $1 GROUP BY d.partition_id, d.group_id
+), held AS (
+    SELECT p.next_offset - p.floor_offset AS total,
+        coalesce(max(p.next_offset - greatest(c.committed, p.floor_offset)), p.next_offset - p.floor_offset) AS pending,
+        greatest(0, max(least(c.lease_end, p.next_offset) - greatest(c.committed, p.floor_offset))
+            FILTER (WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp())) AS processing,
+        greatest(0, max(greatest(c.committed, p.floor_offset) - p.floor_offset - coalesce(d.live, 0))) AS completed
+    FROM queen.partitions p
+    LEFT JOIN queen.cursors c ON c.partition_id = p.id
+    LEFT JOIN dead d ON d.partition_id = p.id AND d.group_id = c.group_id
+    WHERE p.queue_id = $1 GROUP BY p.id
+)
+SELECT coalesce(sum(total), 0)::bigint AS total, coalesce(sum(pending), 0)::bigint AS pending,
+    coalesce(sum(processing), 0)::bigint AS processing, coalesce(sum(completed), 0)::bigint AS completed,
+    (SELECT coalesce(sum(m.most), 0)::bigint FROM (SELECT max(found) AS most FROM dead GROUP BY partition_id) m)
+        AS dead_letter
+FROM held;
+
 -- name: partition_list
 -- What partitions hold, in the order given. Everything is looked up by partition, so that the cost grows with their
 -- number alone whatever the planner believes.

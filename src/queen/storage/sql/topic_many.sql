@@ -18,7 +18,8 @@ WHERE n.name = $1 AND f.first IS NOT NULL;
 -- name: topic_claim_many
 -- Lease the first items ($2 of them) that are ready and due in any of these topics ($1). The first items of topics say
 -- which of them can have any of those. The request whose places begin at $3 leases for $4 seconds (null: the topic's) as $5.
--- Also returns how many were found, as others may have leased some of them meanwhile.
+-- No more are leased once they have $6 bytes. Also returns how many were found, as others may have leased some of them
+-- meanwhile.
 WITH firsts AS MATERIALIZED (
     SELECT a.topic_id, f.priority, f.deliver_after, f.id
     FROM unnest($1::integer[]) AS a (topic_id)
@@ -49,12 +50,17 @@ WITH firsts AS MATERIALIZED (
     ORDER BY p.priority, p.deliver_after, p.id LIMIT $2
 ), locked AS MATERIALIZED (
     -- Only what will be leased is locked: SKIP LOCKED passes over every locked item.
-    SELECT i.ctid AS place, i.id, i.priority, i.deliver_after FROM queen.topic_items i
+    SELECT i.ctid AS place, i.id, i.priority, i.deliver_after, octet_length(i.payload) + 400 AS nbytes
+    FROM queen.topic_items i
     WHERE i.id = ANY (ARRAY(SELECT id FROM seen)) AND i.leased_until IS NULL
     FOR UPDATE SKIP LOCKED
 ), picked AS MATERIALIZED (
-    SELECT place, width_bucket(row_number() OVER (ORDER BY priority, deliver_after, id) - 1, $3::bigint[]) AS slot
-    FROM locked
+    SELECT n.place, width_bucket(n.nth, $3::bigint[]) AS slot
+    FROM (
+        SELECT place, row_number() OVER w - 1 AS nth, sum(nbytes) OVER w - nbytes AS before
+        FROM locked WINDOW w AS (ORDER BY priority, deliver_after, id ROWS UNBOUNDED PRECEDING)
+    ) n
+    WHERE n.before < $6
 ), leased AS (
     UPDATE queen.topic_items i SET
         leased_until = clock_timestamp() + make_interval(secs => coalesce(($4::float8[])[p.slot], t.lease_seconds)),

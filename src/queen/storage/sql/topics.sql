@@ -119,23 +119,31 @@ JOIN queen.topic_keys k ON k.namespace_id = i.namespace_id AND k.key = i.key;
 -- name: topic_claim
 -- Lease the first items that are ready and due: so many ($2) of each topic ($1). The places of a topic begin at
 -- $3; the request whose places begin at $4 leases for $5 seconds as $6. If $7, none of topics with a prefetch buffer.
+-- No more are leased once they have $8 bytes.
 WITH picked AS MATERIALIZED (
-    SELECT p.place, width_bucket(a.base + row_number() OVER (PARTITION BY a.topic_id
-        ORDER BY p.priority, p.deliver_after, p.id) - 1, $4::bigint[]) AS slot
-    FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS a (topic_id, wanted, base)
-    CROSS JOIN LATERAL (
-        SELECT r.place, r.id, r.priority, r.deliver_after
-        FROM queen.topic_heads h
+    SELECT n.place, width_bucket(n.nth, $4::bigint[]) AS slot
+    FROM (
+        SELECT p.place,
+            a.base + row_number() OVER (PARTITION BY a.topic_id ORDER BY p.priority, p.deliver_after, p.id) - 1 AS nth,
+            sum(p.nbytes) OVER (ORDER BY a.topic_id, p.priority, p.deliver_after, p.id ROWS UNBOUNDED PRECEDING)
+                - p.nbytes AS before
+        FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS a (topic_id, wanted, base)
         CROSS JOIN LATERAL (
-            SELECT i.ctid AS place, i.id, i.priority, i.deliver_after FROM queen.topic_items i
-            WHERE i.topic_id = h.topic_id AND i.priority = h.priority AND i.leased_until IS NULL
-                AND i.deliver_after >= h.head AND i.deliver_after <= statement_timestamp()
-                AND (i.expires_at IS NULL OR i.expires_at > statement_timestamp())
-            ORDER BY i.deliver_after, i.id LIMIT a.wanted FOR UPDATE SKIP LOCKED
-        ) r
-        WHERE h.topic_id = a.topic_id ORDER BY h.priority LIMIT a.wanted
-    ) p
-    WHERE NOT $7::boolean OR (SELECT o.token FROM queen.topic_ready o WHERE o.topic_id = a.topic_id) IS NULL
+            SELECT r.place, r.id, r.priority, r.deliver_after, r.nbytes
+            FROM queen.topic_heads h
+            CROSS JOIN LATERAL (
+                SELECT i.ctid AS place, i.id, i.priority, i.deliver_after, octet_length(i.payload) + 400 AS nbytes
+                FROM queen.topic_items i
+                WHERE i.topic_id = h.topic_id AND i.priority = h.priority AND i.leased_until IS NULL
+                    AND i.deliver_after >= h.head AND i.deliver_after <= statement_timestamp()
+                    AND (i.expires_at IS NULL OR i.expires_at > statement_timestamp())
+                ORDER BY i.deliver_after, i.id LIMIT a.wanted FOR UPDATE SKIP LOCKED
+            ) r
+            WHERE h.topic_id = a.topic_id ORDER BY h.priority LIMIT a.wanted
+        ) p
+        WHERE NOT $7::boolean OR (SELECT o.token FROM queen.topic_ready o WHERE o.topic_id = a.topic_id) IS NULL
+    ) n
+    WHERE n.before < $8
 )
 UPDATE queen.topic_items i SET
     leased_until = clock_timestamp() + make_interval(secs => ($5::float8[])[p.slot]),
@@ -521,6 +529,8 @@ WITH heads AS (
 DELETE FROM queen.dropped_topics WHERE topic_id = $1;
 
 -- name: topic_namespace_list
--- Namespaces with their quotas and the number of their topics here.
-SELECT n.name, n.quota_per_minute, (SELECT count(*) FROM queen.topics t WHERE t.namespace_id = n.id) AS topics
+-- Namespaces with their quotas, what was counted against them in the last minute, and the number of their topics here.
+SELECT n.name, n.quota_per_minute, (SELECT count(*) FROM queen.topics t WHERE t.namespace_id = n.id) AS topics,
+    coalesce((SELECT sum(u.used) FROM queen.topic_usage u WHERE u.namespace_id = n.id
+        AND u.second > floor(extract(epoch FROM statement_timestamp()))::bigint - 60), 0)::bigint AS used
 FROM queen.topic_namespaces n;

@@ -194,6 +194,6 @@ async def test_a_stream_does_not_keep_a_server_from_stopping(start_server: Start
     async with listening(api) as stream:
         await stream.next("counters")
         assert api.worker is not None
-        await api.worker.shell.shutdown(30)
+        await api.worker.http.shutdown(30)
         assert await stream.answer.read() is not None
     assert listeners(api) == 0

@@ -67,10 +67,33 @@ async def test_namespaces_of_topics_are_listed(api: Api) -> None:
     for topic in ("a", "b"):
         await api.call("POST", "/api/v1/topics/enqueue", json={"namespace": "acme", "topic": topic, "data": 1})
     await api.call("PUT", "/api/v1/topics/quotas", json={"namespace": "globex", "per_minute": 9})
+    await api.call("PUT", "/api/v1/topics/quotas", json={"namespace": "initech", "per_minute": 6})
+    await api.call("POST", "/api/v1/topics/enqueue", json=[{"namespace": "initech", "topic": "t", "data": 1}] * 4)
     assert (await api.call("GET", "/api/v1/topics/namespaces")).body["namespaces"] == [
-        {"namespace": "acme", "topics": 2, "quotaPerMinute": None},
-        {"namespace": "globex", "topics": 0, "quotaPerMinute": 9},
+        _namespace("acme", topics=2),
+        _namespace("globex", quota=9, used=0),
+        _namespace("initech", topics=1, quota=6, used=4),
     ]
+
+
+def _namespace(name: str, topics: int = 0, quota: int | None = None, used: int | None = None) -> dict[str, object]:
+    limits = {"quotaPerMinute": quota, "limitPerMinute": quota, "usedLastMinute": used}
+    return {"namespace": name, "topics": topics, **limits}
+
+
+async def test_a_replay_is_answered_with_its_command(api: Api) -> None:
+    body = {"archive": "/data/my archive", "queue": "orders", "toQueue": "again", "from": "2026-11-15T08:00:00Z"}
+    answer = await api.call("POST", "/api/v1/pipelines/replay", json=body)
+    assert answer.body == {
+        "started": False,
+        "command": "queen pipeline replay '/data/my archive' --queue orders --to again --from 2026-11-15T08:00:00.000Z",
+    }
+
+
+async def test_one_shard_has_nowhere_to_move_to(api: Api) -> None:
+    await api.push("q", 1)
+    assert (await api.call("POST", "/api/v1/shards/move", json={"queue": "q", "to": 0})).status == 409
+    assert (await api.call("GET", "/api/v1/shards/moves")).body == {"moves": []}
 
 
 async def test_connections_say_who_waits_for_what(api: Api) -> None:

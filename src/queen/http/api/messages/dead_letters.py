@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from queen.broker.ack.dead_letters import DeadLetterFilter
 from queen.errors import BadRequest
 from queen.http.routing.call import Call
 from queen.http.routing.context import Shard
-from queen.http.routing.placement import Paged, by_queue
+from queen.http.routing.placement import Everywhere, Paged, by_queue
 from queen.http.routing.query import read_time
 from queen.http.routing.route import DATABASE, FOUND, RouteTable
 from queen.http.server.message import Access
 from queen.wire.api.messages.dead_letters import (
     DeadLetterList,
+    DeadLetterReport,
+    DeadLetterReportQuery,
     DeadLettersQuery,
     Purged,
     PurgeQuery,
@@ -50,6 +52,35 @@ async def dead_letters(shard: Shard, call: Call[DeadLettersQuery, None]) -> Dead
         until=query.until,
     )
     return await shard.broker.dead_letters.page(wanted, query.limit, query.offset)
+
+
+def _merge_reports(answers: Sequence[DeadLetterReport]) -> DeadLetterReport:
+    reasons = sorted((reason for answer in answers for reason in answer.reasons), key=lambda reason: -reason.count)
+    return DeadLetterReport(sum(answer.total for answer in answers), reasons)
+
+
+@routes.on_shard(
+    "GET",
+    "/api/v1/dlq/report",
+    access=Access.READ_ONLY,
+    placement=Everywhere(_merge_reports, by_queue=True),
+    id="deadLetterReport",
+    summary="What dead letters died of",
+    query=DeadLetterReportQuery,
+    returns={200: DeadLetterReport},
+    errors=DATABASE,
+    cached=True,
+)
+async def dead_letter_report(shard: Shard, call: Call[DeadLetterReportQuery, None]) -> DeadLetterReport:
+    query = call.query
+    wanted = DeadLetterFilter(
+        queue=query.queue or None,
+        group=query.consumer_group or None,
+        partition=query.partition or None,
+        since=query.since,
+        until=query.until,
+    )
+    return await shard.broker.dead_letters.report(wanted, query.limit)
 
 
 def decode_retry(body: bytes) -> Retry:

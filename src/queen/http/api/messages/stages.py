@@ -25,7 +25,7 @@ from queen.wire.stages import (
     decode_publish,
     decode_stage,
 )
-from queen.wire.topics import EnqueueItem
+from queen.wire.topics.requests import EnqueueItem
 
 routes = RouteTable("Staging")
 

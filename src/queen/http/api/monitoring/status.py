@@ -175,7 +175,9 @@ async def status_queues(shard: Shard, call: Call[StatusQueuesQuery, None]) -> Li
     cached=True,
 )
 async def status_queue(shard: Shard, call: Call[QueueStatusQuery, None]) -> QueueStatus:
-    return await shard.resources.queue_status(call.name("queue"))
+    query = call.query
+    limit = query.limit if query.include_partitions else 0
+    return await shard.resources.queue_status(call.name("queue"), limit, query.offset, query.after)
 
 
 @routes.on_shard(

@@ -1,16 +1,17 @@
-"""The server itself: settings in force, live counters, shards, streaming queries, pipelines, connections."""
+"""The server itself: settings in force, live counters, streaming queries, pipelines, connections."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 from collections import Counter
-from urllib.parse import urlsplit
 
 from queen.broker.broker import Broker
 from queen.errors import DatabaseUnavailable
 from queen.http.routing.call import Call
 from queen.http.routing.context import Api
+from queen.http.routing.query import read_time
 from queen.http.routing.route import DATABASE, RouteTable
 from queen.http.server.message import Access
 from queen.settings import Settings, describe_settings
@@ -20,16 +21,18 @@ from queen.wire.api.operations.system import (
     PeerList,
     PeerView,
     PipelineList,
+    Replay,
+    ReplayCommand,
     SettingInForce,
     SettingsInForce,
-    ShardList,
-    ShardView,
     StreamQueryList,
     StreamQueryView,
     TopicNamespaceList,
     TopicNamespaceView,
 )
 from queen.wire.pipelines import statuses
+from queen.wire.push import check_name
+from queen.wire.times import iso_millis
 
 routes = RouteTable("System")
 
@@ -107,21 +110,6 @@ async def live(api: Api, call: Call[None, None]) -> LiveCounters:
 
 @routes.on_worker(
     "GET",
-    "/api/v1/shards",
-    access=Access.READ_ONLY,
-    summary="Shards and what lives there",
-    returns={200: ShardList},
-    errors=DATABASE,
-    cached=True,
-)
-async def list_shards(api: Api, call: Call[None, None]) -> ShardList:
-    places = [_place(dsn) for dsn in api.settings.database_dsns]
-    shards = zip(places, api.brokers, strict=True)
-    return ShardList(shards=await asyncio.gather(*(_shard(number, *shard) for number, shard in enumerate(shards))))
-
-
-@routes.on_worker(
-    "GET",
     "/api/v1/streams",
     access=Access.READ_ONLY,
     tag="Streams",
@@ -151,6 +139,32 @@ async def list_pipelines(api: Api, call: Call[None, None]) -> PipelineList:
 
 
 @routes.on_worker(
+    "POST",
+    "/api/v1/pipelines/replay",
+    access=Access.ADMIN,
+    summary="How to replay an archive",
+    description="The server runs no Apache Spark, so it answers with the command that does.",
+    body=Replay,
+    body_example={"archive": "/data/archive", "queue": "orders", "toQueue": "orders-again"},
+    returns={200: ReplayCommand},
+)
+async def replay_archive(api: Api, call: Call[None, Replay]) -> ReplayCommand:
+    asked = call.body
+    for name, where in ((asked.queue, "queue"), (asked.to_queue, "toQueue")):
+        if name is not None:
+            check_name(name, "Queue", where)
+    flags = {
+        "--queue": asked.queue,
+        "--to": asked.to_queue,
+        "--from": iso_millis(read_time(asked.since, "from")) if asked.since is not None else None,
+        "--until": iso_millis(read_time(asked.until, "to")) if asked.until is not None else None,
+    }
+    command = ["queen", "pipeline", "replay", asked.archive]
+    command += [word for flag, value in flags.items() if value is not None for word in (flag, value)]
+    return ReplayCommand(started=False, command=shlex.join(command))
+
+
+@routes.on_worker(
     "GET",
     "/api/v1/topics/namespaces",
     access=Access.READ_ONLY,
@@ -160,16 +174,24 @@ async def list_pipelines(api: Api, call: Call[None, None]) -> PipelineList:
     errors=DATABASE,
 )
 async def list_topic_namespaces(api: Api, call: Call[None, None]) -> TopicNamespaceList:
-    """A namespace may have topics on several shards; its quota is kept on its home shard."""
+    """A namespace may have topics on several shards; its quota is kept, and its use counted, on its home shard."""
     found: dict[str, TopicNamespaceView] = {}
-    for rows in await asyncio.gather(*(_rows(broker, "topic_namespace_list") for broker in api.brokers)):
+    answers = await asyncio.gather(*(_rows(broker, "topic_namespace_list") for broker in api.brokers))
+    for broker, rows in zip(api.brokers, answers, strict=True):
         for row in rows:
             view = found.setdefault(
-                row["name"], TopicNamespaceView(namespace=row["name"], topics=0, quota_per_minute=None)
+                row["name"],
+                TopicNamespaceView(
+                    namespace=row["name"], topics=0, quota_per_minute=None, limit_per_minute=None, used_last_minute=None
+                ),
             )
             view.topics += row["topics"]
             if row["quota_per_minute"] is not None:
                 view.quota_per_minute = row["quota_per_minute"]
+            used = await broker.topics.quotas.used(row["name"], row["used"])
+            if used is not None:
+                view.limit_per_minute = max(view.limit_per_minute or 0, broker.topics.quotas.limit(row["name"]) or 0)
+                view.used_last_minute = max(view.used_last_minute or 0, used)
     return TopicNamespaceList(namespaces=[found[name] for name in sorted(found)])
 
 
@@ -187,22 +209,3 @@ async def _rows(broker: Broker, statement: str) -> list[Record]:
         if len(broker.siblings) > 1:
             return []
         raise
-
-
-async def _shard(number: int, place: str, broker: Broker) -> ShardView:
-    view = ShardView(shard=number, up=True, database=place)
-    try:
-        (row,) = await broker.database.fetch("shard_inventory")
-    except DatabaseUnavailable:
-        view.up = False
-        return view
-    view.queues, view.partitions = row["queues"], row["partitions"]
-    view.topics, view.bytes = row["topics"], row["bytes"]
-    return view
-
-
-def _place(dsn: str) -> str:
-    """Where a database is, without the user and password."""
-    url = urlsplit(dsn)
-    port = f":{url.port}" if url.port else ""
-    return f"{url.hostname or 'local socket'}{port}{url.path}"

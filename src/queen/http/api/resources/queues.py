@@ -31,6 +31,7 @@ from queen.wire.api.resources.queues import (
     QueueDepth,
     QueueInList,
     QueueList,
+    QueuePartitionsQuery,
     QueuesQuery,
     QueuesUpdated,
     QueueView,
@@ -180,11 +181,12 @@ async def queues(shard: Shard, call: Call[QueuesQuery, None]) -> QueueList:
     access=Access.READ_ONLY,
     placement=by_queue(),
     summary="A queue and its partitions",
+    query=QueuePartitionsQuery,
     returns={200: QueueView},
     errors=FOUND,
 )
-async def queue(shard: Shard, call: Call[None, None]) -> QueueView:
-    return await shard.resources.queue(call.name("queue"))
+async def queue(shard: Shard, call: Call[QueuePartitionsQuery, None]) -> QueueView:
+    return await shard.resources.queue(call.name("queue"), call.query.limit, call.query.after)
 
 
 @routes.on_shard(

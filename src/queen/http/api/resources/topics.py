@@ -54,8 +54,8 @@ from queen.wire.api.resources.topics import (
     WriteMode,
 )
 from queen.wire.shards import Name
-from queen.wire.topic_items import render_dead_letters, render_ids, render_items, render_mixed_items
-from queen.wire.topics import (
+from queen.wire.topics.items import render_dead_letters, render_ids, render_items, render_mixed_items
+from queen.wire.topics.requests import (
     ConfigureBody,
     EnqueueItem,
     ExtendRef,

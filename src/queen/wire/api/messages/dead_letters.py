@@ -98,3 +98,42 @@ class PurgeQuery(_Filter):
 
     queue: Annotated[str, Meta(description="The queue; required here or in the body.")] = ""
     transaction_ids: Annotated[str, Meta(description="Only the dead letter of this transaction id.")] = ""
+
+
+class DeadLetterReportQuery(Query):
+    """Which dead letters are looked at: the newest 100 000 that pass."""
+
+    queue: Annotated[str, Meta(description="Only of this queue.")] = ""
+    consumer_group: Annotated[str, Meta(description="Only of this group.")] = ""
+    partition: Annotated[str, Meta(description="Only of partitions of this name.")] = ""
+    since: Annotated[datetime | None, Meta(description="Only those that failed at this time or later.")] = field(
+        default=None, name="from"
+    )
+    until: Annotated[datetime | None, Meta(description="Only those that failed at this time or before.")] = field(
+        default=None, name="to"
+    )
+    limit: Limit = 50
+
+
+class DeadLetterReason(Answer):
+    """Dead letters of a queue and group that died of the same; the ids are those of the newest."""
+
+    queue: str
+    consumer_group: str | None
+    error: str
+    count: Count
+    first_at: Time
+    last_at: Time
+    max_retries: Count
+    partition_id: Uuid
+    transaction_id: str
+
+
+class DeadLetterReport(Answer):
+    """How many dead letters were looked at, and what they died of, the most frequent first.
+
+    Errors that differ in ids, numbers and quoted texts alone are one.
+    """
+
+    total: Count
+    reasons: list[DeadLetterReason]

@@ -11,6 +11,7 @@ from queen.wire.api.fields import (
     Count,
     Limit,
     NamespaceFilter,
+    OptionalName,
     Order,
     Page,
     Pagination,
@@ -221,11 +222,12 @@ class WatchedPartition(Answer):
 
 
 class QueueStatus(Answer):
-    """One queue as it is watched."""
+    """One queue as it is watched. `next` is the name `after` which the rest of its partitions is to be asked for."""
 
     queue: WatchedQueue
     partitions: list[WatchedPartition]
     totals: WatchedTotals
+    next: str | None
 
 
 class QueueMessage(Answer):
@@ -278,9 +280,10 @@ class StatusQueuesQuery(Page):
 
 
 class QueueStatusQuery(Page):
-    """`includePartitions` is accepted and changes nothing: partitions are always included."""
+    """Which partitions of the queue are shown."""
 
-    include_partitions: Annotated[bool, Meta(description="Ignored: partitions are always included.")] = True
+    include_partitions: Annotated[bool, Meta(description="Whether any is, beside the totals of the queue.")] = True
+    after: Annotated[OptionalName, Meta(description="Partitions after this name: `next` of the page before.")] = ""
 
 
 class QueueMessagesQuery(Page):

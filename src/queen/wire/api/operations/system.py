@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated
 
-from queen.wire.api.fields import Answer
+from msgspec import Meta, field
+
+from queen.wire.api.fields import Answer, Body, Name, Time
 from queen.wire.pipelines import PipelineStatus
 
 
@@ -29,24 +32,6 @@ class SettingsInForce(_Answer):
 
     worker_id: int
     settings: list[SettingInForce]
-
-
-class ShardView(_Answer):
-    """One PostgreSQL and what lives there; the counts are null while it is unavailable."""
-
-    shard: int
-    up: bool
-    database: str
-    queues: int | None = None
-    partitions: int | None = None
-    topics: int | None = None
-    bytes: int | None = None
-
-
-class ShardList(_Answer):
-    """All shards, by number."""
-
-    shards: list[ShardView]
 
 
 class StreamQueryView(_Answer):
@@ -76,12 +61,33 @@ class PipelineList(_Answer):
     pipelines: list[PipelineStatus]
 
 
+class Replay(Body, kw_only=True):
+    """What of an archive is to be pushed again, and where."""
+
+    archive: Annotated[str, Meta(min_length=1, max_length=4096, description="The directory or URL of the archive.")]
+    queue: Name | None = None
+    to_queue: Name | None = None
+    since: Time | None = field(default=None, name="from")
+    until: Time | None = field(default=None, name="to")
+
+
+class ReplayCommand(_Answer):
+    """The command that replays an archive."""
+
+    started: bool
+    command: str
+
+
 class TopicNamespaceView(_Answer):
     """A namespace of topics."""
 
     namespace: str
     topics: int
     quota_per_minute: int | None
+    limit_per_minute: int | None
+    """In force, by a quota or by the settings; null: unlimited."""
+    used_last_minute: int | None
+    """Items counted in the last minute, with those that workers have reserved; null: unlimited."""
 
 
 class TopicNamespaceList(_Answer):

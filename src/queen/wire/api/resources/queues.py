@@ -107,6 +107,13 @@ class PartitionsQuery(Page):
     order: Order = None
 
 
+class QueuePartitionsQuery(Query):
+    """Which partitions of a queue are shown."""
+
+    limit: Limit = 1000
+    after: Annotated[OptionalName, Meta(description="Partitions after this name: `next` of the page before.")] = ""
+
+
 class ClearQuery(Query):
     """What is cleared."""
 
@@ -197,7 +204,10 @@ class PartitionInList(PartitionView):
 
 
 class QueueView(Answer):
-    """A queue with all its partitions, by name."""
+    """A queue with its partitions, by name. `next` is the name `after` which the rest of them is to be asked for.
+
+    `totals` are those of the queue, whatever part of its partitions is shown.
+    """
 
     id: Uuid
     name: str
@@ -206,6 +216,7 @@ class QueueView(Answer):
     created_at: Time
     partitions: list[PartitionView]
     totals: Counters
+    next: str | None
     paused: bool
     paused_groups: list[str]
 

@@ -19,7 +19,7 @@ from queen.wire.api.fields import (
     SnakeAnswer,
     Time,
 )
-from queen.wire.topics import LONGEST_LEASE
+from queen.wire.topics.requests import LONGEST_LEASE
 
 Id: TypeAlias = Annotated[
     int | str,

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import msgspec
 
-from queen.wire.topics import EnqueueItem
+from queen.wire.topics.requests import EnqueueItem
 
 
 class WalItem(msgspec.Struct, array_like=True, frozen=True, gc=False):

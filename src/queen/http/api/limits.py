@@ -1,0 +1,142 @@
+"""How much one request may ask for: items that cost far more memory and time than their bytes are counted first."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from queen.http.server.message import Request, Response, error_response
+from queen.settings import Settings
+from queen.wire.decode import malformed
+from queen.wire.topics.requests import MOST_ITEMS
+
+# A body that is shorter is not looked at: it cannot hold more items than any sensible limit.
+_SHORT: Final = 64 * 1024
+# Bodies of requests that are no lists of messages: what they hold is decoded to objects, many times as large.
+_MOST_BYTES: Final = 4 << 20
+_LISTS: Final = frozenset(
+    {
+        "/api/v1/stages",
+        "/api/v1/traces",
+        "/streams/v1/cycle",
+        "/streams/v1/state/get",
+        "/internal/api/events",
+        "/internal/api/notify",
+    }
+)
+_TOPICS: Final = "/api/v1/topics"
+_TOPIC_LISTS: Final = ("/enqueue", "/ack", "/nack", "/extend")
+
+
+class _PushBody(msgspec.Struct):
+    items: list[msgspec.Raw] = []
+
+
+class _AckBody(msgspec.Struct):
+    acknowledgments: list[msgspec.Raw] = []
+
+
+class _Operation(msgspec.Struct):
+    items: list[msgspec.Raw] = []
+
+
+class _TransactionBody(msgspec.Struct):
+    operations: list[_Operation] = []
+
+
+_push = msgspec.json.Decoder(_PushBody)
+_acks = msgspec.json.Decoder(_AckBody)
+_transaction = msgspec.json.Decoder(_TransactionBody)
+_array = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    most: int
+    setting: str
+    count: Callable[[bytes], int]
+    braces: int
+    """How many there are before that of the first item."""
+    end: bytes
+    """What closes a body after an item."""
+
+    def counted(self, body: bytes) -> int:
+        """How many items a body has, or its beginning, if those are too many already; 0: surely not too many."""
+        # Each item has a brace of its own; where there are fewer, nothing need be decoded.
+        pieces = body.split(b"{", self.braces + self.most + 1)
+        if len(pieces) < self.braces + self.most + 2:
+            return 0
+        # Items without objects inside are the rule where there are very many: the first of them are enough.
+        start = body[: -len(pieces[-1]) - 1].rstrip(b" \t\r\n,")
+        del pieces
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            count = self.count(start + self.end)
+            if count > self.most:
+                return count
+        return self.count(body)
+
+
+class RequestLimits:
+    """Refuses requests that ask for more than the settings allow, before they are decoded."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._limits = {
+            "/api/v1/push": _Limit(
+                settings.max_push_items, " (MAX_PUSH_ITEMS)", lambda body: len(_push.decode(body).items), 1, b"]}"
+            ),
+            "/api/v1/ack/batch": _Limit(
+                settings.max_ack_items,
+                " (MAX_ACK_ITEMS)",
+                lambda body: len(_acks.decode(body).acknowledgments),
+                1,
+                b"]}",
+            ),
+            "/api/v1/transaction": _Limit(
+                settings.max_transaction_operations, " (MAX_TRANSACTION_OPERATIONS)", _count_operations, 1, b"]}"
+            ),
+        }
+        items = _Limit(MOST_ITEMS, "", _count_array, 0, b"]")
+        self._limits |= {prefix + path: items for path in _TOPIC_LISTS for prefix in ("", _TOPICS)}
+        shortest = min(limit.most for limit in self._limits.values())
+        self.looks_from = min(_SHORT, shortest)
+        """A body that is shorter than so many bytes is within the limits."""
+
+    def refusal(self, request: Request) -> Response | None:
+        """What a request is answered that asks for too much; None if it does not."""
+        route, body = request.route, request.body
+        if route is None:
+            return None
+        limit = self._limits.get(route.pattern)
+        if limit is None:
+            if len(body) <= _MOST_BYTES or route.pattern in _LISTS:
+                return None
+            return error_response(413, f"The request body is larger than the {_MOST_BYTES} bytes allowed here")
+        try:
+            count = limit.counted(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return error_response(400, str(malformed(error)))
+        if count <= limit.most:
+            return None
+        return error_response(
+            413, f"The request has more than the {limit.most} items allowed{limit.setting}: send several requests"
+        )
+
+
+def _count_items(body: bytes) -> int:
+    return len(_push.decode(body).items)
+
+
+def _count_acks(body: bytes) -> int:
+    return len(_acks.decode(body).acknowledgments)
+
+
+def _count_operations(body: bytes) -> int:
+    return sum(max(1, len(operation.items)) for operation in _transaction.decode(body).operations)
+
+
+def _count_array(body: bytes) -> int:
+    return len(_array.decode(body)) if body.lstrip()[:1] == b"[" else 1
