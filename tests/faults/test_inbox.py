@@ -21,6 +21,8 @@ from tests.support.ageing import until
 from tests.support.database import Connection, stored_messages
 
 _YOUTH_SECONDS = 3.0
+# The last two: the file that says where PostgreSQL listens is being written.
+_LOST: tuple[type[BaseException], ...] = (asyncpg.PostgresError, *UNAVAILABLE_ERRORS, IndexError, ValueError)
 PARTITIONS = ("p0", "p1", "p2")
 
 
@@ -41,8 +43,7 @@ class Writer:
                 async with self._victim.connection() as connection:
                     while True:
                         await self._push(connection, chance)
-            except (asyncpg.PostgresError, *UNAVAILABLE_ERRORS, IndexError, ValueError):
-                # The last two: the file that says where PostgreSQL listens is being written.
+            except _LOST:
                 await asyncio.sleep(0.05)
 
     async def _push(self, connection: Connection, chance: random.Random) -> None:
