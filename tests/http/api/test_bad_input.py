@@ -437,7 +437,7 @@ _SURFACES: dict[str, Surface] = {
     "GET /api/v1/shards": Surface(),
     "GET /api/v1/streams": Surface(),
     "GET /streams/v1/queries": Surface(),
-    "GET /api/v1/audit": Surface(numbers=("limit",)),
+    "GET /api/v1/audit": Surface(numbers=("limit",), words=("actor", "action")),
     "GET /api/v1/pipelines": Surface(),
     "GET /api/v1/topics/namespaces": Surface(),
     "GET /api/v1/resources/partitions": Surface(numbers=_PAGE, names=("queue",)),

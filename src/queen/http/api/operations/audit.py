@@ -8,6 +8,7 @@ from queen.http.routing.call import Call
 from queen.http.routing.context import Api
 from queen.http.routing.route import DATABASE, RouteTable
 from queen.http.server.message import Access
+from queen.storage.database import storable
 from queen.wire.api.operations.audit import AuditEntry, AuditLog, AuditQuery
 from queen.wire.times import iso_millis
 
@@ -27,7 +28,8 @@ routes = RouteTable("System")
 )
 async def audit_log(api: Api, call: Call[AuditQuery, None]) -> AuditLog:
     query = call.query
-    rows = await api.brokers[0].database.fetch("audit_page", query.actor, query.action, query.before, query.limit)
+    actor, action = storable(query.actor), storable(query.action)
+    rows = await api.brokers[0].database.fetch("audit_page", actor, action, query.before, query.limit)
     return AuditLog(
         [
             AuditEntry(
