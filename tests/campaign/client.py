@@ -44,6 +44,8 @@ class Recorder:
         call = self.history.begin(self.name, op, args)
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_CALL_SECONDS))
+            # It would send a GET again whose connection ended, and a pop without an answer would not be in the history.
+            self._session._retry_connection = False
         params = {
             key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in (query or {}).items()
         }

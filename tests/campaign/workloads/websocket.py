@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -55,16 +56,17 @@ class WebSocketWorkload(LogWorkload):
         since = self.history.now()
         subscription = {"id": "s", "queue": self.queue, "consumerGroup": "frames", "batch": 7, "partitions": 2}
         await socket.send_json({"type": "subscribe", **subscription})
+        early: deque[dict[str, Any]] = deque()
         for _ in range(self.chance.randint(1, 25)):
             if idle.long_enough:
                 return
-            frame = await self._next(socket)
+            frame = early.popleft() if early else await self._next(socket)
             if frame is None:
                 self._note_nothing(name, idle)
             elif frame["type"] == "batch":
                 call = self._note_batch(name, frame, since)
                 idle.note(call, call.answer)
-                since = await self._answer(name, socket, frame, call)
+                since = await self._answer(name, socket, frame, call, early)
 
     async def _next(self, socket: aiohttp.ClientWebSocketResponse) -> dict[str, Any] | None:
         try:
@@ -84,9 +86,14 @@ class WebSocketWorkload(LogWorkload):
         return self.history.end(call, Outcome.OK, answer and answer | {"since": since})
 
     async def _answer(
-        self, name: str, socket: aiohttp.ClientWebSocketResponse, frame: dict[str, Any], popped: Call
+        self,
+        name: str,
+        socket: aiohttp.ClientWebSocketResponse,
+        frame: dict[str, Any],
+        popped: Call,
+        early: deque[dict[str, Any]],
     ) -> float:
-        """Ack a batch and give credit for the next; returns since when that can be granted."""
+        """Ack a batch and give credit for the next, which may come `early`; returns since when it can be granted."""
         since = self.history.now()
         args = {"group": "frames", "lease": popped.answer["lease"], "messages": popped.answer["messages"]}
         call = self.history.begin(name, "ack", args)
@@ -97,6 +104,7 @@ class WebSocketWorkload(LogWorkload):
                 answer: dict[str, Any] = await socket.receive_json()
                 if answer.get("id") == "a":
                     break
+                early.append(answer)
         except BaseException as error:
             self.history.end(call, Outcome.UNKNOWN, error=type(error).__name__)
             raise

@@ -24,7 +24,7 @@ from queen.broker.notifications import Handlers
 from queen.concurrency import BackgroundTask
 from queen.errors import DatabaseUnavailable
 from queen.settings import Settings
-from queen.storage.database import AdvisoryLock, Database
+from queen.storage.database import BUSY_ERRORS, AdvisoryLock, Database
 
 log = logging.getLogger(__name__)
 
@@ -160,6 +160,9 @@ class JobRunner:
                 more = await job.run(session)
             except DatabaseUnavailable:
                 raise
+            except BUSY_ERRORS as error:
+                log.warning("background job %r could not run (%s); its next run tries again", job.name, error)
+                more = False
             except Exception:
                 # A job that fails must not take the others with it.
                 log.exception("background job %r failed; its next run tries again", job.name)
