@@ -81,7 +81,7 @@ class Queues:
         """Delete a queue with all that is in it, however much that is; False when there is none of that name.
 
         It is gone at once. Its cursors, dead letters and traces are removed for a while here; what is left of them, and
-        the messages, is removed by whoever works off `dropped_partitions`. Subscriptions stay for a queue of that name.
+        the messages, is removed by the job of `dropped_partitions`. Subscriptions stay for a queue of that name.
         """
         async with self._database.transaction() as transaction:
             held = await transaction.fetch("hold_queue", name)

@@ -1,4 +1,4 @@
-"""YAML that somebody else wrote: no more values than the text looks like."""
+"""Parses untrusted YAML: aliases must not expand to more values than the text has."""
 
 from __future__ import annotations
 

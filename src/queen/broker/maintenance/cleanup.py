@@ -110,7 +110,7 @@ class OldRows:
 
 
 class UnusedGroups:
-    """Removes consumer groups that were there an hour ago and have consumed nothing: anybody can invent names."""
+    """Removes consumer groups older than an hour that have consumed nothing: names can be made up."""
 
     def __init__(self, batch: int, publish: Publish) -> None:
         self._batch = batch

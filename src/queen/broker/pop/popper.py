@@ -179,7 +179,7 @@ class Popper:
         return pop
 
     def _count(self, pop: Pop, queue_names: tuple[str, ...]) -> None:
-        """Count a request once, for the queues that exist: names that anybody can invent are no metrics."""
+        """Count a request once, for queues that exist: names that were made up are no metrics."""
         if pop.counted is None:
             pop.counted = queue_names
             self._meter.pop_requested(queue_names)
@@ -453,7 +453,7 @@ class Popper:
         return claims
 
     def _refuse(self, claims: Sequence[Claim]) -> None:
-        """There is no memory for more answers: nothing is leased, and whoever asked may ask again."""
+        """There is no memory for more answers: nothing is leased, and the pops fail with 503."""
         for claim in claims:
             claim.lane.claimed(claim.partition_id)
             claim.lane.ready.setdefault(claim.partition_id, UNKNOWN)

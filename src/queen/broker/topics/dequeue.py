@@ -371,7 +371,7 @@ class Dequeuer:
         await remove_leased(self._link, rows)
 
     def _hand_over(self, request: Dequeue, items: Sequence[Row], *, exists: bool) -> None:
-        # Names that anybody can invent are no metrics.
+        # Names that were made up are no metrics.
         self._meter.topic_request("dequeue", [request.key] if exists else [], request.seconds)
         if items and request.answer.done():
             # Its client disconnected.

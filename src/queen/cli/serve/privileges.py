@@ -24,7 +24,7 @@ _UMASK = 0o077
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkerUser:
-    """Who workers run as; without an account as whoever started the server."""
+    """The user that workers run as; without an account, the one that started the server."""
 
     account: Account | None = None
     home: Path | None = None
@@ -53,7 +53,7 @@ def prepare_user(settings: Settings, command: Sequence[str]) -> WorkerUser:
     account = _account(settings)
     if account is None:
         return WorkerUser()
-    # PostgreSQL's data are in it, whoever the workers are.
+    # PostgreSQL's data are in it, whatever user the workers run as.
     account.check_reach(settings.queen_data_dir)
     account.own(settings.queen_data_dir)
     if not _can_run(account, command):
@@ -90,7 +90,7 @@ def listening_sockets(settings: Settings) -> list[socket.socket]:
 
 
 def _account(settings: Settings) -> Account | None:
-    """The user that the server runs as when root starts it; None where it runs as whoever starts it."""
+    """The user that the server runs as when root starts it; None where it keeps its user."""
     if os.geteuid() != 0:
         return None
     try:

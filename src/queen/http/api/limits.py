@@ -28,6 +28,7 @@ _LISTS: Final = frozenset(
         "/internal/api/notify",
     }
 )
+_STEP: Final = 1 << 20
 _TOPICS: Final = "/api/v1/topics"
 _TOPIC_LISTS: Final = ("/enqueue", "/ack", "/nack", "/extend")
 
@@ -67,16 +68,22 @@ class _Limit:
     def counted(self, body: bytes) -> int:
         """How many items a body has, or its beginning, if those are too many already; 0: surely not too many."""
         # Each item has a brace of its own; where there are fewer, nothing need be decoded.
-        pieces = body.split(b"{", self.braces + self.most + 1)
-        if len(pieces) < self.braces + self.most + 2:
-            return 0
-        # Items without objects inside are the rule where there are very many: the first of them are enough.
-        start = body[: -len(pieces[-1]) - 1].rstrip(b" \t\r\n,")
-        del pieces
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            count = self.count(start + self.end)
-            if count > self.most:
-                return count
+        most, seen = self.braces + self.most, 0
+        for start in range(0, len(body), _STEP):
+            found = body.count(b"{", start, start + _STEP)
+            if seen + found > most + 1:
+                # Items without objects inside are the rule where there are very many: the first of them are enough.
+                after = body[start : start + _STEP].split(b"{", most + 2 - seen)[-1]
+                beginning = body[: start + min(_STEP, len(body) - start) - len(after) - 1].rstrip(b" \t\r\n,")
+                with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    count = self.count(beginning + self.end)
+                    if count > self.most:
+                        return count
+                break
+            seen += found
+        else:
+            if seen <= most:
+                return 0
         return self.count(body)
 
 

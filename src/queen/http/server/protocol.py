@@ -575,7 +575,7 @@ class HttpProtocol(asyncio.Protocol):
     def _answer(self, request: Request, response: Response) -> None:
         server, reader = self._server, self._reader
         if len(response.body) > SMALL_BODY_BYTES and server.budget.is_flooded and _is_read_only(request):
-            # It began before there was no room. Nothing is lost with it: whoever asked may ask again.
+            # It began before the memory was full. Nothing is lost with it: the client may retry.
             server.budget.refused["outgoing"] += 1
             response = error_response(503, "Clients leave too many answers unread; try again", RETRY_SOON)
         status = response.status

@@ -347,7 +347,7 @@ class RequestReader:
             self._consider_upgrade()
 
     def _refuse_head_of(self, headers: dict[bytes, bytes]) -> None:
-        """Read no large body of somebody who may not send it."""
+        """Refuse a large body by its head if the client may not send it."""
         method, path, params, query, _, route, args = self._router.match(self._parser.get_method(), self._target)
         if route is None or self.check_head is None:
             return
