@@ -118,7 +118,8 @@ def test_partitions_are_listed_described_and_skipped(cli: Cli, name: str) -> Non
 
 def test_what_is_paused_gives_nothing_until_it_is_resumed(cli: Cli, name: str) -> None:
     cli("push", name, stdin="1")
-    cli("pop", "nothing-there", "--cg", name, "--no-wait")
+    cli("push", f"{name}-2", stdin="1")
+    cli("pop", f"{name}-2", "--cg", name)
     cli("topic", "enqueue", name, "jobs", "--data", "1")
     for kind, names, take in (
         ("queue", (name,), ("pop", name, "--no-wait")),

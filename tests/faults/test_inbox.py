@@ -15,12 +15,14 @@ from functools import partial
 import asyncpg
 import psutil
 
-from queen.storage.database import AdvisoryLock
+from queen.storage.database import UNAVAILABLE_ERRORS, AdvisoryLock
 from tests.faults.conftest import Victim
 from tests.support.ageing import until
 from tests.support.database import Connection, stored_messages
 
 _YOUTH_SECONDS = 3.0
+# The last two: the file that says where PostgreSQL listens is being written.
+_LOST: tuple[type[BaseException], ...] = (asyncpg.PostgresError, *UNAVAILABLE_ERRORS, IndexError, ValueError)
 PARTITIONS = ("p0", "p1", "p2")
 
 
@@ -41,7 +43,7 @@ class Writer:
                 async with self._victim.connection() as connection:
                     while True:
                         await self._push(connection, chance)
-            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, IndexError, ValueError):
+            except _LOST:
                 await asyncio.sleep(0.05)
 
     async def _push(self, connection: Connection, chance: random.Random) -> None:

@@ -162,7 +162,7 @@ async def test_a_queue_is_shown_with_its_configuration_and_partitions(api: Api) 
     await api.ack(await api.pop("shop", "a", batch=2))
     await api.ack(await api.pop("shop", "a"), "failed")
     detail = await get(api, "status/queues/shop")
-    assert set(detail) == {"queue", "partitions", "totals"}
+    assert set(detail) == {"queue", "partitions", "totals", "next"}
     queue = detail["queue"]
     about = {"id", "name", "namespace", "task", "priority", "createdAt", "config", "options", "paused", "pausedGroups"}
     assert set(queue) == about

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 from collections.abc import AsyncIterator
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -293,3 +295,64 @@ async def test_what_could_be_read_in_two_ways_is_refused(site: Site, request_: b
     status = (await asyncio.wait_for(reader.read(), 20))[:12]
     assert status in (b"HTTP/1.1 400", b"HTTP/1.1 431"), status
     writer.close()
+
+
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+async def test_requests_sent_ahead_are_answered_in_their_order(site: Site, size: int) -> None:
+    """However they are cut into packets."""
+    token = (await site.log_in("alice")).cookies["token"].value
+    body = b'{"items":[{"queue":"q","payload":"first"}]}'
+    requests = (
+        head(token, "GET /health HTTP/1.1")
+        + head(token, "POST /api/v1/push HTTP/1.1", f"Content-Length: {len(body)}")
+        + body
+        + head(token, "POST /api/v1/push HTTP/1.1", "Transfer-Encoding: chunked")
+        + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body.replace(b"first", b"other"))
+        + head(token, "HEAD /api/v1/status HTTP/1.1")
+        + head(token, "GET /api/v1/pop/queue/q?batch=10 HTTP/1.1")
+        + head(token, "GET /api/v1/nothing HTTP/1.1", "Connection: close")
+    )
+    reader, writer = await connect(site)
+    for at in range(0, len(requests), size):
+        writer.write(requests[at : at + size])
+        await asyncio.sleep(0)
+    answers = await asyncio.wait_for(reader.read(), 30)
+    statuses = re.findall(rb"HTTP/1\.1 (\d+) ", answers)
+    assert statuses == [b"200", b"201", b"201", b"200", b"200", b"404"]
+    assert answers.index(b'"first"') < answers.index(b'"other"')
+    writer.close()
+
+
+async def test_half_a_request_is_stored_by_nobody(site: Site) -> None:
+    token = (await site.log_in("alice")).cookies["token"].value
+    _, writer = await connect(site)
+    worker = site.server.worker
+    assert worker is not None
+    opened = len(worker.http.connections)
+    writer.write(head(token, "POST /api/v1/push HTTP/1.1", "Content-Length: 1000") + b'{"items":[{"queue":"q"')
+    await until(lambda: len(worker.http.connections) > opened)
+    writer.transport.abort()
+    await until(lambda: len(worker.http.connections) <= opened)
+    assert await _status(site, "/api/v1/resources/queues/q") == 404
+
+
+async def _status(site: Site, path: str) -> int:
+    async with site.client.get(f"{site.url}{path}") as answer:
+        return answer.status
+
+
+async def test_an_answer_that_breaks_off_is_not_taken_for_whole(start_proxy: StartProxy, behind: Behind) -> None:
+    site = await start_proxy(queen_server_url=behind.url)
+    token = await token_of(site)
+    for answer in (b"Content-Length: 100\r\n\r\nhalf", b"Transfer-Encoding: chunked\r\n\r\n64\r\nhalf"):
+        reader, writer = await connect(site)
+        writer.write(head(token, "GET /x HTTP/1.1"))
+        await behind.until(b"GET /x")
+        behind.received = b""
+        assert behind.writer is not None
+        behind.writer.write(b"HTTP/1.1 200 OK\r\n" + answer)
+        await asyncio.wait_for(reader.readuntil(b"half"), 20)
+        behind.writer.transport.abort()
+        with contextlib.suppress(ConnectionResetError):
+            assert b"0\r\n\r\n" not in await asyncio.wait_for(reader.read(), 20)
+        writer.close()

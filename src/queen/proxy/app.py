@@ -219,6 +219,8 @@ class Proxy:
         exchange.front.answer(exchange, 200, {"status": "ok"})
 
     def _is_own(self, exchange: Exchange) -> bool:
+        if exchange.target.startswith(b"/api/v1/"):
+            return False
         path = exchange.path
         return path in ("/health", "/health/ready") or self.login.is_own(path)
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from itertools import count
 
 import asyncpg
 import pytest
 
-from queen.wire.shards import Name
+from queen.wire.shards import Name, home
 from tests.broker.sharding.names import queue_on, topic_on
 from tests.broker.sharding.test_moving import move
 from tests.conftest import StartServer
 from tests.support.ageing import until
 from tests.support.api import Api, payloads
+from tests.support.proxy import Proxy
 from tests.support.topic_api import TopicApi, item, values
 
 
@@ -115,6 +117,29 @@ async def test_keys_and_quotas_of_a_namespace_hold_over_all_shards(
     connection = await asyncpg.connect(dsns[1])
     assert await connection.fetchval("SELECT payload FROM queen.topic_dead_letters") == b"3"
     await connection.close()
+
+
+async def test_items_wait_for_the_shard_that_keeps_their_keys_and_messages_do_not(
+    start_server: StartServer, dsns: tuple[str, str], second_proxy: Proxy
+) -> None:
+    api = await start_server(database_urls=(dsns[0], second_proxy.dsn), db_away_ms=500)
+    assert api.worker is not None
+    namespace = next(name for n in count() if home(Name.namespace(name := f"ns{n}"), range(2)) == 1)
+    topic, queue = topic_on(0, namespace), queue_on(0)
+    availability = api.worker.brokers[1].database.availability
+    async with second_proxy.away():
+        await until(lambda: availability.down)
+        await execute(
+            dsns[0],
+            f"SELECT queen.enqueue('{namespace}', '{topic}', '1', key => 'k')",
+            f"SELECT queen.push('{queue}', 'p', '2')",
+        )
+        assert payloads(await api.pop(queue, wait=True, timeout=60_000)) == [2]
+        connection = await asyncpg.connect(dsns[0])
+        assert not await _is_empty(connection)
+        await connection.close()
+    await drained(dsns[0])
+    assert values(await TopicApi(api).dequeue(namespace=namespace, topic=topic)) == [1]
 
 
 async def test_parked_pops_of_both_shards_wake(api: Api, dsns: tuple[str, str]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import asyncpg
@@ -12,9 +13,9 @@ import asyncpg
 from queen.broker.broker import Broker
 from queen.broker.sharding.directory import Directory
 from queen.broker.sharding.namespace_rules import NamespaceRules
-from queen.broker.transactions.inbox_append import transaction_id
+from queen.broker.transactions.inbox_append import QueuesHeld, transaction_id
 from queen.concurrency import BackgroundTask
-from queen.errors import QueenError
+from queen.errors import DatabaseUnavailable, QueenError
 from queen.log.topics import TopicKey
 from queen.spool.record import Record
 from queen.storage.database import Record as Row
@@ -123,8 +124,19 @@ class _ShardItemRules:
         self._shard = shard
 
     async def admit(self, items: Sequence[EnqueueItem]) -> None:
-        await self._rules.admit(items, [self._shard] * len(items))
+        with _waiting_for_home(items):
+            await self._rules.admit(items, [self._shard] * len(items))
 
     async def duplicates(self, items: Sequence[EnqueueItem]) -> Collection[int]:
-        found = await self._rules.claim(items, [self._shard] * len(items))
+        with _waiting_for_home(items):
+            found = await self._rules.claim(items, [self._shard] * len(items))
         return {*found.owners, *found.twins}
+
+
+@contextmanager
+def _waiting_for_home(items: Sequence[EnqueueItem]) -> Iterator[None]:
+    """Have items wait, and nothing else, while the shard that keeps the rules of their namespaces is unavailable."""
+    try:
+        yield
+    except DatabaseUnavailable as error:
+        raise QueuesHeld({item.namespace for item in items}, _RETRY_SECONDS, str(error)) from error

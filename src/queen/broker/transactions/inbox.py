@@ -91,6 +91,7 @@ class InboxDrainer:
         self._background = BackgroundTask()
         self._stopping = False
         self._ended = asyncio.Event()
+        self._ended.set()
         self._notified = asyncio.Event()
         self.forward: Callable[[Record], Awaitable[bool]] | None = None
         """With several shards: stores a row on the shard that its queue has moved to."""
@@ -122,7 +123,6 @@ class InboxDrainer:
 
     async def _serve(self) -> None:
         while not self._stopping:
-            self._ended.set()
             await self._elected.wait()
             session = await self._election.win()
             self._ended.clear()
