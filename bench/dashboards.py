@@ -187,10 +187,13 @@ async def measure(arguments: argparse.Namespace) -> None:
         )
         cells = "".join(f"{rate:>12,.0f}" for rate in (statistics.median(rates), min(rates), max(rates)))
         print(f"{name:>10}{cells}{server:>10.2f}{postgres:>12.2f}")
-    shares = [there.rate / here.rate for here, there in zip(alone, looked_at, strict=True)]
+    pairs = list(zip(alone, looked_at, strict=True))
+    shares = [there.rate / here.rate for here, there in pairs]
     share = statistics.median(shares)
     verdict = "as wanted" if share >= ALLOWED else f"less than {ALLOWED}"
     print(f"watched / alone: {share:.3f} ({min(shares):.3f} - {max(shares):.3f}): {verdict}")
+    costs = [(there.server + there.postgres) / (here.server + here.postgres) for here, there in pairs]
+    print(f"CPU a message, watched / alone: {statistics.median(costs):.3f} ({min(costs):.3f} - {max(costs):.3f})")
     print(f"the dashboards' own CPU: {statistics.median(own_cpu):.3f} cores of {os.cpu_count()}")
     print(f"idle server and PostgreSQL: {quiet:.3f} cores unwatched, {busy:.3f} watched")
     for path, times in took.items():

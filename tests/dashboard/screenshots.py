@@ -32,7 +32,9 @@ PAGES = {
     "consumer-groups": "/consumers",
     "group": "/consumers/billing",
     "messages": "/messages?range=24h",
+    "search": "/messages?queue=orders&range=all&where=customer.city%3DTurin",
     "dead-letters": "/dead-letters?queue=orders",
+    "report": "/dead-letters?tab=report",
     "traces": "/traces?name=order-4711",
     "topics": "/namespaces?namespace=acme",
     "topic": "/namespaces/acme/topics/thumbnails",
@@ -43,6 +45,7 @@ PAGES = {
     "shards": "/shards",
     "maintenance": "/maintenance",
     "settings": "/settings",
+    "audit": "/audit",
 }
 SIZE: ViewportSize = {"width": 1440, "height": 900}
 PHONE: ViewportSize = {"width": 390, "height": 844}
@@ -79,7 +82,7 @@ def take(browser: Browser, url: str, wanted: set[str]) -> None:
             if wanted and name not in wanted:
                 continue
             page.goto(url + path)
-            settle(page, 9000 if name == "overview" else 900)
+            settle(page, 9000 if name == "overview" else 1200)
             picture(page, f"{name}-{theme}")
         if not wanted or "actions" in wanted:
             actions(page, url, theme)
@@ -98,7 +101,7 @@ def take(browser: Browser, url: str, wanted: set[str]) -> None:
 def actions(page: Page, url: str, theme: str) -> None:
     page.goto(url + "/consumers")
     settle(page, 500)
-    page.get_by_role("button", name="Seek").first.click()
+    page.get_by_role("button", name="Seek", exact=True).first.click()
     page.get_by_text("would be delivered again").wait_for()
     picture(page, f"seek-{theme}")
     page.keyboard.press("Escape")
@@ -111,7 +114,7 @@ def actions(page: Page, url: str, theme: str) -> None:
     page.keyboard.press("Control+k")
     page.keyboard.type("or")
     settle(page, 700)
-    picture(page, f"search-{theme}")
+    picture(page, f"palette-{theme}")
     page.keyboard.press("Escape")
 
 
