@@ -162,8 +162,10 @@ class Site:
             await connection.close()
 
     def start_host(self, number: int) -> None:
-        older = self.shape.older if number not in self.updated else None
-        self.hosts[number].start(older)
+        """Once a host was updated, and with it the schema, the version before does not start any more."""
+        if self.updated:
+            self.updated.add(number)
+        self.hosts[number].start(None if self.updated else self.shape.older)
 
     def log_lines(self) -> list[str]:
         return [
