@@ -360,3 +360,10 @@ async def test_a_large_push_is_stored_in_parts_and_answered_in_order(api: Api, c
     assert await connection.fetchval("SELECT count(*) FROM queen.partitions") == count
     messages = await api.pop("q", partition="p0", batch=10_000)
     assert [message["data"] for message in messages] == [0, *range(count)]
+
+
+async def test_large_bodies_are_read_in_turns_and_all_of_them(api: Api) -> None:
+    body = {"items": [{"queue": "q", "payload": "x" * 3_000_000}]}
+    answers = await asyncio.gather(*(api.call("POST", "/api/v1/push", body) for _ in range(12)), api.push("small", 1))
+    assert [answer.status for answer in answers[:-1]] == [201] * 12
+    assert len(await api.pop("q", batch=100)) >= 1

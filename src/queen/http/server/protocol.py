@@ -8,6 +8,7 @@ import inspect
 import logging
 import socket
 import ssl
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
@@ -44,6 +45,10 @@ HANDSHAKE_SECONDS: Final = 10.0
 REQUESTS_AT_A_TIME: Final = 32
 # While unread responses fill the memory, a client that reads nothing is disconnected after this long.
 FLOODED_SECONDS: Final = 3.0
+# How much of large bodies is read before others have their turn, and from how many bytes on a piece is one of those.
+TURN_BYTES: Final = 1 << 20
+LARGE_PIECE_BYTES: Final = 32 * 1024
+READERS_IN_TURN: Final = 4
 # Requests with a body up to this size get short answers, and are served whatever others do not read.
 SMALL_BODY_BYTES: Final = 64 * 1024
 
@@ -102,6 +107,8 @@ class HttpServer:
         self.statuses: dict[int, int] = {}
         """How many requests were answered, by status."""
         self._servers: list[asyncio.Server] = []
+        self._read_in_turn = 0
+        self._waiting_readers: deque[HttpProtocol] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
         self._empty.set()
@@ -177,6 +184,19 @@ class HttpServer:
         if not self.connections:
             self._empty.set()
 
+    def count_piece(self, connection: HttpProtocol, nbytes: int) -> None:
+        """A connection has read a large piece: beyond so many of all, it waits for the next turn of the loop."""
+        if not self._read_in_turn:
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        self._read_in_turn += nbytes
+        if self._read_in_turn > TURN_BYTES and connection.wait_for_turn():
+            self._waiting_readers.append(connection)
+
+    def _end_turn(self) -> None:
+        self._read_in_turn = 0
+        for _ in range(min(len(self._waiting_readers), READERS_IN_TURN)):
+            self._waiting_readers.popleft().go_on_reading()
+
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         # Connections read this clock instead of asking for the time or setting timers of their own.
         self.now = loop.time()
@@ -231,6 +251,7 @@ class HttpProtocol(asyncio.Protocol):
         "_transport",
         "_unread",
         "_unsent",
+        "_waits",
         "_write_paused",
     )
 
@@ -242,6 +263,7 @@ class HttpProtocol(asyncio.Protocol):
         self._request: Request | None = None
         self._connection_line = b""
         self._read_paused = False
+        self._waits = False
         self._write_paused = False
         self._eof = False
         self._lingering = False
@@ -290,6 +312,22 @@ class HttpProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
         self._advance()
+        if len(data) > LARGE_PIECE_BYTES:
+            self._server.count_piece(self, len(data))
+
+    def wait_for_turn(self) -> bool:
+        """Read no more until it is this connection's turn again; whether it has to be given one."""
+        if self._waits or self._transport.is_closing():
+            return False
+        self._waits = True
+        if not self._read_paused:
+            self._pause_reading(True)
+        return True
+
+    def go_on_reading(self) -> None:
+        self._waits = False
+        if self._read_paused:
+            self._pause_reading_if_backlogged()
 
     def eof_received(self) -> bool:
         # A client that is gone looks like one that half-closed its connection: callbacks run, but what is being
@@ -439,7 +477,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def _pause_reading_if_backlogged(self) -> None:
         reader = self._reader
-        pause = reader.leftover is not None or reader.is_backlogged() or self._pending
+        pause = reader.leftover is not None or reader.is_backlogged() or self._pending or self._waits
         if pause != self._read_paused:
             self._pause_reading(pause)
 
