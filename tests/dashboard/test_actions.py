@@ -322,6 +322,11 @@ def test_topic_is_filled_configured_purged_and_deleted(window: Window, site: Sit
     assert site.call("GET", "/api/v1/topics/dequeue?namespace=tenant&topic=jobs") == []
     page.get_by_role("button", name="Resume", exact=True).click()
     confirm(page, effect="1 ready item can be leased again.")
+    site.call("GET", "/api/v1/topics/dequeue?namespace=tenant&topic=jobs")
+    page.get_by_role("button", name="Leased").click()
+    page.get_by_role("button", name="Release").click()
+    confirm(page, effect="It is ready as before")
+    expect(page.get_by_text("Nothing is leased")).to_be_visible()
     (item,) = site.call("GET", "/api/v1/topics/dequeue?namespace=tenant&topic=jobs")
     ref = {key: item[key] for key in ("id", "namespace", "topic")}
     site.call("POST", "/api/v1/topics/nack", ref | {"error": "no"})

@@ -15216,6 +15216,8 @@ export interface operations {
                 offset?: number;
                 /** @description Show items that are not due yet too. */
                 delayed?: boolean;
+                /** @description Show the items that are leased, and no others. */
+                leased?: boolean;
                 /** @description `string` to have ids as text, for clients whose numbers end at 2^53. */
                 ids?: string;
             };

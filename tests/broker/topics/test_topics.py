@@ -310,6 +310,15 @@ async def _text(api: Api, path: str, body: Any) -> tuple[int, str]:
     return answer.status, answer.body
 
 
+async def test_peeking_shows_what_is_leased_and_by_whom_until_it_is_released(topics: TopicApi) -> None:
+    await topics.enqueue(item("a"), item("b"))
+    (taken,) = await topics.dequeue(limit=1)
+    (leased,) = await topics.good("GET", "/peek", namespace=NAMESPACE, topic=TOPIC, leased=True)
+    assert (leased["data"], leased["status"], leased["lease_owner"]) == ("a", "leased", taken["lease_owner"])
+    await topics.good("POST", "/release", [named(leased)])
+    assert await topics.good("GET", "/peek", namespace=NAMESPACE, topic=TOPIC, leased=True) == []
+
+
 async def test_peeking_changes_nothing_and_follows_the_order(topics: TopicApi) -> None:
     await topics.enqueue(item("later", delay=100), item("b", priority=1), item("a"))
     for _ in range(2):

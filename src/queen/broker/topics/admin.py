@@ -115,10 +115,14 @@ class TopicAdmin:
             for row in rows
         ]
 
-    async def peek(self, key: TopicKey, limit: int, *, delayed: bool) -> list[Record]:
-        """The next items in the order of service, not leased; with `delayed` also those not due yet."""
+    async def peek(self, key: TopicKey, limit: int, *, delayed: bool, leased: bool) -> list[Record]:
+        """The next items in the order of service, with `delayed` also those not due yet; or those that are leased."""
         topic = await self._catalog.one(key)
-        return await self._database.fetch("topic_peek", topic.id, limit, delayed) if topic is not None else []
+        if topic is None:
+            return []
+        if leased:
+            return await self._database.fetch("topic_peek_leased", topic.id, limit)
+        return await self._database.fetch("topic_peek", topic.id, limit, delayed)
 
     async def purge(self, key: TopicKey) -> int:
         """Remove all items of a topic, leased ones too; dead letters and options stay. Returns how many."""

@@ -249,10 +249,12 @@ def peek(
     topic: TopicName,
     limit: Limit = 10,
     delayed: Annotated[bool, typer.Option("--delayed", help="Also what is not due yet.")] = False,
+    leased: Annotated[bool, typer.Option("--leased", help="What is leased, instead of what waits.")] = False,
 ) -> None:
     """Show the next items without leasing them."""
     session = Session.of(ctx)
-    answer = _get(session, "/peek", namespace, topic, limit=limit, delayed=str(delayed).lower())
+    flags = {"delayed": str(delayed).lower(), "leased": str(leased).lower()}
+    answer = _get(session, "/peek", namespace, topic, limit=limit, **flags)
     session.out.rows(answer, _ITEMS, answer)
 
 

@@ -84,9 +84,9 @@ class TopicSync(TopicOptions):
         """Release the leases: the items are ready again, and no retry is counted."""
         self._run(lambda builder: builder.release(items))
 
-    def peek(self, limit: int = 10, *, delayed: bool = False) -> list[TopicItem]:
-        """The next items, without leasing them; with `delayed` also those that are not due."""
-        return self._run(lambda builder: builder.peek(limit, delayed=delayed))
+    def peek(self, limit: int = 10, *, delayed: bool = False, leased: bool = False) -> list[TopicItem]:
+        """The next items, with `delayed` also those that are not due; with `leased` those that are leased instead."""
+        return self._run(lambda builder: builder.peek(limit, delayed=delayed, leased=leased))
 
     def counts(self) -> TopicCounts | None:
         """Number of ready, delayed, leased and dead items, and the topic's options; None if it does not exist."""

@@ -341,11 +341,10 @@ class TopicBuilder(TopicOptions):
         """Release the leases: the items are ready again, and no retry is counted."""
         await self._calls.settle_all("release", refs_of(items, self._source))
 
-    async def peek(self, limit: int = 10, *, delayed: bool = False) -> list[TopicItem]:
-        """The next items, without leasing them; with `delayed` also those that are not due."""
-        response = await self._calls.get_raw(
-            "/peek", **self._where("peek"), limit=limit, delayed="true" if delayed else None
-        )
+    async def peek(self, limit: int = 10, *, delayed: bool = False, leased: bool = False) -> list[TopicItem]:
+        """The next items, with `delayed` also those that are not due; with `leased` those that are leased instead."""
+        flags = {name: "true" for name, on in (("delayed", delayed), ("leased", leased)) if on}
+        response = await self._calls.get_raw("/peek", **self._where("peek"), limit=limit, **flags)
         return decode_items(response.body)
 
     async def counts(self) -> TopicCounts | None:

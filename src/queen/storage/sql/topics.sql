@@ -389,6 +389,14 @@ SELECT p.*, NULL::timestamptz AS leased_until, NULL::text AS lease_owner FROM (
 ) p
 ORDER BY p.priority, p.deliver_after, p.id LIMIT $2;
 
+-- name: topic_peek_leased
+-- The items of a topic that are leased, the lease that ends first first.
+SELECT i.id, i.priority, i.deliver_after, i.expires_at, i.created_at, i.updated_at, i.first_failed_at, i.retries,
+    i.is_json, i.idempotency_key, i.last_error, i.metadata, i.payload, i.leased_until, i.lease_owner
+FROM queen.topic_items i
+WHERE i.leased_until > statement_timestamp() AND i.lease_owner IS NOT NULL AND i.topic_id = $1
+ORDER BY i.leased_until, i.id LIMIT $2;
+
 -- name: topic_dead_letters
 -- The dead letters of a topic, oldest first, after so many.
 SELECT * FROM queen.topic_dead_letters WHERE topic_id = $1 ORDER BY moved_at, id LIMIT $2 OFFSET $3;

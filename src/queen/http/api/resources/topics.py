@@ -330,7 +330,8 @@ async def retry_dead(api: Api, request: Request) -> Response:
 )
 async def peek(shard: Shard, call: Call[PeekQuery, None]) -> Response:
     key = _key(call.query)
-    rows = await shard.broker.topics.admin.peek(key, call.query.limit, delayed=call.query.delayed)
+    asked = call.query
+    rows = await shard.broker.topics.admin.peek(key, asked.limit, delayed=asked.delayed, leased=asked.leased)
     return Response(200, render_items(rows, *key, _ids_as_text(call.request)))
 
 

@@ -251,6 +251,7 @@ class PeekQuery(TopicQuery):
     limit: Limit = 10
     offset: Offset = 0
     delayed: Annotated[bool, Meta(description="Show items that are not due yet too.")] = False
+    leased: Annotated[bool, Meta(description="Show the items that are leased, and no others.")] = False
     ids: _Ids = ""
 
 
