@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 
 from queen.pipelines.session import settings_for
 from tests.pipelines.running import Runner
-from tests.spark.conftest import is_alive, spark, spark_directory
+from tests.spark.conftest import dsn, is_alive, spark, spark_directory
 
-__all__ = ["spark", "spark_directory"]
+__all__ = ["dsn", "spark", "spark_directory"]
 
 HERE = Path(__file__).parent
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +16,9 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
+
+from queen.embedded import EmbeddedPostgres
+from tests.support.databases import fresh_database
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
@@ -98,6 +101,13 @@ def _stop() -> None:
         gateway.proc.kill()
         SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
         SparkSession._instantiatedSession = SparkSession._activeSession = None
+
+
+@pytest.fixture
+async def dsn(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
+    """A new database: Spark's processes outlive a test, and know the queues of its database by their numbers."""
+    async with fresh_database(postgres, used=False) as dsn:
+        yield dsn
 
 
 @pytest.fixture

@@ -44,11 +44,11 @@ async def create_database(postgres: EmbeddedPostgres) -> str:
 
 
 @asynccontextmanager
-async def fresh_database(postgres: EmbeddedPostgres) -> AsyncIterator[str]:
-    """A migrated, empty database that nobody else uses."""
-    name = _idle.pop() if _idle else await create_database(postgres)
+async def fresh_database(postgres: EmbeddedPostgres, *, used: bool = True) -> AsyncIterator[str]:
+    """A migrated, empty database that nobody else uses; with `used` it may be one that a test has had before."""
+    name = _idle.pop() if _idle and used else await create_database(postgres)
     yield postgres.dsn(name)
-    if await _cleaned(postgres.dsn(name)):
+    if used and await _cleaned(postgres.dsn(name)):
         _idle.append(name)
     else:
         admin = await asyncpg.connect(postgres.dsn())
