@@ -91,6 +91,7 @@ async def test_a_dump_taken_under_load_is_restored_and_goes_on(
 
 async def test_a_dump_replaces_the_schema_of_the_database_it_came_from(dsn: str, tmp_path: Path) -> None:
     dump = tmp_path / "queen.dump"
+    await postgres_tool("psql", "--no-psqlrc", "--command=DROP SCHEMA cleaning CASCADE", dsn)
     async with running(dsn, tmp_path / "before") as api:
         await push(api, *range(20))
         await consume(api, 7)

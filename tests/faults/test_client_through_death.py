@@ -6,6 +6,8 @@ import asyncio
 from collections import Counter
 from functools import partial
 
+import pytest
+
 from queen import Message, Queen, QueenConnectionError, TopicItem
 from tests.faults.conftest import Victim
 from tests.support.ageing import until
@@ -13,6 +15,7 @@ from tests.support.ageing import until
 MESSAGES = 1500
 
 
+@pytest.mark.soak
 async def test_everything_buffered_is_handled_although_workers_are_killed(victim: Victim) -> None:
     handled: Counter[int] = Counter()
     order: dict[str, list[int]] = {}
@@ -63,6 +66,7 @@ async def flush(queen: Queen) -> None:
                 await asyncio.sleep(0.1)
 
 
+@pytest.mark.soak
 async def test_every_item_of_a_topic_is_handled_although_workers_are_killed(victim: Victim) -> None:
     count = 300
     handled: Counter[int] = Counter()

@@ -278,12 +278,6 @@ class Gambler(Producer):
             assert ids <= everything or (not was_answered and not ids & everything)
 
 
-async def test_work_goes_on_while_connections_are_cut_and_stall(api: Api, proxy: Proxy, connection: Connection) -> None:
-    chance = random.Random(5)
-    faults = [*chance.choices(_SWIFT, k=12), stall, *chance.choices(_SWIFT, k=12), be_away]
-    await work_while_faults_happen(api, proxy, connection, faults, seed=5)
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(10))

@@ -49,10 +49,6 @@ async def push_while_postgres_is_killed(victim: Victim, kills: list[bool], clien
     await check_delivered(victim.url, producers)
 
 
-async def test_pushes_survive_the_death_of_postgres(victim: Victim) -> None:
-    await push_while_postgres_is_killed(victim, [False, True])
-
-
 async def test_parked_pops_and_consumers_survive_the_death_of_postgres(victim: Victim) -> None:
     api = Api(victim.url)
     await api.configure("jobs", leaseTime=2)

@@ -81,6 +81,7 @@ async def test_a_stream_that_is_killed_again_and_again_counts_exactly(api: Api) 
     await count_while_the_stream_is_killed(sys.executable, api, kills=80, partitions=8, rounds=1000)
 
 
+@pytest.mark.soak
 async def test_a_stream_counts_exactly_while_workers_and_postgres_are_killed(victim: Victim) -> None:
     chance = random.Random(1)
     expected = await push_events(victim.url, partitions=6, rounds=150)

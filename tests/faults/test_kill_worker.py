@@ -79,14 +79,6 @@ def _given(record: Record, goal: int) -> bool:
     return sum(record.given.values()) >= goal
 
 
-async def test_pushes_survive_the_death_of_workers(victim: Victim) -> None:
-    await push_while_workers_are_killed(victim, kills=3)
-
-
-async def test_consumers_survive_the_death_of_workers(victim: Victim) -> None:
-    await consume_while_workers_are_killed(victim, kills=2, messages=400)
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 async def test_pushes_survive_the_death_of_many_workers(victim: Victim) -> None:

@@ -67,6 +67,7 @@ async def count_stored(connection: Connection, producers: list[Producer]) -> int
     return sum(counts)
 
 
+@pytest.mark.soak
 async def test_workers_killed_while_they_spool_lose_nothing_that_was_answered(
     proxy: Proxy, connection: Connection, tmp_path: Path
 ) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import StartServer
 from tests.faults.load import Client
 from tests.faults.test_spool import SETTINGS
@@ -98,6 +100,7 @@ async def survive(server: Host, connection: Connection, *faults: Callable[[], Aw
     assert not left & set(acked)
 
 
+@pytest.mark.soak
 async def test_servers_killed_between_the_log_and_postgres_lose_nothing_and_store_nothing_twice(
     dsn: str, connection: Connection, tmp_path: Path
 ) -> None:

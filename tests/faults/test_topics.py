@@ -114,11 +114,13 @@ def _all_given(producers: list[Enqueuer], consumers: list[Consumer]) -> bool:
     return set(_answered(producers)) <= {id for consumer in consumers for id, _ in consumer.given}
 
 
+@pytest.mark.soak
 async def test_topics_survive_the_death_of_workers(victim: Victim) -> None:
     chance = random.Random(1)
     await survive(victim, *[partial(kill_a_worker, victim, chance)] * 2)
 
 
+@pytest.mark.soak
 async def test_topics_survive_the_death_of_postgres(victim: Victim) -> None:
     api = Api(victim.url)
     await survive(victim, partial(kill_postgres, victim, api, children_too=True))

@@ -1,5 +1,6 @@
 """`queen cert`: a certificate to begin with."""
 
+import contextlib
 import datetime
 import ipaddress
 import os
@@ -14,6 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from queen.cli.common.tree import command, group
+from queen.embedded.account import account_for
+from queen.embedded.errors import EmbeddedPostgresError
 from queen.errors import QueenError
 
 app = group("Make a self-signed certificate to begin with.")
@@ -40,9 +43,18 @@ def cert(
     directory.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(key_pem)
+    _give_to_workers(key)
     certificate.write_bytes(certificate_pem)
     print(f"{certificate} is for {', '.join(names)}, and valid for {days} days. Start the server with it:")
     print(f"  TLS_CERT={certificate.absolute()} TLS_KEY={key.absolute()} queen serve")
+
+
+def _give_to_workers(key: Path) -> None:
+    """Started by root, the workers of the server run as another user, who has to read the key."""
+    if os.geteuid() == 0:
+        # Without such a user they run as root.
+        with contextlib.suppress(EmbeddedPostgresError):
+            account_for(key).chown(key)
 
 
 def self_signed(names: list[str], days: int) -> tuple[bytes, bytes]:

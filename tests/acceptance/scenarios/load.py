@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from tests.acceptance.scenario import Message, Scene, scenario
 
-MESSAGES = 10_000
+MESSAGES = 5_000
 PARTITIONS = 20
 CONSUMERS = 12
 
