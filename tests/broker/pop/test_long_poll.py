@@ -8,6 +8,7 @@ import statistics
 import time
 from typing import Any
 
+import asyncpg
 import pytest
 
 from tests.conftest import StartServer
@@ -194,21 +195,25 @@ async def test_parked_pops_cost_no_query(start_server: StartServer, connection: 
     for group in ("x", "y"):
         await api.pop("q", batch=5, partitions=5, autoAck=True, consumerGroup=group)
     waiting = [
-        asyncio.create_task(api.pop(queue, partition, wait=True, timeout=10_000, consumerGroup=group))
+        asyncio.create_task(api.pop(queue, partition, wait=True, timeout=30_000, consumerGroup=group))
         for queue, partition in (("q", None), ("q", "a"), ("q", "none"), ("none", None))
         for group in ("x", "y")
         for _ in range(20)
     ]
     await until_parked(api, len(waiting))
-    await asyncio.sleep(0.5)
-    begun = await connection.fetchval("SELECT clock_timestamp()")
-    await asyncio.sleep(3)
-    asked = await connection.fetch(
-        "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'queen%'"
-        " AND (query_start > $1 OR backend_start > $1) "
-        " AND query NOT LIKE '-- Is PostgreSQL available?%' AND query NOT LIKE '-- The modes that are or were on%'",
-        begun,
-    )
+    asked: list[asyncpg.Record] = []
+    # Jobs that maintain the database run now and then beside them; pops that asked would do so all the time.
+    for _ in range(6):
+        begun = await connection.fetchval("SELECT clock_timestamp()")
+        await asyncio.sleep(3)
+        asked = await connection.fetch(
+            "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'queen%'"
+            " AND (query_start > $1 OR backend_start > $1) "
+            " AND query NOT LIKE '-- Is PostgreSQL available?%' AND query NOT LIKE '-- The modes that are or were on%'",
+            begun,
+        )
+        if not asked:
+            break
     # But for the elected janitor, which says every second that it is there, and the look for PostgreSQL itself.
     assert [row["query"] for row in asked] == []
     for task in waiting:
