@@ -65,7 +65,7 @@ def tokens_only(postgres: EmbeddedPostgres, guarded: str, tmp_path_factory: pyte
         yield server.url
 
 
-@pytest.mark.parametrize("role", reversed(ROLES))
+@pytest.mark.parametrize("role", list(reversed(ROLES)))
 def test_person_is_offered_what_the_role_may_do(browser: Browser, guarded: str, role: str) -> None:
     context = new_context(browser)
     page = context.new_page()
