@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import msgspec
 import pytest
 import uvloop
@@ -30,7 +29,7 @@ from queen.cli.app import execute, tree
 from queen.embedded import EmbeddedPostgres
 from queen.server import Worker
 from queen.settings import Settings
-from tests.support.databases import TEMPLATE
+from tests.support.databases import TEMPLATE, create_database
 
 _TREE = tree()
 _START_SECONDS = 60.0
@@ -69,11 +68,7 @@ Cli = Callable[..., Ran]
 
 async def new_database(postgres: EmbeddedPostgres, template: str | None = TEMPLATE) -> str:
     """The URL of a database of its own; it goes with its PostgreSQL."""
-    name = f"cli_{uuid.uuid4().hex}"
-    admin = await asyncpg.connect(postgres.dsn())
-    await admin.execute(f"CREATE DATABASE {name}" + (f" TEMPLATE {template}" if template else ""))
-    await admin.close()
-    return postgres.dsn(name)
+    return postgres.dsn(await create_database(postgres, template or "template1"))
 
 
 @contextmanager

@@ -31,13 +31,13 @@ async def make_template(postgres: EmbeddedPostgres) -> None:
     await connection.close()
 
 
-async def create_database(postgres: EmbeddedPostgres) -> str:
-    """The name of a new copy of the template."""
+async def create_database(postgres: EmbeddedPostgres, template: str = TEMPLATE) -> str:
+    """The name of a new copy of a template; template1 is an empty one."""
     name = f"test_{uuid.uuid4().hex}"
     admin = await asyncpg.connect(postgres.dsn())
     try:
         # Copying files, PostgreSQL need not write each page to its log.
-        await admin.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE} STRATEGY FILE_COPY")
+        await admin.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
     finally:
         await admin.close()
     return name

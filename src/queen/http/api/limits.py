@@ -67,6 +67,8 @@ class _Limit:
 
     def counted(self, body: bytes) -> int:
         """How many items a body has, or its beginning, if those are too many already; 0: surely not too many."""
+        if len(body) <= self.most:
+            return 0
         # Each item has a brace of its own; where there are fewer, nothing need be decoded.
         most, seen = self.braces + self.most, 0
         for start in range(0, len(body), _STEP):
@@ -92,16 +94,8 @@ class RequestLimits:
 
     def __init__(self, settings: Settings) -> None:
         self._limits = {
-            "/api/v1/push": _Limit(
-                settings.max_push_items, " (MAX_PUSH_ITEMS)", lambda body: len(_push.decode(body).items), 1, b"]}"
-            ),
-            "/api/v1/ack/batch": _Limit(
-                settings.max_ack_items,
-                " (MAX_ACK_ITEMS)",
-                lambda body: len(_acks.decode(body).acknowledgments),
-                1,
-                b"]}",
-            ),
+            "/api/v1/push": _Limit(settings.max_push_items, " (MAX_PUSH_ITEMS)", _count_items, 1, b"]}"),
+            "/api/v1/ack/batch": _Limit(settings.max_ack_items, " (MAX_ACK_ITEMS)", _count_acks, 1, b"]}"),
             "/api/v1/transaction": _Limit(
                 settings.max_transaction_operations, " (MAX_TRANSACTION_OPERATIONS)", _count_operations, 1, b"]}"
             ),
