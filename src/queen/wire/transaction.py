@@ -181,7 +181,7 @@ def _with_riders(read: list[Operation], sent: _Strict | _Body) -> list[Operation
     """The operations, and those on keys after them."""
     if sent.kv != NULL:
         read += map(KvRider, decode_riders(sent.kv))
-    if not read:
+    if not sent.operations and not read:
         raise BadRequest("operations array cannot be empty")
     return read
 

@@ -5,7 +5,8 @@
 SELECT i.slot, p.id, p.floor_offset, p.next_offset
 FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS i (queue, partition, slot)
 JOIN queen.queues q ON q.name = i.queue
-JOIN queen.partitions p ON p.queue_id = q.id AND p.name = i.partition;
+JOIN queen.partitions p ON p.queue_id = q.id AND p.name = i.partition
+ORDER BY i.slot;
 
 -- name: fetch_sizes
 -- The segments of partitions from an offset on, at most $3 of each, and how many bytes they have.
