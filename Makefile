@@ -54,6 +54,9 @@ spark: $(SPARK) ## Install what data pipelines on Spark need; they need Java 17 
 example: $(SPARK) ## Run a data pipeline from end to end, with a plot; needs Java 17.
 	@exec $(BIN)/queen pipeline example $(ARGS)
 
+# Tests start hundreds of processes: without bytecode on disk, each of them would compile every module again.
+test acceptance soak: export PYTHONDONTWRITEBYTECODE :=
+
 # Tests wait more than they compute: four at a time on two cores.
 test: setup ## Run the tests.
 	$(BIN)/pytest --numprocesses 4 --dist loadgroup $(ARGS)
