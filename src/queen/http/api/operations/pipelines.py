@@ -32,8 +32,8 @@ routes = RouteTable("System")
 _DECLARATIONS = "/api/v1/pipeline-declarations"
 _EXAMPLE = {
     "sources": {"events": {"queue": "lead-events", "schema": "lead string, points int"}},
-    "steps": {"hot": {"sql": "SELECT * FROM events WHERE points > 10"}},
-    "sinks": {"sales": {"from": "hot", "queue": "lead-scores"}},
+    "steps": {"once": {"from": "events", "dedup": ["lead"]}},
+    "sinks": {"sales": {"from": "once", "queue": "lead-scores"}},
 }
 
 
