@@ -32,9 +32,9 @@ def test_kill_loses_no_task_and_doubles_only_what_was_running(
         wait_until(lambda: journal.read_text().count("end ") == len(names), "all tasks")
         wait_until(lambda: namespace.counts("celery")["leased"] == 0, "the last ack")
     lines = Counter(journal.read_text().splitlines())
-    assert lines == Counter({**{f"start {name}": 1 for name in names}, **{f"end {name}": 1 for name in names}}) + Counter(
-        [running]
-    )
+    assert lines == Counter(
+        {**{f"start {name}": 1 for name in names}, **{f"end {name}": 1 for name in names}}
+    ) + Counter([running])
     assert namespace.counts("celery")["dead"] == 0
     tasks.app.close()
 

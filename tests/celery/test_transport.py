@@ -128,8 +128,9 @@ def test_a_lease_is_renewed_until_its_message_is_settled(namespace: Namespace) -
         first = namespace.leased("jobs")[0]["lease_expires_at"]
         expiry = datetime.fromisoformat(first)
         wait_until(
-            lambda: datetime.fromisoformat(namespace.leased("jobs")[0]["lease_expires_at"])
-            > expiry + timedelta(seconds=1),
+            lambda: (
+                datetime.fromisoformat(namespace.leased("jobs")[0]["lease_expires_at"]) > expiry + timedelta(seconds=1)
+            ),
             "renewals beyond the first lease",
         )
         message.ack()

@@ -39,9 +39,12 @@ class Application:
 def application(celery_host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
     """The application with a worker of two processes."""
     directory = tmp_path_factory.mktemp("worker")
-    with Namespace(celery_host.port, f"worker-{uuid.uuid4().hex[:12]}") as namespace, pytest.MonkeyPatch.context() as env:
-        for name, value in environment(namespace.url, directory).items():
-            env.setenv(name, value)
+    with (
+        Namespace(celery_host.port, f"worker-{uuid.uuid4().hex[:12]}") as namespace,
+        pytest.MonkeyPatch.context() as env,
+    ):
+        for variable, value in environment(namespace.url, directory).items():
+            env.setenv(variable, value)
         tasks = importlib.reload(importlib.import_module("tests.celery.tasks"))
         with celery_worker(namespace.url, directory, "main", "-c", "2") as _:
             yield Application(tasks, namespace, directory)

@@ -62,9 +62,7 @@ def environment(url: str, directory: Path) -> dict[str, str]:
 
 
 @contextmanager
-def celery_worker(
-    url: str, directory: Path, name: str, *arguments: str, lease: float = 30.0
-) -> Iterator[CeleryWorker]:
+def celery_worker(url: str, directory: Path, name: str, *arguments: str, lease: float = 30.0) -> Iterator[CeleryWorker]:
     """A worker that is ready, stopped at the end."""
     worker = CeleryWorker(url, directory, name, *arguments, lease=lease)
     try:

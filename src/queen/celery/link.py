@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import select
@@ -79,10 +80,8 @@ class Link:
         """Close the connection, from any thread: a request that waits for its answer fails at once."""
         connection = self._connection
         if connection is not None and connection.sock is not None and self._pid == os.getpid():
-            try:
+            with contextlib.suppress(OSError):
                 connection.sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
 
     def _request(self, method: str, path: str, body: bytes | None, seconds: float) -> bytes:
         with self._lock:

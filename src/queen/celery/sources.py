@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -78,11 +79,9 @@ class Inbox:
             os.close(self._writer)
 
     def _wake(self) -> None:
-        try:
+        # Full means that the reader is woken anyway; closed, that there is none.
+        with contextlib.suppress(OSError):
             os.write(self._writer, b"x")
-        except (BlockingIOError, OSError):
-            # Full means that the reader is woken anyway; closed, that there is none.
-            pass
 
 
 class Source:
@@ -261,5 +260,3 @@ class LogSource(Source):
             messages = [message.data for message in _popped.decode(body).messages]
             if messages:
                 self._on_messages(self._listener, messages)
-
-

@@ -8,7 +8,7 @@ groups on the log of the exchange that they are bound to.
 
 from __future__ import annotations
 
-import socket
+import contextlib
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -157,8 +157,9 @@ class Channel(virtual.Channel):
     def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
         """Text is stored as it is, and can be read in the dashboard; bytes in base64."""
         if isinstance(body, bytes | bytearray | memoryview):
-            return super().encode_body(bytes(body), "base64")
-        return super().encode_body(body, encoding)
+            body, encoding = bytes(body), "base64"
+        encoded: tuple[Any, str | None] = super().encode_body(body, encoding)
+        return encoded
 
     # Declaring
 
@@ -236,11 +237,9 @@ class Channel(virtual.Channel):
 
     def _unsubscribe(self, exchange: str, queue: str) -> None:
         self._listeners.discard((exchange, queue))
-        try:
+        # A token that may not delete groups leaves it behind, without messages.
+        with contextlib.suppress(AuthError, NotFoundError):
             ExchangeLog(self._address.namespace, exchange).unsubscribe(self._link, queue)
-        except (AuthError, NotFoundError):
-            # A token that may not delete groups leaves it behind, without messages.
-            pass
 
     # Consuming
 
@@ -352,9 +351,7 @@ class Channel(virtual.Channel):
             for raw in messages:
                 self._receive_broadcast(kind, exchange, listener, raw)
 
-        return LogSource(
-            self._address, self._log(exchange), queue, self._leases.seconds, receive, self._inbox.put
-        )
+        return LogSource(self._address, self._log(exchange), queue, self._leases.seconds, receive, self._inbox.put)
 
     def _wait_for_room(self, source: Source) -> int:
         with self._room:
@@ -473,7 +470,7 @@ class Transport(virtual.Transport):
         self.queue_ttls.pop(queue, None)
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
-        """Deliver the next message; raises `socket.timeout` if none comes in time."""
+        """Deliver the next message; raises `TimeoutError` if none comes in time."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self.inbox.clear_wakeup()
@@ -483,7 +480,7 @@ class Transport(virtual.Transport):
                 self._deliver_entry(entry)
                 return
             if not self.inbox.wait(None if deadline is None else deadline - time.monotonic()):
-                raise socket.timeout
+                raise TimeoutError
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         loop.add_reader(self.inbox.fileno(), self.on_readable, self.inbox.fileno())
