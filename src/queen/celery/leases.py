@@ -54,6 +54,7 @@ class Leases:
         self._link = Link(address)
         self._held: dict[int, Lease] = {}
         self._settled: SimpleQueue[tuple[str, Lease] | threading.Event | None] = SimpleQueue()
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopped = False
 
@@ -61,9 +62,10 @@ class Leases:
         """Renew these leases until they are settled."""
         for lease in leases:
             self._held[lease.id] = lease
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="queen-leases", daemon=True)
-            self._thread.start()
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="queen-leases", daemon=True)
+                self._thread.start()
 
     def ack(self, lease: Lease) -> None:
         """The message is processed: remove it. A failed request is repeated while the lease lasts."""
@@ -153,9 +155,7 @@ class Leases:
         held = list(self._held.values())
         for start in range(0, len(held), _BATCH):
             part = held[start : start + _BATCH]
-            extensions = [
-                _Extension(one.id, one.namespace, one.topic, one.lease_owner, self.seconds * 1.0) for one in part
-            ]
+            extensions = [_Extension(*msgspec.structs.astuple(one), self.seconds) for one in part]
             try:
                 results = _results.decode(self._link.post("/api/v1/topics/extend", extensions))
             except RequestError as error:

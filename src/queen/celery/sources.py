@@ -32,7 +32,7 @@ class Inbox:
     """What arrived and is not delivered yet; a pipe wakes the one who waits, by `select` or with an event loop."""
 
     def __init__(self) -> None:
-        self._entries: deque[Any] = deque()
+        self._entries: deque[list[Any] | Exception] = deque()
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
@@ -41,17 +41,31 @@ class Inbox:
     def fileno(self) -> int:
         return self._reader
 
-    def put(self, entry: Any) -> None:
-        """Add an entry, from any thread."""
+    def put(self, entry: list[Any] | Exception) -> None:
+        """Add what one request brought, or why it failed; from any thread."""
         self._entries.append(entry)
         self._wake()
 
-    def take(self) -> Any:
+    def take(self) -> list[Any] | Exception | None:
         """The oldest entry, or None."""
         try:
             return self._entries.popleft()
         except IndexError:
             return None
+
+    def remove(self, is_unwanted: Callable[[Any], bool]) -> list[Any]:
+        """Take out messages, and return them."""
+        removed: list[Any] = []
+        kept: list[list[Any] | Exception] = []
+        while (entry := self.take()) is not None:
+            if isinstance(entry, list):
+                removed += [one for one in entry if is_unwanted(one)]
+                entry = [one for one in entry if not is_unwanted(one)]
+            if entry:
+                kept.append(entry)
+        for entry in kept:
+            self.put(entry)
+        return removed
 
     def wait(self, seconds: float | None) -> bool:
         """Wait for an entry; False if none came in time."""

@@ -12,7 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -42,6 +42,19 @@ logger = get_logger("queen.celery")
 
 _counts = msgspec.json.Decoder(list[dict[str, Any]])
 _removed = msgspec.json.Decoder(dict[str, Any])
+
+
+class Arrived(NamedTuple):
+    """A message that waits for its consumer."""
+
+    channel: Channel
+    queue: str
+    raw: dict[str, Any]
+
+    @property
+    def tag(self) -> str:
+        tag: str = self.raw["properties"]["delivery_tag"]
+        return tag
 
 
 class QoS(virtual.QoS):
@@ -117,15 +130,22 @@ class Channel(virtual.Channel):
     # Publishing
 
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
-        """Publish a message: it is stored when this returns."""
+        """Publish a message: it is stored when this returns.
+
+        It goes to the queues that this process knows to be bound, and to the log of the exchange for listeners: always
+        where every listener has a copy, and with a direct exchange where no queue is known, as with replies.
+        """
         self._inplace_augment_message(message, exchange, routing_key)
         if not exchange:
             self._enqueue([routing_key], message)
             return
-        queues = [queue for queue in self._lookup(exchange, routing_key) if queue and not self._is_listener(queue)]
+        kind = self.typeof(exchange).type
+        queues = [queue for queue in self._lookup(exchange, routing_key) if queue]
+        if kind != "direct":
+            queues = [queue for queue in queues if not self._is_listener(queue)]
         if queues:
             self._enqueue(queues, message)
-        if not queues or self.typeof(exchange).type == "fanout":
+        if not queues or kind == "fanout":
             self._log(exchange).push(self._link, message)
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
@@ -249,11 +269,18 @@ class Channel(virtual.Channel):
         self._update_sources()
 
     def basic_cancel(self, consumer_tag: str) -> None:
+        queue = self._tag_to_queue.get(consumer_tag)
         super().basic_cancel(consumer_tag)
         self._update_sources()
+        # What was fetched for the consumer and not delivered is for the next one.
+        for arrived in self._inbox.remove(lambda one: one.channel is self and one.queue == queue):
+            self._count_undelivered(-1)
+            self.settle(arrived.tag, Leases.release)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """The next message, or None."""
+        # What this channel has just given back may be the next.
+        self._leases.flush()
         path = f"{dequeue_query(self._address.namespace, (queue,), self._leases.seconds)}&limit=1"
         for item in decode_items(self._link.get(path)):
             raw = self._lease(item)
@@ -277,18 +304,16 @@ class Channel(virtual.Channel):
             how(self._leases, lease)
         self._notify_room()
 
-    def deliver(self, queue: str, raw: dict[str, Any]) -> None:
+    def deliver(self, arrived: Arrived) -> None:
         """Hand a message from the inbox to its consumer."""
-        self.undelivered -= 1
-        tag = raw["properties"]["delivery_tag"]
-        callback = None if self.closed else self.connection._callbacks.get(queue)
+        self._count_undelivered(-1)
+        callback = None if self.closed else self.connection._callbacks.get(arrived.queue)
         if callback is None:
-            # The consumer was cancelled meanwhile.
-            self.settle(tag, Leases.release)
+            self.settle(arrived.tag, Leases.release)
             return
-        callback(raw)
-        if queue in self._no_ack:
-            self.settle(tag, Leases.ack)
+        callback(arrived.raw)
+        if arrived.queue in self._no_ack:
+            self.settle(arrived.tag, Leases.ack)
 
     def drain_events(self, timeout: float | None = None, callback: Any = None) -> None:
         self.connection.drain_events(self.connection, timeout)
@@ -322,8 +347,8 @@ class Channel(virtual.Channel):
         active = dict.fromkeys(self._active_queues)
         bound = {queue: [key.exchange for key in self.state.queue_index.get(queue, ())] for queue in active}
         logs = {(exchange, queue) for queue in active if self._is_listener(queue) for exchange in bound[queue]}
-        listening = {queue for _, queue in logs}
-        topics = tuple(queue for queue in active if queue not in listening)
+        only_logs = {queue for exchange, queue in logs if self.typeof(exchange).type != "direct"}
+        topics = tuple(queue for queue in active if queue not in only_logs)
         if topics != self._topics:
             if self._topic_source is not None:
                 self._topic_source.stop()
@@ -367,11 +392,8 @@ class Channel(virtual.Channel):
             self._room.notify_all()
 
     def _receive_items(self, items: list[Item]) -> None:
-        for item in items:
-            raw = self._lease(item)
-            if raw is not None:
-                self.undelivered += 1
-                self._inbox.put((self, item.topic, raw))
+        leased = [(item.topic, self._lease(item)) for item in items]
+        self._arrive([Arrived(self, topic, raw) for topic, raw in leased if raw is not None])
         if self.closed:
             for tag in list(self._held):
                 self.settle(tag, Leases.release)
@@ -382,8 +404,15 @@ class Channel(virtual.Channel):
             return
         routing_key = raw["properties"].get("delivery_info", {}).get("routing_key") or ""
         if listener in kind.lookup(self.get_table(exchange), exchange, routing_key, None):
-            self.undelivered += 1
-            self._inbox.put((self, listener, raw))
+            self._arrive([Arrived(self, listener, raw)])
+
+    def _arrive(self, messages: list[Arrived]) -> None:
+        self._count_undelivered(len(messages))
+        self._inbox.put(messages)
+
+    def _count_undelivered(self, change: int) -> None:
+        with self._room:
+            self.undelivered += change
 
     def _lease(self, item: Item) -> dict[str, Any] | None:
         """The message in an item, with the delivery tag under which its lease is known."""
@@ -470,15 +499,9 @@ class Transport(virtual.Transport):
         self.queue_ttls.pop(queue, None)
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
-        """Deliver the next message; raises `TimeoutError` if none comes in time."""
+        """Deliver what has arrived, or the next to arrive; raises `TimeoutError` if nothing comes in time."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            self.inbox.clear_wakeup()
-            entry = self.inbox.take()
-            if entry is not None:
-                self.inbox.rearm()
-                self._deliver_entry(entry)
-                return
+        while not self._deliver_batch():
             if not self.inbox.wait(None if deadline is None else deadline - time.monotonic()):
                 raise TimeoutError
 
@@ -486,19 +509,20 @@ class Transport(virtual.Transport):
         loop.add_reader(self.inbox.fileno(), self.on_readable, self.inbox.fileno())
 
     def on_readable(self, fileno: int) -> None:
-        """Deliver everything that has arrived."""
-        self.inbox.clear_wakeup()
-        try:
-            while (entry := self.inbox.take()) is not None:
-                self._deliver_entry(entry)
-        finally:
-            self.inbox.rearm()
+        """Deliver what has arrived."""
+        self._deliver_batch()
 
-    def _deliver_entry(self, entry: Any) -> None:
-        if isinstance(entry, Exception):
-            raise entry
-        channel, queue, raw = entry
-        channel.deliver(queue, raw)
+    def _deliver_batch(self) -> bool:
+        """Deliver what one request has brought; False if nothing has arrived."""
+        self.inbox.clear_wakeup()
+        batch = self.inbox.take()
+        # Also when a consumer fails: the others are not to wait for the next message.
+        self.inbox.rearm()
+        if isinstance(batch, Exception):
+            raise batch
+        for arrived in batch or ():
+            arrived.channel.deliver(arrived)
+        return batch is not None
 
 
 class SecureTransport(Transport):
