@@ -13,7 +13,7 @@ from celery.exceptions import Reject
 app = Celery(
     "tests.celery.tasks",
     broker=os.environ["QUEEN_TEST_URL"],
-    backend=os.environ.get("TMP_BACKEND") or os.environ["QUEEN_TEST_URL"],
+    backend=os.environ["QUEEN_TEST_URL"],
 )
 app.conf.update(
     broker_transport_options={"visibility_timeout": float(os.environ.get("QUEEN_TEST_LEASE", "30"))},

@@ -176,6 +176,19 @@ def test_topic_and_direct_exchanges_route_to_bound_queues(connection: Connection
     assert [everything.get().payload, everything.get().payload] == ["clip", "song"]
 
 
+def test_a_publisher_need_not_know_the_queues_that_are_bound(connection: Connection, namespace: Namespace) -> None:
+    media = Exchange("media", type="topic")
+    video = Queue("video", media, routing_key="video.*")(connection.default_channel)
+    video.declare()
+    with namespace.connect() as other:
+        Producer(other.default_channel, serializer="json").publish("clip", exchange="media", routing_key="video.cut")
+        assert video.get().payload == "clip"
+        video.unbind_from(media, "video.*")
+    with namespace.connect() as third:
+        Producer(third.default_channel, serializer="json").publish("late", exchange="media", routing_key="video.cut")
+        assert video.get() is None
+
+
 def test_a_queue_can_be_counted_purged_and_deleted(connection: Connection) -> None:
     queue = Queue("jobs")(connection.default_channel)
     publish(connection, *range(3))

@@ -144,15 +144,14 @@ def test_events_of_a_task_are_heard(application: Application) -> None:
             if event.get("uuid") == identity:
                 heard.append(event)
             if event["type"] == "task-succeeded" and event["uuid"] == identity:
-                receiver.should_stop = True
                 done.set()
 
         with application.app.connection_for_read() as connection:
             receiver = application.app.events.Receiver(connection, handlers={"*": on_event})
-            with receiver.consumer_context():
+            with receiver.consumer_context() as (consuming, _, _):
                 listening.set()
                 while not done.is_set():
-                    connection.drain_events(timeout=_SECONDS)
+                    consuming.drain_events(timeout=_SECONDS)
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()

@@ -21,6 +21,7 @@ from kombu.log import get_logger
 from kombu.transport import virtual
 
 from queen import __version__
+from queen.celery.bindings import Binding, SharedBindings
 from queen.celery.leases import Lease, Leases
 from queen.celery.link import DEFAULT_NAMESPACE, DEFAULT_PORT, Address, Link
 from queen.celery.sources import ExchangeLog, Inbox, Item, LogSource, Source, TopicSource, decode_items, dequeue_query
@@ -116,6 +117,7 @@ class Channel(virtual.Channel):
         self.undelivered = 0
         self._address = connection.address
         self._link = Link(self._address)
+        self._bindings = SharedBindings(self._link)
         self._inbox = connection.inbox
         self._held: dict[str, Lease] = {}
         self._leases = Leases(self._address, float(self.visibility_timeout))
@@ -132,21 +134,34 @@ class Channel(virtual.Channel):
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
         """Publish a message: it is stored when this returns.
 
-        It goes to the queues that this process knows to be bound, and to the log of the exchange for listeners: always
-        where every listener has a copy, and with a direct exchange where no queue is known, as with replies.
+        It goes to the queues that are bound, and to the log of the exchange for listeners: always with a fanout
+        exchange, otherwise where no queue is bound, as with events and replies.
         """
         self._inplace_augment_message(message, exchange, routing_key)
         if not exchange:
             self._enqueue([routing_key], message)
             return
         kind = self.typeof(exchange).type
-        queues = [queue for queue in self._lookup(exchange, routing_key) if queue]
-        if kind != "direct":
-            queues = [queue for queue in queues if not self._is_listener(queue)]
+        queues = self._bound_here(kind, exchange, routing_key)
+        if not queues or kind != "direct":
+            queues |= self._bound_elsewhere(exchange, routing_key)
         if queues:
             self._enqueue(queues, message)
         if not queues or kind == "fanout":
             self._log(exchange).push(self._link, message)
+
+    def _bound_here(self, kind: str, exchange: str, routing_key: str) -> set[str]:
+        """The queues that this process has bound; those of listeners only where nobody else has one of that name."""
+        queues = {queue for queue in self._lookup(exchange, routing_key) if queue}
+        return queues if kind == "direct" else {queue for queue in queues if not self._is_listener(queue)}
+
+    def _bound_elsewhere(self, exchange: str, routing_key: str) -> set[str]:
+        queues: set[str] = set()
+        for one in self._bindings.of_exchange(exchange):
+            kind = self.exchange_types[one.kind]
+            table = [kind.prepare_bind(one.queue, exchange, one.routing_key, None)]
+            queues |= kind.lookup(table, exchange, routing_key, None)
+        return queues
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         self._enqueue([queue], message)
@@ -218,9 +233,23 @@ class Channel(virtual.Channel):
         return found[0] if found else None
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
-        if self._is_listener(queue) and (exchange, queue) not in self._listeners:
+        if not self._is_listener(queue):
+            self._bindings.add(Binding(exchange, self.typeof(exchange).type, routing_key, queue))
+        elif (exchange, queue) not in self._listeners:
             self._log(exchange).subscribe(self._link, queue)
             self._listeners.add((exchange, queue))
+
+    def queue_unbind(
+        self,
+        queue: str,
+        exchange: str | None = None,
+        routing_key: str = "",
+        arguments: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().queue_unbind(queue, exchange, routing_key, arguments, **kwargs)
+        if exchange and not self._is_listener(queue):
+            self._bindings.remove([Binding(exchange, self.typeof(exchange).type, routing_key, queue)])
 
     def _purge(self, queue: str) -> int:
         body = {"namespace": self._address.namespace, "topic": queue}
@@ -230,14 +259,18 @@ class Channel(virtual.Channel):
         """Delete a queue with its messages and bindings."""
         if if_empty and (self._topic_counts(queue) or {"ready": 0})["ready"]:
             return
+        bound = list(self.state.queue_bindings(queue))
         if self._is_listener(queue):
-            for exchange, _, _ in list(self.state.queue_bindings(queue)):
+            for exchange, _, _ in bound:
                 self._unsubscribe(exchange, queue)
         else:
+            self._bindings.remove(
+                Binding(exchange, self.typeof(exchange).type, routing_key, queue) for exchange, routing_key, _ in bound
+            )
             where = urlencode({"namespace": self._address.namespace, "topic": queue}, quote_via=quote)
             self._link.delete(f"{_TOPICS}?{where}")
-        for exchange in self.state.exchanges.values():
-            exchange["table"][:] = [bound for bound in exchange["table"] if bound[2] != queue]
+        for declared in self.state.exchanges.values():
+            declared["table"][:] = [row for row in declared["table"] if row[2] != queue]
         self.state.queue_bindings_delete(queue)
         self.connection.forget(queue)
 
