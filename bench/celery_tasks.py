@@ -3,17 +3,19 @@
     python -m bench.celery_tasks [--tasks 4000] [--rounds 3] [--prefetch 1,10,100] [--brokers NAME,NAME] [--results]
 
 Tasks that do nothing are published by one process, then a worker of two processes runs them; the time is that between
-the first tenth and the last task. CPU time is that of the broker (with PostgreSQL) and that of the worker. `redis` keeps
-tasks in memory; `redis-fsync` has every write on disk before it is answered, as Queen has. With `--results` each task
-stores its result, in Queen or, for the others, in Redis. Brokers whose program is not installed are left out.
+the first tenth and the last task. CPU time is that of the broker (with PostgreSQL) and that of the worker. `redis`
+keeps tasks in memory; `redis-fsync` has every write on disk before it is answered, as Queen has. With `--results` each
+task stores its result, in Queen or, for the others, in Redis. Brokers whose program is not installed are left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -31,6 +33,7 @@ from celery import Celery
 from bench.processes import descendants, read_processes
 from bench.target import free_port, fresh_server
 
+RABBITMQ: Final = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 PROCESSES: Final = 2
 WARM_UP: Final = 0.1
 GIVE_UP_SECONDS: Final = 300.0
@@ -88,14 +91,14 @@ async def queen() -> AsyncIterator[Broker]:
 async def redis(*options: str) -> AsyncIterator[Broker]:
     port, directory = free_port(), tempfile.mkdtemp(prefix="bench-redis-")
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", directory, *options]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL)
     try:
         await until_listening(port)
         name = "redis-fsync" if options else "redis"
         yield Broker(name, f"redis://127.0.0.1:{port}/0", f"redis://127.0.0.1:{port}/1", (process.pid,))
     finally:
         process.terminate()
-        process.wait()
+        await process.wait()
         shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -116,16 +119,18 @@ async def rabbitmq() -> AsyncIterator[Broker]:
         "RABBITMQ_LOG_BASE": str(directory / "log"),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "plugins"),
     }
-    command = ["/usr/lib/rabbitmq/bin/rabbitmq-server"]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = await asyncio.create_subprocess_exec(
+        RABBITMQ, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         async with redis() as results:
             await until_listening(port)
             yield Broker("rabbitmq", f"amqp://guest:guest@127.0.0.1:{port}//", results.backend, (process.pid,))
     finally:
         for pid in descendants(read_processes(), process.pid):
-            subprocess.run(["kill", str(pid)], check=False, stderr=subprocess.DEVNULL)
-        process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        await process.wait()
         shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -133,7 +138,7 @@ BROKERS: Final[dict[str, tuple[str, Callable[[], AbstractAsyncContextManager[Bro
     "queen": (sys.executable, queen),
     "redis": ("redis-server", redis),
     "redis-fsync": ("redis-server", redis_fsync),
-    "rabbitmq": ("/usr/lib/rabbitmq/bin/rabbitmq-server", rabbitmq),
+    "rabbitmq": (RABBITMQ, rabbitmq),
 }
 
 
@@ -162,7 +167,9 @@ def measure(broker: Broker, tasks: int, prefetch: int, results: bool) -> Figures
         published = publish(tasks)
         options = ["-c", str(PROCESSES), "--loglevel", "ERROR", "-n", f"bench{prefetch}@localhost"]
         worker = subprocess.Popen(
-            [sys.executable, "-c", _WORKER, *options], env=os.environ | variables, stdout=subprocess.DEVNULL
+            [sys.executable, "-W", "ignore", "-c", _WORKER, *options],
+            env=os.environ | variables,
+            stdout=subprocess.DEVNULL,
         )
         try:
             wait_for(journal, int(tasks * WARM_UP), worker)

@@ -19,7 +19,7 @@ _RETRY_SECONDS = 0.2
 logger = get_logger("queen.celery")
 
 
-class Lease(msgspec.Struct, frozen=True, omit_defaults=True):
+class Lease(msgspec.Struct, frozen=True):
     """What a server needs to know to settle an item."""
 
     id: int
@@ -28,12 +28,8 @@ class Lease(msgspec.Struct, frozen=True, omit_defaults=True):
     lease_owner: str
 
 
-class _Extension(msgspec.Struct):
-    id: int
-    namespace: str
-    topic: str
-    lease_owner: str
-    seconds: float
+class _Extension(Lease, frozen=True):
+    seconds: float = 0.0
 
 
 class _Settled(msgspec.Struct):
@@ -155,7 +151,7 @@ class Leases:
         held = list(self._held.values())
         for start in range(0, len(held), _BATCH):
             part = held[start : start + _BATCH]
-            extensions = [_Extension(*msgspec.structs.astuple(one), self.seconds) for one in part]
+            extensions = [_Extension(**msgspec.structs.asdict(one), seconds=self.seconds) for one in part]
             try:
                 results = _results.decode(self._link.post("/api/v1/topics/extend", extensions))
             except RequestError as error:
