@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
 from kombu import Connection
 
 from queen import QueenSync, TopicCounts
-
-_PATIENCE_SECONDS = 60.0
 
 
 class Namespace:
@@ -41,11 +37,3 @@ class Namespace:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.queen.close()
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Wait until a condition holds; fails with `what` was waited for."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.02)

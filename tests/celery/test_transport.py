@@ -12,7 +12,8 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import ChannelError, OperationalError
 
 from queen.client.errors import BadRequestError
-from tests.celery.queues import Namespace, wait_until
+from tests.celery.queues import Namespace
+from tests.support.ageing import block_until
 from tests.support.ports import free_port
 
 
@@ -87,7 +88,7 @@ def test_prefetch_limits_what_a_consumer_has_leased(connection: Connection, name
 def test_an_acknowledged_message_is_removed(connection: Connection, namespace: Namespace) -> None:
     publish(connection, "once")
     Queue("jobs")(connection.default_channel).get().ack()
-    wait_until(lambda: namespace.counts("jobs")["leased"] == 0, "the ack")
+    block_until(lambda: namespace.counts("jobs")["leased"] == 0, "the ack")
     assert namespace.counts("jobs")["ready"] == 0
 
 
@@ -118,7 +119,7 @@ def test_a_consumer_without_acks_settles_what_it_was_given(connection: Connectio
     sink = Sink(connection, Queue("jobs"), no_ack=True)
     with sink.consumer:
         sink.drain(1)
-        wait_until(lambda: namespace.counts("jobs")["leased"] == 0, "the ack on delivery")
+        block_until(lambda: namespace.counts("jobs")["leased"] == 0, "the ack on delivery")
 
 
 def test_a_lease_is_renewed_until_its_message_is_settled(namespace: Namespace) -> None:
@@ -127,14 +128,14 @@ def test_a_lease_is_renewed_until_its_message_is_settled(namespace: Namespace) -
         message = Queue("jobs")(connection.default_channel).get()
         first = namespace.leased("jobs")[0]["lease_expires_at"]
         expiry = datetime.fromisoformat(first)
-        wait_until(
+        block_until(
             lambda: (
                 datetime.fromisoformat(namespace.leased("jobs")[0]["lease_expires_at"]) > expiry + timedelta(seconds=1)
             ),
             "renewals beyond the first lease",
         )
         message.ack()
-        wait_until(lambda: namespace.counts("jobs")["leased"] == 0, "the ack")
+        block_until(lambda: namespace.counts("jobs")["leased"] == 0, "the ack")
 
 
 def test_every_listener_of_a_fanout_exchange_gets_every_message(connection: Connection) -> None:

@@ -14,8 +14,9 @@ from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from tests.celery.queues import Namespace, wait_until
+from tests.celery.queues import Namespace
 from tests.celery.worker import celery_worker, environment
+from tests.support.ageing import block_until
 from tests.support.host import Host
 
 _SECONDS = 60
@@ -68,7 +69,7 @@ def test_a_task_is_retried(application: Application) -> None:
 
 def test_a_countdown_is_held_by_the_server_and_not_by_the_worker(application: Application) -> None:
     result = application.tasks.add.apply_async((1, 1), countdown=3600, queue="celery")
-    wait_until(lambda: application.namespace.counts("celery")["delayed"] == 1, "the delayed item")
+    block_until(lambda: application.namespace.counts("celery")["delayed"] == 1, "the delayed item")
     assert application.app.control.inspect(timeout=5, limit=1).scheduled() == {"main@test": []}
     result.revoke()
     application.namespace.queen.topic(application.namespace.name, "celery").purge()
@@ -103,7 +104,7 @@ def test_a_revoked_task_does_not_run(application: Application) -> None:
 
 def test_a_running_task_is_seen_and_terminated(application: Application) -> None:
     result = application.tasks.hold.delay("endless", str(application.directory / "never"))
-    wait_until(lambda: "start endless" in application.lines(), "the task to start")
+    block_until(lambda: "start endless" in application.lines(), "the task to start")
     inspect = application.app.control.inspect(timeout=5, limit=1)
     assert [task["id"] for task in inspect.active()["main@test"]] == [result.id]
     application.app.control.revoke(result.id, terminate=True, signal="SIGKILL", reply=True, timeout=5, limit=1)
@@ -130,7 +131,7 @@ def test_a_worker_begins_and_ends_to_consume_a_queue_when_it_is_told(application
     control.cancel_consumer("extra", reply=True, timeout=5, limit=1)
     application.tasks.add.apply_async((5, 5), queue="extra")
     assert application.tasks.add.delay(1, 1).get(timeout=_SECONDS) == 2
-    wait_until(lambda: application.namespace.counts("extra")["ready"] == 1, "the item that nobody consumes")
+    block_until(lambda: application.namespace.counts("extra")["ready"] == 1, "the item that nobody consumes")
 
 
 def test_events_of_a_task_are_heard(application: Application) -> None:
@@ -165,7 +166,7 @@ def test_events_of_a_task_are_heard(application: Application) -> None:
 def test_urgent_tasks_overtake_others_that_wait(application: Application) -> None:
     gates = [application.directory / f"gate{number}" for number in range(2)]
     blockers = [application.tasks.hold.delay(f"blocker{number}", str(gate)) for number, gate in enumerate(gates)]
-    wait_until(lambda: {"start blocker0", "start blocker1"} <= set(application.lines()), "both processes to be busy")
+    block_until(lambda: {"start blocker0", "start blocker1"} <= set(application.lines()), "both processes to be busy")
     # One process is left to run them, one after the other; both may have reserved one task more.
     results = [application.tasks.journal.apply_async((f"p{priority}",), priority=priority) for priority in (0, 5, 9)]
     gates[0].touch()
@@ -191,4 +192,4 @@ def test_a_result_expires_and_can_be_forgotten(application: Application) -> None
     backend.store_result("short", 1, "SUCCESS")
     assert AsyncResult("short", backend=backend, app=application.app).state == "SUCCESS"
     fresh = type(application.app.backend)(application.app, url=application.namespace.url)
-    wait_until(lambda: fresh._get_task_meta_for("short")["status"] == "PENDING", "the result to expire")
+    block_until(lambda: fresh._get_task_meta_for("short")["status"] == "PENDING", "the result to expire")

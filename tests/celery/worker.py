@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.celery.queues import wait_until
+from tests.support.ageing import block_until
 
 _STOP_SECONDS = 60.0
 
@@ -33,7 +33,7 @@ class CeleryWorker:
             )
 
     def wait_until_ready(self) -> None:
-        wait_until(
+        block_until(
             lambda: f"{self.name} ready" in self.text() or self.process.poll() is not None,
             f"{self.name} to be ready:\n{self.text()}",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 from queen.tasks import App, current_job
@@ -45,11 +46,11 @@ async def endless() -> None:
 
 
 @app.task(queue="slow")
-async def hold(name: str, gate: str) -> None:
+def hold(name: str, gate: str) -> None:
     """Note the start, wait for a file, note the end."""
     note(f"start {name}")
     while not Path(gate).exists():
-        await asyncio.sleep(0.02)
+        time.sleep(0.02)
     note(f"end {name}")
 
 

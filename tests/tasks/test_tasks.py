@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,6 @@ from queen.tasks import App, JobFailed, Worker
 from queen.tasks.command import AppNotFound, load_app
 from tests.conftest import StartServer
 from tests.support.ageing import until
-
-StartWorker = Callable[..., AbstractContextManager[subprocess.Popen[bytes]]]
 
 
 class Shop:
@@ -49,8 +48,7 @@ class Shop:
         try:
             yield process
         finally:
-            if process.poll() is None:
-                process.kill()
+            process.terminate()
             process.wait()
 
 
@@ -117,7 +115,7 @@ async def test_jobs_wait_for_their_time_their_priority_and_are_unique(shop: Shop
     assert counts is not None
     assert (counts["delayed"], counts["ready"]) == (1, 3)
     assert [item["data"]["args"] for item in await topic.peek()] == [[1, 1], [3, 3], [2, 2]]
-    with pytest.raises(TimeoutError, match="task add is not done after 0.01 s"):
+    with pytest.raises(TimeoutError, match=r"task add is not done after 0\.01 s"):
         await first.result(0.01)
 
 
@@ -186,8 +184,9 @@ def test_what_is_declared_wrongly_is_refused(tmp_path: Path, monkeypatch: pytest
         Worker(App())
     with pytest.raises(LookupError, match="there is no task 'sned': did you mean 'send'"):
         app.find("sned")
-    with pytest.raises(TypeError, match="@app.cron goes above @app.task"):
-        app.cron("* * * * *")(send.function)
+    with pytest.raises(TypeError, match=r"@app\.cron goes above @app\.task"):
+        function: Any = send.function
+        app.cron("* * * * *")(function)
     with pytest.raises(ValueError, match="delay and at exclude each other"):
         send.options(delay=1, at=datetime.now(UTC))
 
@@ -207,8 +206,6 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 async def test_jobs_are_deferred_from_programs_without_an_event_loop(shop: Shop) -> None:
-    import asyncio
-
     identity = await asyncio.to_thread(shop.module.add.defer_sync, 1, 2)
     (item,) = await shop.queen.topic(shop.namespace, shop.module.add.topic).peek()
     assert item["data"]["job"] == identity

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
+from queen.cli.common.tree import command, group
 from queen.tasks.command import run_worker
 
-app = typer.Typer(add_completion=False)
+app = group("Run the tasks of an application.")
 
 
-@app.command()
+@command(app, "worker", example="queen worker shop:app --processes 2")
 def worker(
     application: Annotated[str, typer.Argument(metavar="MODULE:APP", help="The `App` of `queen.tasks`.")],
     queue: Annotated[list[str] | None, typer.Option(help="Only this queue; may be repeated.")] = None,

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Nothing is exported here. The package of `queen-mq`, installed over this one, looks for its own module instead."""
+    """Nothing is exported here; but the package of `queen-mq`, installed over this one, expects its own module."""
     if name == "Queen":
         raise ImportError(
             "the distribution queen-mq is installed over queen-broker, and both are the package `queen`: "

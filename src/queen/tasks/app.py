@@ -89,10 +89,12 @@ class App:
 
         return decorate
 
-    def cron(self, expression: str, *args: Any, timezone: str = "UTC", catch_up: float = 0.0, **kwargs: Any) -> Any:
+    def cron(
+        self, expression: str, *args: Any, timezone: str = "UTC", catch_up: float = 0.0, **kwargs: Any
+    ) -> Callable[[Task[P, R]], Task[P, R]]:
         """Defer a task at every tick of a cron expression, once however many workers run; goes above `@app.task`."""
 
-        def decorate(task: Any) -> Any:
+        def decorate(task: Task[P, R]) -> Task[P, R]:
             if not isinstance(task, Task):
                 raise TypeError("@app.cron goes above @app.task, and decorates a task")
             self.schedules.append(Schedule(task, expression, args, kwargs, timezone, catch_up))

@@ -6,9 +6,11 @@ import argparse
 import asyncio
 import importlib
 import logging
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,7 +65,11 @@ def _supervise(command: list[str], processes: int) -> None:
         for child in children:
             child.send_signal(signal.SIGTERM)
 
-    children = [subprocess.Popen(command, start_new_session=True) for _ in range(processes)]
+    def start() -> subprocess.Popen[bytes]:
+        # A session of its own, so that Ctrl-C comes once; the pipe tells it when this process is no more.
+        return subprocess.Popen([*command, "--stop-at-eof"], start_new_session=True, stdin=subprocess.PIPE)
+
+    children = [start() for _ in range(processes)]
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     while not stopping:
@@ -71,9 +77,15 @@ def _supervise(command: list[str], processes: int) -> None:
         for index, child in enumerate(children):
             if child.poll() is not None and not stopping:
                 logger.error("worker %d ended with code %d, starting another", child.pid, child.returncode)
-                children[index] = subprocess.Popen(command, start_new_session=True)
+                children[index] = start()
     for child in children:
         child.wait()
+
+
+def _stop_at_eof() -> None:
+    """Stop when the supervisor has died."""
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -83,7 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--queue", action="append", default=[], help="only this queue; may be repeated")
     parser.add_argument("--concurrency", type=int, default=10, help="jobs at a time in each process (10)")
     parser.add_argument("--processes", type=int, default=1, help="processes (1)")
+    parser.add_argument("--stop-at-eof", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
+    if given.stop_at_eof:
+        threading.Thread(target=_stop_at_eof, daemon=True).start()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         run_worker(given.app, given.queue, given.concurrency, given.processes)
