@@ -126,13 +126,24 @@ class QueenBackend(KeyValueStoreBackend):
     def _store_result(
         self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
     ) -> Any:
-        """Store a state; a task that has succeeded keeps its result, so success alone is written without a look."""
-        if state != states.SUCCESS:
-            return super()._store_result(task_id, result, state, traceback=traceback, request=request, **kwargs)
+        """Store a state, unless the task has succeeded: what a slower process says of an earlier attempt is dropped."""
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
         meta["task_id"] = bytes_to_str(task_id)
-        self.set(self.get_key_for_task(task_id), self.encode(meta))
-        return result
+        put = {
+            "op": "put",
+            "key": self.get_key_for_task(task_id),
+            "value": _stored(self.encode(meta)),
+            **self._expiry(),
+        }
+        if state == states.SUCCESS:
+            self._one(put)
+            return result
+        while True:
+            found = self._one({"op": "get", "key": key})
+            if found["found"] and self.decode_result(_restored(found["value"]))["status"] == states.SUCCESS:
+                return result
+            if self._one({**put, "expect": found["version"] if found["found"] else 0})["applied"]:
+                return result
 
     def __reduce__(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         return super().__reduce__(args, {**(kwargs or {}), "expires": self.expires, "url": self.url})

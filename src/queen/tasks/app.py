@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
 
-from queen.client.client import Queen
-from queen.client.sync import QueenSync
-from queen.tasks.jobs import Outcomes
+from queen.tasks.connection import Connection
 from queen.tasks.task import Task, TaskOptions
 
 P = ParamSpec("P")
@@ -39,25 +36,13 @@ class App:
 
     def __init__(self, server: Any = "http://localhost:6632", *, namespace: str = "tasks", **options: Any) -> None:
         """`server` and `options` are those of `Queen`; applications in different namespaces do not meet."""
-        self.namespace = namespace
+        self.connection = Connection(server, namespace, options)
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.schedules: list[Schedule] = []
-        self._server = server
-        self._options = options
-
-    @functools.cached_property
-    def queen(self) -> Queen:
-        """The client, created when it is first used."""
-        return Queen(self._server, **self._options)
-
-    @functools.cached_property
-    def sync(self) -> QueenSync:
-        """The synchronous client, created when it is first used."""
-        return QueenSync(self._server, **self._options)
 
     @property
-    def outcomes(self) -> Outcomes:
-        return Outcomes(self.queen, self.namespace)
+    def namespace(self) -> str:
+        return self.connection.namespace
 
     def task(
         self,
@@ -85,7 +70,7 @@ class App:
         def decorate(function: Any) -> Any:
             if timeout is not None and not inspect.iscoroutinefunction(function):
                 raise ValueError(f"task {function.__name__} has a timeout, and has to be an `async def` for that")
-            return self._add(Task(self, function, name or function.__name__, options))
+            return self._add(Task(self.connection, function, name or function.__name__, options))
 
         return decorate
 
@@ -111,13 +96,8 @@ class App:
             raise LookupError(f"there is no task {name!r}" + (f": did you mean {near[0]!r}?" if near else "")) from None
 
     async def close(self) -> None:
-        """Close the connections."""
-        if "queen" in self.__dict__:
-            await self.queen.close()
-            del self.queen
-        if "sync" in self.__dict__:
-            self.sync.close()
-            del self.sync
+        """Close the connection to the server."""
+        await self.connection.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
+from queen.tasks.connection import Connection
 from queen.tasks.jobs import Job, Step
-
-if TYPE_CHECKING:
-    from queen.tasks.app import App
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,9 +44,13 @@ class Task(Generic[P, R]):
     """A function that workers run. Called directly, it is the function."""
 
     def __init__(
-        self, app: App, function: Callable[P, Awaitable[R]] | Callable[P, R], name: str, options: TaskOptions
+        self,
+        connection: Connection,
+        function: Callable[P, Awaitable[R]] | Callable[P, R],
+        name: str,
+        options: TaskOptions,
     ) -> None:
-        self.app = app
+        self.connection = connection
         self.function = function
         self.name = name
         self.settings = options
@@ -96,7 +98,7 @@ class Task(Generic[P, R]):
         return Configured(self, CallOptions(given, delay, at, unique))
 
     def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature[R]:
-        return Signature(self.app, self, args, kwargs, CallOptions(self.settings.priority))
+        return Signature(self, args, kwargs, CallOptions(self.settings.priority))
 
 
 class Configured(Generic[P, R]):
@@ -119,7 +121,7 @@ class Configured(Generic[P, R]):
 
     def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
         """A call to defer later, or as a step of a chain."""
-        return Signature(self._task.app, self._task, args, kwargs, self._options)
+        return Signature(self._task, args, kwargs, self._options)
 
 
 class Signature(Generic[R]):
@@ -127,14 +129,12 @@ class Signature(Generic[R]):
 
     def __init__(
         self,
-        app: App,
         task: Task[Any, Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         options: CallOptions,
         then: tuple[Signature[Any], ...] = (),
     ) -> None:
-        self._app = app
         self._task = task
         self._args = args
         self._kwargs = kwargs
@@ -143,19 +143,21 @@ class Signature(Generic[R]):
 
     def then(self, following: Signature[S]) -> Signature[S]:
         """A chain: `following` is called with the result of this as its first argument."""
-        steps = (*self._then, replace_then(following, ()), *following._then)
-        return Signature(self._app, self._task, self._args, self._kwargs, self._options, steps)
+        steps = (*self._then, following, *following._then)
+        return Signature(self._task, self._args, self._kwargs, self._options, steps)
 
     async def defer(self) -> Job[R]:
         """Defer the call; the job is that of the last step."""
         step, last = self._step()
-        await self._app.queen.topic(self._app.namespace, self._task.topic).enqueue(self._item(step))
-        return Job(last.job, last.task, self._app.outcomes)
+        connection = self._task.connection
+        await connection.topic(self._task.topic).enqueue(self._item(step))
+        return Job(last.job, last.task, connection.outcomes)
 
     def defer_sync(self) -> str:
         """The same from a program without an event loop; returns the id of the job."""
         step, last = self._step()
-        self._app.sync.topic(self._app.namespace, self._task.topic).enqueue(self._item(step))
+        connection = self._task.connection
+        connection.sync.topic(connection.namespace, self._task.topic).enqueue(self._item(step))
         return last.job
 
     def _step(self) -> tuple[Step, Step]:
@@ -176,10 +178,3 @@ class Signature(Generic[R]):
         if options.at is not None:
             item["deliver_after"] = options.at
         return item
-
-
-def replace_then(signature: Signature[S], then: tuple[Signature[Any], ...]) -> Signature[S]:
-    """The same call with other steps after it."""
-    return Signature(
-        signature._app, signature._task, signature._args, signature._kwargs, replace(signature._options), then
-    )

@@ -54,7 +54,7 @@ class Worker:
             for one in self._app.schedules
             if one.task.topic in self._tasks
         ]
-        topics = self._app.queen.topic(self._app.namespace, *self._tasks)
+        topics = self._app.connection.topic(*self._tasks)
         logger.info("worker of %d tasks is ready (%d at a time)", len(self._tasks), self._concurrency)
         try:
             consumer = topics.concurrency(self._concurrency).lease(self._lease_seconds)
@@ -73,7 +73,7 @@ class Worker:
             "backoff_base_ms": round(settings.backoff * 1000),
             "backoff_cap_ms": round(settings.backoff_cap * 1000),
         }
-        topic = self._app.queen.topic(self._app.namespace, task.topic)
+        topic = self._app.connection.topic(task.topic)
         counts = await topic.counts()
         if counts is not None and wanted.items() <= counts["options"].items():
             return
@@ -85,7 +85,7 @@ class Worker:
     async def _schedule(self, schedule: Schedule, stop: asyncio.Event) -> None:
         task = schedule.task
         step = Step("", task.name, list(schedule.args), dict(schedule.kwargs))
-        topic = self._app.queen.topic(self._app.namespace, task.topic).priority(task.settings.priority)
+        topic = self._app.connection.topic(task.topic).priority(task.settings.priority)
         name = f"{task.name} {schedule.expression} {schedule.timezone}"
         await topic.schedule(
             schedule.expression,
@@ -134,7 +134,7 @@ class Worker:
 
     async def _save(self, task: Task[Any, Any], job: str, outcome: Outcome) -> None:
         if task.settings.result_ttl is not None:
-            await self._app.outcomes.save(job, outcome, task.settings.result_ttl)
+            await self._app.connection.outcomes.save(job, outcome, task.settings.result_ttl)
 
     async def _continue(self, steps: list[Step], result: Any) -> None:
         """Enqueue the next step of a chain; its id is its key, so a job that runs again does not double it."""
@@ -143,4 +143,4 @@ class Worker:
         following.args = [result, *following.args]
         following.then = rest
         item = {"data": following, "idempotency_key": following.job, "priority": task.settings.priority}
-        await self._app.queen.topic(self._app.namespace, task.topic).enqueue(item)
+        await self._app.connection.topic(task.topic).enqueue(item)
