@@ -129,12 +129,8 @@ class QueenBackend(KeyValueStoreBackend):
         """Store a state, unless the task has succeeded: what a slower process says of an earlier attempt is dropped."""
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
         meta["task_id"] = bytes_to_str(task_id)
-        put = {
-            "op": "put",
-            "key": self.get_key_for_task(task_id),
-            "value": _stored(self.encode(meta)),
-            **self._expiry(),
-        }
+        key, value = self.get_key_for_task(task_id), _stored(self.encode(meta))
+        put = {"op": "put", "key": key, "value": value, **self._expiry()}
         if state == states.SUCCESS:
             self._one(put)
             return result
