@@ -89,7 +89,7 @@ class Scene:
 
 
 def scenario(
-    *, server: Server = Server.MAIN, seconds: float = 30.0, alone: bool = False
+    *, server: Server = Server.MAIN, seconds: float = 90.0, alone: bool = False
 ) -> Callable[[Callable[[Scene], Awaitable[None]]], Scenario]:
     """Make a scenario of a coroutine function.
 
