@@ -39,7 +39,12 @@ class ServerLogin:
         self._secure = bool(settings.tls_cert)
         self._dsn = dsn
         self._settings = ProxySettings(
-            database_url=dsn, jwt_secret=settings.jwt_secret, secure_cookies=self._secure, queen_server_url="inside"
+            database_url=dsn,
+            jwt_secret=settings.jwt_secret,
+            secure_cookies=self._secure,
+            queen_server_url="inside",
+            # It counts as memory of the server, in every worker.
+            hashes_at_a_time=1,
         )
         self._pool: asyncpg.Pool[asyncpg.Record]
         self._login: Login
