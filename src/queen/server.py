@@ -176,7 +176,7 @@ class Worker:
         self._login = _login(settings, settings.database_dsns[0]) if settings.queen_login else None
         if self._login is not None:
             router.fallback = self._login.before(router.fallback)
-            self.guard.identify_session = self._login.identify
+            self.guard.sessions = self._login
         host_cache = HostViewCache(runtime_dir) if settings.num_workers > 1 else None
         shards = [self._shard(broker, some) for broker, some in zip(self.brokers, standings, strict=True)]
         shard_router = self._sharded.router if self._sharded is not None else None
