@@ -265,6 +265,30 @@ async def test_tokens_of_an_identity_provider_pass_unchanged(start_proxy: StartP
         assert answer.status == 200, "sessions work beside them"
 
 
+async def test_tokens_of_programs_pass_unchanged(start_proxy: StartProxy) -> None:
+    """Those of `queen token create`, with all that limits them; not those that are minted for other services."""
+    site = await start_proxy(forward_auth=True)
+    url = f"{site.url}/api/v1/push"
+    limited = {"Authorization": f"Bearer {issue('read-write', queues=['q'])}"}
+    for queue, status in (("q", 201), ("other", 403)) * 3:
+        async with site.client.post(url, json={"items": [{"queue": queue, "payload": 1}]}, headers=limited) as answer:
+            assert answer.status == status, queue
+    for bad, status in (
+        (issue("read-only"), 403),
+        (issue("admin", lifetime=-600), 401),
+        (issue("admin", secret="some other secret of 32 bytes or more"), 401),
+    ):
+        async with site.client.post(url, json=PUSH, headers={"Authorization": f"Bearer {bad}"}) as answer:
+            assert answer.status == status
+    await site.add_user("alice", "admin")
+    token = (await site.log_in("alice")).cookies["token"].value
+    async with site.client.get(f"{site.url}/api/auth/forward-auth", headers={"Cookie": f"token={token}"}) as answer:
+        minted = answer.headers["Authorization"]
+    site.client.cookie_jar.clear()
+    async with site.client.post(url, json=PUSH, headers={"Authorization": minted}) as answer:
+        assert answer.status == 401
+
+
 async def test_where_somebody_may_be_sent_after_logging_in(start_proxy: StartProxy) -> None:
     site = await start_proxy(cookie_domain=".example.com", forward_auth_redirect_hosts=("partner.example",))
     await site.add_user("alice", "admin")

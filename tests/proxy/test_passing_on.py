@@ -313,6 +313,16 @@ async def test_what_could_be_read_in_two_ways_is_refused_and_what_follows_is_not
         writer.close()
 
 
+async def test_a_body_that_makes_no_sense_is_refused(site: Site) -> None:
+    token = (await site.log_in("alice")).cookies["token"].value
+    for body in (b" 2\r\n{}\r\n0\r\n\r\n", b"0x2\r\n{}\r\n0\r\n\r\n", b"2\n{}\n0\n\n", b"F" * 17 + b"\r\n{}"):
+        reader, writer = await connect(site)
+        writer.write(head(token, "POST /api/v1/push HTTP/1.1", "Transfer-Encoding: chunked") + body + NEXT)
+        answers = await asyncio.wait_for(reader.read(), 20)
+        assert re.findall(rb"HTTP/1\.1 (\d+) ", answers) == [b"400"], body
+        writer.close()
+
+
 async def test_a_line_that_never_ends_is_refused(site: Site) -> None:
     """In the head, in a trailer, and in the extension of a chunk."""
     token = (await site.log_in("alice")).cookies["token"].value

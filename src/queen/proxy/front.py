@@ -229,7 +229,10 @@ class Front(asyncio.Protocol):
             self.answer(None, status, {"error": text})
         elif not self._exchanges[0].ended:
             # It is the body of this one that makes no sense.
-            self.transport.close()
+            if self._exchanges[0].started:
+                self.transport.close()
+            else:
+                self.answer(None, status, {"error": text})
 
     # What the parser calls.
 

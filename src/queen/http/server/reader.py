@@ -337,7 +337,12 @@ class RequestReader:
             return
         self._progressed = True
         self._eventless_bytes = 0
-        self._check_host(headers.get(b"host"))
+        host = headers.get(b"host")
+        self._check_host(host)
+        if host is not None and not self._target.startswith(b"/") and b"://" in self._target:
+            # It says itself whom it is for.
+            named = self._target.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0]
+            self._check_host(named.rpartition(b"@")[2])
         length = headers.get(b"content-length")
         if length is not None and (len(length) > _LONGEST_LENGTH or int(length) > self._max_body_bytes):
             self._refuse_body(f"The request body of {length[:_LONGEST_LENGTH].decode('latin-1')} bytes")
