@@ -416,10 +416,12 @@ class Claimer:
             )
             delivered: list[tuple[int, datetime]] = []
             for segment in claim.segments:
-                first = max(0, start - segment.base_offset)
-                last = min(segment.count, end - segment.base_offset)
-                if last > first:
-                    delivered.append((segment.render(first, last, tail, out), segment.created_at))
+                base = segment.base_offset
+                if base >= end or base + segment.count <= start:
+                    # Of the segments that several pops share, each takes a few.
+                    continue
+                rendered = segment.render(max(0, start - base), min(segment.count, end - base), tail, out)
+                delivered.append((rendered, segment.created_at))
             self._meter.popped(claim.lane.queue_name, delivered, now, auto_ack=claim.auto_ack)
         if not out:
             return None
