@@ -358,7 +358,11 @@ async def test_a_server_that_was_paused_hands_nothing_out_that_others_have(
     await heat(topics)
     await connection.execute("UPDATE queen.topic_ready SET until = now() - interval '1 s'")
     other = TopicApi(await start_server(topic_ready_queues="on"))
-    assert values(await other.dequeue(limit=4)) == [0, 1, 2, 3]
+    first: list[Any] = []
+    while not first:
+        # Nothing is found at the moment in which the first server itself closes the buffer.
+        first = values(await other.dequeue(limit=4))
+    assert first == [0, 1, 2, 3]
     assert values(await topics.dequeue(limit=20)) == [4, 5, 6, 7, 8, 9]
 
 
