@@ -109,7 +109,7 @@ ENTRIES: Final = (
     Entry(
         "apply",
         f"{_T}.manifest:apply_app",
-        "Bring queues, groups, topics, quotas and write modes into the state a file describes.",
+        "Bring queues, groups, topics, quotas, write modes and pipelines into the state a file describes.",
         "Resources",
     ),
     Entry("export", f"{_T}.manifest:export_app", "Write the file that `queen apply` reads.", "Resources"),
