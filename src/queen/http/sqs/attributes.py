@@ -115,9 +115,9 @@ def _checked(name: str, attribute: str, value: str) -> str:
             raise _invalid(attribute, value, f"must be one of {', '.join(choices)}")
         return lowered
     if attribute == "FifoQueue":
-        if value.lower() != "true" or not name.endswith(FIFO_SUFFIX):
-            raise _invalid(attribute, value, "is true for queues whose name ends with .fifo, and not set for others")
-        return "true"
+        if value.lower() not in ("true", "false"):
+            raise _invalid(attribute, value, "must be true or false")
+        return value.lower()
     if attribute == "SqsManagedSseEnabled":
         if value.lower() != "false":
             raise SqsError("UnsupportedOperation", "Encryption at rest is that of the database: see docs/security.md.")
@@ -143,7 +143,7 @@ def _policy(attribute: str, value: str) -> str:
     text = str(count)
     if isinstance(count, bool) or not (text.isdecimal() and len(text) < 5 and 1 <= int(text) <= 1000):
         raise invalid_value(value[:200], attribute, "maxReceiveCount must be a whole number from 1 to 1000.")
-    return value
+    return msgspec.json.encode(policy | {"maxReceiveCount": int(text)}).decode()
 
 
 def redrive_policy(attributes: Mapping[str, str]) -> RedrivePolicy | None:

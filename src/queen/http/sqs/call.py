@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -102,13 +103,10 @@ class Call:
         if not isinstance(url, str) or not url:
             raise missing_parameter("QueueUrl")
         try:
-            name = urlsplit(url).path.rstrip("/").rpartition("/")[2]
-        except ValueError:
-            raise SqsError("InvalidAddress", f"The address {url[:200]} is not valid for this endpoint.") from None
-        try:
-            return check_queue_name(name)
-        except SqsError:
-            raise SqsError("InvalidAddress", f"The address {url[:200]} is not valid for this endpoint.") from None
+            parts = urlsplit(url)
+            return check_queue_name((parts.path or parts.netloc).rstrip("/").rpartition("/")[2])
+        except (ValueError, SqsError):
+            raise no_such_queue() from None
 
     def url_of(self, name: str) -> str:
         """As the client reaches the server."""
@@ -155,9 +153,9 @@ class Call:
         seen: set[str] = set()
         for entry in entries:
             id = entry.get("Id") if isinstance(entry, dict) else None
-            if not isinstance(id, str) or not id:
+            if not isinstance(id, str):
                 raise missing_parameter(f"{self.name}RequestEntry.Id")
-            if len(id) > 80 or not id.replace("-", "").replace("_", "").isalnum() or not id.isascii():
+            if not _ENTRY_ID.fullmatch(id):
                 raise SqsError(
                     "InvalidBatchEntryId",
                     "A batch entry id can only contain alphanumeric characters, hyphens and underscores. "
@@ -170,6 +168,7 @@ class Call:
 
 
 _MOST_ENTRIES: Final = 10
+_ENTRY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
 
 
 def whole(params: Mapping[str, Any], name: str, smallest: int, largest: int) -> int | None:
@@ -181,5 +180,5 @@ def whole(params: Mapping[str, Any], name: str, smallest: int, largest: int) -> 
     if isinstance(value, bool) or not (text.isdecimal() and text.isascii() and len(text) < 10):
         raise invalid_value(text[:80], name, f"Must be an integer from {smallest} to {largest}.")
     if not smallest <= int(text) <= largest:
-        raise invalid_value(text, name, f"Must be >= {smallest} and <= {largest}, if provided.")
+        raise invalid_value(text, name, f"{name} must be >= {smallest} and <= {largest}.")
     return int(text)

@@ -39,7 +39,6 @@ _DEDUPLICATION_SECONDS: Final = 300
 _REMEMBERED_SECONDS: Final = 2 * _DEDUPLICATION_SECONDS
 # SQS does not keep what was consumed; this is for those who look at the queue.
 _CONSUMED_SECONDS: Final = 300
-_MOST_GROUPS: Final = 10
 
 
 class _Message(msgspec.Struct, rename="camel"):
@@ -88,7 +87,9 @@ class FifoQueues:
 
     async def purge(self, queue: SqsQueue) -> None:
         await self._shards.on_queue(queue.name, lambda shard: shard.queues.clear(queue.name))
-        await self._database.fetch("sqs_forget_deliveries", queue.id)
+        # What comes next need not wait until the leases of what is gone end.
+        for row in await self._database.fetch("sqs_forget_deliveries", queue.id):
+            await self._set_lease(partition_number(str(row["partition_id"])), row["lease_id"], 0.0)
 
     async def counts(self, queue: SqsQueue) -> Counts:
         rows = await self._shards.on_queue(
@@ -138,16 +139,20 @@ class FifoQueues:
         deadline = asyncio.get_running_loop().time() + wait
         while True:
             left = max(0.0, deadline - asyncio.get_running_loop().time())
-            request = PopRequest(
-                (queue.name,), batch=limit, partitions=min(limit, _MOST_GROUPS), wait=left > 0, timeout=left
-            )
-            body = await self._broker.popper.pop(request, unchanged)
-            if body is None:
+            messages = await self._pop(PopRequest((queue.name,), batch=limit, wait=left > 0, timeout=left))
+            if not messages:
                 return []
-            messages = _popped.decode(body).messages
+            if len(messages) < limit:
+                # As many as there are of one group come first; others fill up.
+                more = limit - len(messages)
+                messages += await self._pop(PopRequest((queue.name,), batch=more, partitions=more))
             received = await self._note_received(queue, messages, visibility)
             if received:
                 return received
+
+    async def _pop(self, request: PopRequest) -> list[_Message]:
+        body = await self._broker.popper.pop(request, unchanged)
+        return _popped.decode(body).messages if body is not None else []
 
     async def _note_received(self, queue: SqsQueue, messages: Sequence[_Message], visibility: int) -> list[Received]:
         """What is to be delivered of messages that were popped: those that nobody has deleted before."""

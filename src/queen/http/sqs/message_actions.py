@@ -48,6 +48,10 @@ async def send_message(call: Call) -> Answer:
 async def send_message_batch(call: Call) -> Answer:
     queue = await call.queue()
     entries = call.entries()
+    if queue.is_fifo:
+        for entry in entries:
+            # For SQS this concerns the request, and not the entry.
+            _check_fifo_ids(queue, entry.get("MessageGroupId"), entry.get("MessageDeduplicationId"))
     messages, failed = _per_entry(entries, lambda entry: _outgoing(call, queue, entry))
     total = sum(_size(message) for _, message in messages)
     if total > LARGEST_MESSAGE:
@@ -93,20 +97,22 @@ def _outgoing(call: Call, queue: SqsQueue, sent: Mapping[str, Any]) -> Outgoing:
 
 def _check_fifo(queue: SqsQueue, body: str, group: str, deduplication: str, delay: int | None) -> str:
     """The deduplication id of a message."""
-    if not group:
-        raise missing_parameter("MessageGroupId")
+    _check_fifo_ids(queue, group, deduplication)
     if delay:
         raise invalid_value(
             delay, "DelaySeconds", "The request include parameter that is not valid for this queue type."
         )
-    if deduplication:
-        return deduplication
-    if queue.attributes.get("ContentBasedDeduplication") != "true":
+    return deduplication or hashlib.sha256(body.encode()).hexdigest()
+
+
+def _check_fifo_ids(queue: SqsQueue, group: object, deduplication: object) -> None:
+    if not group:
+        raise missing_parameter("MessageGroupId")
+    if not deduplication and queue.attributes.get("ContentBasedDeduplication") != "true":
         raise invalid_parameter(
             "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided "
             "explicitly"
         )
-    return hashlib.sha256(body.encode()).hexdigest()
 
 
 def _size(message: Outgoing) -> int:

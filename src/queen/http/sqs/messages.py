@@ -193,8 +193,8 @@ def _read_attribute(name: str, value: object, system: bool) -> Attribute:
         raise invalid_parameter(f"Message system attribute name '{name[:80]}' is invalid.")
     if not _ATTRIBUTE_NAME.fullmatch(name) or name.lower().startswith(("aws.", "amazon.")) or ".." in name:
         raise invalid_parameter(
-            f"Message attribute name '{name[:80]}' is invalid. Attribute name can contain A-Z, a-z, 0-9, underscore "
-            "(_), hyphen (-), and period (.) characters."
+            f"The message attribute name '{name[:80]}' is invalid. Attribute name can contain A-Z, a-z, 0-9, "
+            "underscore (_), hyphen (-), and period (.) characters."
         )
     if name.startswith(".") or name.endswith("."):
         raise invalid_parameter(f"Message attribute name '{name}' starts or ends with a period.")

@@ -32,9 +32,14 @@ _NOTHING: Final[Answer] = {}
 
 
 async def create_queue(call: Call) -> Answer:
-    name = call.check_admitted(check_queue_name(call.text("QueueName")))
+    name = call.check_admitted(check_queue_name(call.params.get("QueueName")))
     attributes = read_attributes(name, call.mapping("Attributes"))
+    if attributes.get("FifoQueue") == "false" and not name.endswith(FIFO_SUFFIX):
+        # SQS itself refuses it; other implementations do not, and templates say it.
+        del attributes["FifoQueue"]
     tags = _tags(call)
+    if len(tags) > _MOST_TAGS:
+        raise invalid_parameter(f"Too many tags added for queue {name}.")
     if name.endswith(FIFO_SUFFIX) != (attributes.get("FifoQueue") == "true"):
         raise invalid_parameter(
             "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, must end with "
@@ -205,7 +210,7 @@ async def untag_queue(call: Call) -> Answer:
     queue = await call.queue()
     keys = call.texts("TagKeys")
     if not keys:
-        raise invalid_parameter("Tag keys can't be empty.")
+        raise invalid_parameter("Tag keys must be between 1 and 128 characters in length.")
     await call.backend.catalog.set_tags(queue.name, {}, keys)
     return _NOTHING
 
@@ -225,8 +230,6 @@ def _tags(call: Call) -> dict[str, str]:
             )
         if "\0" in key + value:
             raise invalid_parameter("Tags must not contain NUL.")
-    if len(sent) > _MOST_TAGS:
-        raise invalid_parameter(f"A queue has at most {_MOST_TAGS} tags, not {len(sent)}.")
     return sent
 
 

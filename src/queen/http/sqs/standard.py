@@ -88,6 +88,8 @@ class StandardQueues:
         rows = await self._broker.topics.dequeuer.dequeue(queue.topic, limit, float(visibility), wait)
         if rows and isinstance(rows[0], ReadyItem):
             rows = [_row(item) for item in _ready_items.decode(render_items(rows, *queue.topic, False))]
+        if not visibility and rows:
+            await self._expire(queue)
         return [_received(queue, row) for row in rows]
 
     async def delete(self, queue: SqsQueue, handles: Sequence[Handle]) -> list[SqsError | None]:
@@ -100,7 +102,13 @@ class StandardQueues:
     ) -> list[SqsError | None]:
         refs = [_ref(handle) for handle in handles]
         done = await self._broker.topics.settler.set_lease(refs, [float(one) for one in seconds])
+        if not all(seconds):
+            await self._expire(queue)
         return [None if one else not_in_flight() for one in done]
+
+    async def _expire(self, queue: SqsQueue) -> None:
+        """Have messages visible at once whose leases end at once."""
+        await self._shards.on_topic(queue.topic, lambda shard: shard.broker.topics.expiry.search())
 
 
 def not_in_flight() -> SqsError:

@@ -132,8 +132,11 @@ SELECT count(*) FILTER (WHERE NOT deleted AND visible_at > clock_timestamp()) AS
 FROM queen.sqs_deliveries WHERE queue_id = $1;
 
 -- name: sqs_forget_deliveries
--- Forget what was received of a queue.
-DELETE FROM queen.sqs_deliveries WHERE queue_id = $1;
+-- Forget what was received of a queue; gives the leases.
+WITH gone AS (
+    DELETE FROM queen.sqs_deliveries WHERE queue_id = $1 RETURNING partition_id, lease_id
+)
+SELECT DISTINCT partition_id, lease_id FROM gone;
 
 -- name: sqs_clean
 -- Remove some of what has no effect any more.
