@@ -189,6 +189,7 @@ class Worker:
         self._sqs = self._sqs_endpoint(shards, shard_router, audit) if settings.queen_sqs else None
         if self._sqs is not None:
             self._sqs.add_to(router)
+            router.fallback = self._sqs.before(router.fallback)
             self.api.metric_sources = (*self.api.metric_sources, self._sqs.families)
         self.tls = server_tls(settings)
         self.port = settings.port if port is None else port

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Awaitable, Iterable, MutableMapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
@@ -18,14 +18,14 @@ from queen.errors import BadRequest, DatabaseUnavailable, Overloaded, QueenError
 from queen.http.auth.audit import Audit
 from queen.http.auth.principal import Principal
 from queen.http.routing.context import Shard
-from queen.http.server.message import Access, Request, Response, Route
+from queen.http.server.message import Access, Handler, Request, Response, Route
 from queen.http.server.router import Router
 from queen.http.sqs.call import PATH, Backend, Call
 from queen.http.sqs.errors import SqsError
 from queen.http.sqs.fifo import FifoQueues
 from queen.http.sqs.message_actions import MESSAGE_ACTIONS
 from queen.http.sqs.moves import MoveTasks
-from queen.http.sqs.protocol import Action, answer, is_json, read_action, refusal
+from queen.http.sqs.protocol import Action, answer, is_json, is_sqs, read_action, refusal
 from queen.http.sqs.queue_actions import QUEUE_ACTIONS, create_queue
 from queen.http.sqs.queues import QueueCatalog, Shards, SqsQueue
 from queen.http.sqs.signature import AccessKey, SignatureVerifier, region_of
@@ -86,6 +86,16 @@ class SqsEndpoint:
             for method in ("GET", "POST"):
                 # Who sends a request is found out here: the answer has to be one that SDKs understand.
                 router.add(method, pattern, self.serve, Access.PUBLIC)
+
+    def before(self, fallback: Handler) -> Handler:
+        """The handler of unknown paths, after clients that know a host and a port alone, such as Kombu's."""
+
+        def serve(request: Request) -> Response | Awaitable[Response]:
+            if request.method == "POST" and request.path == "/" and is_sqs(request):
+                return self.serve(request)
+            return fallback(request)
+
+        return serve
 
     def start(self) -> None:
         self._cleaning.start(self._clean())

@@ -48,7 +48,6 @@ _LIST_ELEMENTS: Final = {
     "Results": "Result",
 }
 _MAP_ELEMENTS: Final = {name: (element, key, value) for element, (name, key, value) in _MAPS.items()}
-# Control characters that XML 1.0 has no way to write; messages with them are refused, keys of users' maps too.
 _encode: Final = msgspec.json.Encoder().encode
 _decoder: Final = msgspec.json.Decoder(dict[str, Any])
 
@@ -65,6 +64,13 @@ class Action:
 def is_json(request: Request) -> bool:
     """Whether a request is of the JSON protocol."""
     return b"x-amz-target" in request.headers
+
+
+def is_sqs(request: Request) -> bool:
+    """Whether a request at a path that is not SQS' own may be meant for it."""
+    if is_json(request):
+        return True
+    return request.headers.get(b"content-type", b"").startswith(b"application/x-www-form-urlencoded")
 
 
 def read_action(request: Request) -> Action:
