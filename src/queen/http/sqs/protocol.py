@@ -48,6 +48,20 @@ _LIST_ELEMENTS: Final = {
     "Results": "Result",
 }
 _MAP_ELEMENTS: Final = {name: (element, key, value) for element, (name, key, value) in _MAPS.items()}
+# All others have a result in XML, though it may be empty: parsers of older SDKs look for it.
+_WITHOUT_RESULT: Final = frozenset(
+    {
+        "AddPermission",
+        "ChangeMessageVisibility",
+        "DeleteMessage",
+        "DeleteQueue",
+        "PurgeQueue",
+        "RemovePermission",
+        "SetQueueAttributes",
+        "TagQueue",
+        "UntagQueue",
+    }
+)
 _encode: Final = msgspec.json.Encoder().encode
 _decoder: Final = msgspec.json.Decoder(dict[str, Any])
 
@@ -142,8 +156,9 @@ def answer(action: Action, result: Mapping[str, Any], request_id: str) -> Respon
     headers = ((b"x-amzn-RequestId", request_id.encode()),)
     if action.is_json:
         return Response(200, _encode(result), _JSON, headers)
-    inner = "".join(_elements(action.name, result))
-    result_element = f"<{action.name}Result>{inner}</{action.name}Result>" if inner else ""
+    result_element = ""
+    if action.name not in _WITHOUT_RESULT:
+        result_element = f"<{action.name}Result>{''.join(_elements(action.name, result))}</{action.name}Result>"
     body = (
         f'<?xml version="1.0"?><{action.name}Response xmlns="{_NAMESPACE}">{result_element}'
         f"<ResponseMetadata><RequestId>{request_id}</RequestId></ResponseMetadata></{action.name}Response>"
