@@ -42,6 +42,7 @@ export const ACCESS = {
   'post /api/v1/stages': 'read-write',
   'post /api/v1/stages/publish': 'read-write',
   'post /api/v1/stages/abandon': 'read-write',
+  'post /api/v1/kv': 'read-write',
   'post /enqueue': 'read-write',
   'post /api/v1/topics/enqueue': 'read-write',
   'post /ack': 'read-write',

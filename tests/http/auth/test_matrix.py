@@ -288,6 +288,7 @@ async def test_a_token_for_some_groups_learns_of_no_other(
 CHANGES_WITHOUT_GROUPS = {
     "DELETE /api/v1/messages/{partition}/{transaction}",
     "POST /api/v1/configure",
+    "POST /api/v1/kv",
     "POST /api/v1/lease/{lease}/extend",
     "POST /api/v1/push",
     "POST /api/v1/stages",

@@ -91,6 +91,7 @@ class Tenant:
             "GET /api/v1/pop/queue/{queue}/partition/{partition}": {"consumerGroup": f"{self.group}-4"},
             "GET /api/v1/resources/queues": {"namespace": self.name},
             "GET /api/v1/resources/partitions": queue,
+            "GET /api/v1/resources/queues/{queue}/depth": {"group": self.group},
             "GET /api/v1/status/queues": {"namespace": self.name},
             "GET /api/v1/messages": queue,
             "GET /api/v1/messages/search": queue,
@@ -126,6 +127,11 @@ class Tenant:
                 "operations": [{"type": "push", "items": [{"queue": self.queue, "payload": 1}]}]
             },
             "POST /api/v1/lease/{lease}/extend": {"seconds": 900},
+            "POST /api/v1/fetch": {"entries": [{"queue": self.queue}]},
+            "POST /api/v1/partitions/changed": {"entries": [{"queue": self.queue}]},
+            "POST /api/v1/kv": {
+                "operations": [{"op": "put", "ns": self.queue, "key": "k", "value": 1, "ttlSeconds": 60}]
+            },
             "POST /api/v1/configure": {"queue": self.queue, "namespace": self.name, "options": {"leaseTime": 900}},
             "POST /api/v1/consumer-groups/{group}/subscription": {"subscriptionTimestamp": SINCE},
             "POST /api/v1/consumer-groups/{group}/queues/{queue}/seek": {"toEnd": True},
