@@ -144,7 +144,7 @@ def _parse_sqs_keys(text: str) -> tuple[tuple[str, str, str, tuple[str, ...]], .
     keys: dict[str, tuple[str, str, str, tuple[str, ...]]] = {}
     for entry in text.split(","):
         id, secret, role, *queues = entry.strip().split(":")
-        patterns = tuple(queues[0].split("|")) if queues else ()
+        patterns = tuple(queues[0].split(";")) if queues else ()
         if not (id and secret) or role not in ("admin", "read-write", "read-only") or len(queues) > 1:
             raise ValueError
         if id in keys or not all(patterns):
@@ -155,7 +155,7 @@ def _parse_sqs_keys(text: str) -> tuple[tuple[str, str, str, tuple[str, ...]], .
 
 def _format_sqs_key(key: tuple[str, str, str, tuple[str, ...]]) -> str:
     *words, patterns = key
-    return ":".join((*words, "|".join(patterns)) if patterns else words)
+    return ":".join((*words, ";".join(patterns)) if patterns else words)
 
 
 def _parse_quotas(text: str) -> tuple[tuple[str, int], ...]:
@@ -240,7 +240,7 @@ ROLES = Kind(
 SQS_KEYS = Kind(
     "keys, comma-separated",
     "keys as id:secret:role or id:secret:role:queues, the role admin, read-write or read-only, and queues such as "
-    "mail-*|orders",
+    "mail-*;orders",
     _parse_sqs_keys,
     format=lambda keys: ",".join(map(_format_sqs_key, keys)),
 )

@@ -343,7 +343,7 @@ class Settings:
     queen_sqs_keys: tuple[tuple[str, str, str, tuple[str, ...]], ...] = setting(
         (),
         SQS_KEYS,
-        "Keys that SQS clients sign with, such as `AKIAMAIL:secret:read-write:mail-*|orders`: id, secret, role, and "
+        "Keys that SQS clients sign with, such as `AKIAMAIL:secret:read-write:mail-*;orders`: id, secret, role, and "
         "patterns of the queues it is for (unset: all); unset: no signature is asked for.",
         secret=True,
     )

@@ -122,7 +122,7 @@ async def test_a_server_that_asks_who_clients_are_needs_keys_for_them(start_serv
 
 
 def test_keys_are_read_as_they_are_written() -> None:
-    text = "A:x/+=:admin,B:y:read-write:mail-*|orders"
+    text = "A:x/+=:admin,B:y:read-write:mail-*;orders"
     settings = Settings.from_env({"QUEEN_SQS_KEYS": text})
     assert settings.queen_sqs_keys == (("A", "x/+=", "admin", ()), ("B", "y", "read-write", ("mail-*", "orders")))
     assert settings.to_env()["QUEEN_SQS_KEYS"] == text

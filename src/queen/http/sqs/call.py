@@ -73,9 +73,9 @@ class Call:
             raise SqsError("AccessDeniedException", f"Access to the resource {arn_of(queue, self.region)} is denied.")
         return queue
 
-    async def queue(self) -> SqsQueue:
-        """The queue that the request is about."""
-        return await self.find(self._queue_name())
+    async def queue(self, *, fresh: bool = False) -> SqsQueue:
+        """The queue that the request is about; `fresh`: not one that was looked up before."""
+        return await self.find(self._queue_name(), fresh=fresh)
 
     async def queue_of_arn(self, parameter: str) -> SqsQueue:
         arn = self.params.get(parameter)
@@ -89,8 +89,8 @@ class Call:
             )
         return queue
 
-    async def find(self, name: str) -> SqsQueue:
-        queue = await self.backend.catalog.find(self.check_admitted(name))
+    async def find(self, name: str, *, fresh: bool = False) -> SqsQueue:
+        queue = await self.backend.catalog.find(self.check_admitted(name), fresh=fresh)
         if queue is None:
             raise no_such_queue()
         return queue

@@ -68,7 +68,7 @@ class SqsEndpoint:
         places = Shards(shards, router)
         self._database = places.first
         standard, fifo = StandardQueues(broker, places), FifoQueues(broker, places)
-        catalog = QueueCatalog(self._database)
+        catalog = QueueCatalog(places.brokers)
 
         def store_of(queue: SqsQueue) -> StandardQueues | FifoQueues:
             return fifo if queue.is_fifo else standard

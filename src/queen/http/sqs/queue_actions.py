@@ -46,7 +46,7 @@ async def create_queue(call: Call) -> Answer:
             ".fifo suffix and be 1 to 80 in length."
         )
     catalog = call.backend.catalog
-    existing = await catalog.find(name)
+    existing = await catalog.find(name, fresh=True)
     if existing is None:
         call.require(Access.ADMIN)
         await _check_target(call, name, attributes)
@@ -76,7 +76,7 @@ async def create_queue(call: Call) -> Answer:
 async def get_queue_url(call: Call) -> Answer:
     name = call.text("QueueName")
     try:
-        return {"QueueUrl": call.url_of((await call.find(check_queue_name(name))).name)}
+        return {"QueueUrl": call.url_of((await call.find(check_queue_name(name), fresh=True)).name)}
     except SqsError as error:
         if error.name == "InvalidParameterValueException":
             raise no_such_queue() from None
@@ -99,7 +99,7 @@ async def list_queues(call: Call) -> Answer:
 
 
 async def list_dead_letter_source_queues(call: Call) -> Answer:
-    queue = await call.queue()
+    queue = await call.queue(fresh=True)
     limit = whole(call.params, "MaxResults", 1, _MOST_LISTED)
     names = await call.backend.catalog.sources(queue.name, _read_token(call), (limit or _MOST_LISTED) + 1)
     return {"queueUrls": [], **_page(call, "queueUrls", names, limit)}
@@ -124,7 +124,7 @@ def _read_token(call: Call) -> str:
 
 
 async def get_queue_attributes(call: Call) -> Answer:
-    queue = await call.queue()
+    queue = await call.queue(fresh=True)
     names = call.texts("AttributeNames")
     for name in names:
         if name not in READABLE:
@@ -147,7 +147,7 @@ async def _attributes(call: Call, queue: SqsQueue, *, counted: bool) -> dict[str
 
 
 async def set_queue_attributes(call: Call) -> Answer:
-    queue = await call.queue()
+    queue = await call.queue(fresh=True)
     sent = call.mapping("Attributes")
     if not sent:
         raise missing_parameter("Attribute.Name")
@@ -156,7 +156,7 @@ async def set_queue_attributes(call: Call) -> Answer:
         raise SqsError("InvalidAttributeName", "The attribute FifoQueue can be set when a queue is created alone.")
     await _check_target(call, queue.name, attributes)
     await call.backend.catalog.set_attributes(queue.name, attributes)
-    changed = await call.find(queue.name)
+    changed = await call.find(queue.name, fresh=True)
     await call.backend.store_of(changed).configure(changed)
     return _NOTHING
 
@@ -167,7 +167,7 @@ async def _check_target(call: Call, name: str, attributes: Mapping[str, str]) ->
     if policy is None:
         return
     text = attributes["RedrivePolicy"]
-    target = await call.backend.catalog.find(policy.target)
+    target = await call.backend.catalog.find(policy.target, fresh=True)
     if target is None:
         raise invalid_value(text, "RedrivePolicy", "Dead letter target does not exist.")
     if target.is_fifo != name.endswith(FIFO_SUFFIX):
@@ -179,14 +179,14 @@ async def _check_target(call: Call, name: str, attributes: Mapping[str, str]) ->
 
 
 async def delete_queue(call: Call) -> Answer:
-    queue = await call.queue()
+    queue = await call.queue(fresh=True)
     await call.backend.catalog.delete(queue.name)
     await call.backend.store_of(queue).drop(queue)
     return _NOTHING
 
 
 async def purge_queue(call: Call) -> Answer:
-    queue = await call.queue()
+    queue = await call.queue(fresh=True)
     if not await call.backend.catalog.begin_purge(queue.name):
         raise SqsError(
             "PurgeQueueInProgress", f"Only one PurgeQueue operation on {queue.name} is allowed every 60 seconds."
@@ -196,7 +196,7 @@ async def purge_queue(call: Call) -> Answer:
 
 
 async def tag_queue(call: Call) -> Answer:
-    queue = await call.queue()
+    queue = await call.queue(fresh=True)
     tags = _tags(call)
     if not tags:
         raise missing_parameter("Tags")
@@ -207,7 +207,7 @@ async def tag_queue(call: Call) -> Answer:
 
 
 async def untag_queue(call: Call) -> Answer:
-    queue = await call.queue()
+    queue = await call.queue(fresh=True)
     keys = call.texts("TagKeys")
     if not keys:
         raise invalid_parameter("Tag keys must be between 1 and 128 characters in length.")
@@ -216,7 +216,7 @@ async def untag_queue(call: Call) -> Answer:
 
 
 async def list_queue_tags(call: Call) -> Answer:
-    queue = await call.queue()
+    queue = await call.queue(fresh=True)
     return {"Tags": dict(queue.tags)} if queue.tags else _NOTHING
 
 
@@ -234,7 +234,7 @@ def _tags(call: Call) -> dict[str, str]:
 
 
 async def refuse_permission(call: Call) -> Answer:
-    await call.queue()
+    await call.queue(fresh=True)
     raise SqsError(
         "UnsupportedOperation",
         f"{call.name} is not supported: access is given to keys by QUEEN_SQS_KEYS, not by policies.",

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
 
+from queen.broker.broker import Broker
+from queen.broker.events import Event, EventKind
+from queen.broker.topics.topics import BETWEEN_NAMES
 from queen.http.routing.context import Shard
 from queen.http.sqs.attributes import FIFO_SUFFIX, RedrivePolicy, number, redrive_policy
 from queen.http.sqs.errors import SqsError
@@ -69,15 +72,29 @@ class SqsQueue:
 
 
 class QueueCatalog:
-    """Looks queues up in memory, then in PostgreSQL; changes them there."""
+    """Looks queues up in memory, then in PostgreSQL; changes them there.
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    That a queue has changed is known from its topic or queue, which changes after it; at the latest after a second.
+    """
+
+    def __init__(self, brokers: Sequence[Broker]) -> None:
+        self._database = brokers[0].database
         self._queues: dict[str, SqsQueue] = {}
+        self._notifications = [broker.notifications for broker in brokers]
+        for notifications in self._notifications:
+            notifications.subscribe(
+                dict.fromkeys((EventKind.QUEUE_CHANGED, EventKind.QUEUE_GONE, EventKind.TOPIC_CHANGED), self._changed)
+            )
 
-    async def find(self, name: str) -> SqsQueue | None:
+    def _changed(self, event: Event) -> None:
+        self._queues.pop(event[5].rpartition(BETWEEN_NAMES)[2], None)
+
+    async def find(self, name: str, *, fresh: bool = False) -> SqsQueue | None:
+        """`fresh`: as PostgreSQL has it."""
+        for notifications in self._notifications:
+            notifications.drain()
         known = self._queues.get(name)
-        if known is not None and time.monotonic() - known.read_at < _CACHED_SECONDS:
+        if known is not None and not fresh and time.monotonic() - known.read_at < _CACHED_SECONDS:
             return known
         self._queues.pop(name, None)
         for record in await self._database.fetch("sqs_queue", name):
@@ -163,6 +180,10 @@ class Shards:
         """`router`: there are several."""
         self._shards = shards
         self._router = router
+
+    @property
+    def brokers(self) -> Sequence[Broker]:
+        return [shard.broker for shard in self._shards]
 
     @property
     def first(self) -> Database:
