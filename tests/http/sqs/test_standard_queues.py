@@ -12,7 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.acceptance.served import Served
-from tests.http.sqs.conftest import Client, attribute, bodies, delete, receive
+from tests.http.sqs.conftest import Client, attribute, bodies, delete, receive, sqs_client
 from tests.support.ageing import block_until
 
 MakeQueue = Callable[..., str]
@@ -294,3 +294,20 @@ def test_messages_are_items_of_a_topic(sqs: Client, sqs_server: Served, make_que
         assert json.load(answer)[0]["payload"] == "ZnJvbSBib3RvMw=="
     with urllib.request.urlopen(f"{sqs_server.url}/metrics/prometheus") as answer:
         assert b"# TYPE queen_sqs_requests_total counter" in answer.read()
+
+
+def test_a_queue_that_several_clients_create_at_once_loses_nothing(sqs: Client, sqs_server: Served) -> None:
+    clients = [sqs_client(sqs_server.url) for _ in range(4)]
+
+    def create_and_send(client: Client) -> None:
+        url = client.create_queue(QueueName="race")["QueueUrl"]
+        client.send_message(QueueUrl=url, MessageBody="x")
+
+    threads = [threading.Thread(target=create_and_send, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    url = sqs.get_queue_url(QueueName="race")["QueueUrl"]
+    assert attribute(sqs, url, "ApproximateNumberOfMessages") == "4"
+    sqs.delete_queue(QueueUrl=url)

@@ -53,10 +53,9 @@ async def create_queue(call: Call) -> Answer:
         given = {attribute: value for attribute, value in attributes.items() if value}
         created = await catalog.create(name, given, tags)
         if created is not None:
-            store = call.backend.store_of(created)
-            await store.configure(created)
-            # A topic or queue of this name may have been there before.
-            await store.purge(created)
+            # A topic or queue of this name may have been there before, with messages. They are delivered: others that
+            # create the queue at the same time may have sent to it already.
+            await call.backend.store_of(created).configure(created)
             return {"QueueUrl": call.url_of(name)}
         existing = await catalog.find(name)
     if existing is None:
