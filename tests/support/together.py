@@ -17,10 +17,14 @@ TOGETHER: Final = {
     "tests/pipelines/": "pipelines",
     # One server on one copy of the old data.
     "tests/compat/": "compat",
+    # One server.
+    "tests/http/sqs/": "sqs",
     # All pages are walked on one server.
     "tests/docs/": "docs",
     # One server and one Prometheus.
     "tests/deploy/test_prometheus.py": "prometheus",
+    # One server, and few workers of Celery.
+    "tests/celery/": "celery",
     # One server and one browser.
     "tests/dashboard/": "dashboard",
     # What they prepare takes longer than the tests themselves.

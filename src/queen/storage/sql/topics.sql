@@ -224,6 +224,15 @@ WHERE i.id = e.id AND i.topic_id = e.topic_id AND i.leased_until > clock_timesta
     AND (e.owner IS NULL OR e.owner = i.lease_owner)
 RETURNING e.slot, i.leased_until, i.lease_owner;
 
+-- name: topic_set_lease
+-- Make live leases end so many seconds from now, sooner or later than they would.
+UPDATE queen.topic_items i
+SET leased_until = clock_timestamp() + make_interval(secs => e.seconds), updated_at = clock_timestamp()
+FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::float8[]) WITH ORDINALITY
+    AS e (id, topic_id, owner, seconds, slot)
+WHERE i.id = e.id AND i.topic_id = e.topic_id AND i.leased_until > clock_timestamp() AND i.lease_owner = e.owner
+RETURNING e.slot;
+
 -- name: topic_nack
 -- Leased items that failed wait longer each time, and become dead letters when their retries are used up.
 WITH held AS MATERIALIZED (
