@@ -89,11 +89,12 @@ class Scene:
 
 
 def scenario(
-    *, server: Server = Server.MAIN, seconds: float = 90.0, alone: bool = False
+    *, server: Server = Server.MAIN, seconds: float = 30.0, alone: bool = False
 ) -> Callable[[Callable[[Scene], Awaitable[None]]], Scenario]:
     """Make a scenario of a coroutine function.
 
-    `seconds` is the time it may take; `alone` keeps others from running at the same time, because it is heavy.
+    `seconds` is the time it takes at most on a quiet machine; `alone` keeps others from running at the same time,
+    because it is heavy.
     """
 
     def make(function: Callable[[Scene], Awaitable[None]]) -> Scenario:

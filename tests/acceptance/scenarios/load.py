@@ -40,7 +40,7 @@ async def thousands_of_messages_reach_a_dozen_consumers_once_and_in_order(scene:
             assert numbers == list(range(MESSAGES // PARTITIONS)), (partition, len(numbers))
 
 
-@scenario(alone=True)
+@scenario(alone=True, seconds=60)
 async def a_dozen_consumers_share_a_backlog_of_single_messages(scene: Scene) -> None:
     async with scene.queue() as queue:
         for partition in range(60):

@@ -71,7 +71,7 @@ async def ten_workers_of_a_group_keep_the_order_in_batches(scene: Scene) -> None
         assert got == list(range(1000)), len(got)
 
 
-@scenario(alone=True)
+@scenario(alone=True, seconds=60)
 async def ten_thousand_messages_come_in_order_in_batches_of_a_thousand(scene: Scene) -> None:
     async with scene.queue() as queue:
         for start in range(0, 10_000, 1000):

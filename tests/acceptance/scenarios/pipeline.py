@@ -10,7 +10,7 @@ from tests.acceptance.scenario import Message, Scene, scenario
 ORDERS = 30
 
 
-@scenario()
+@scenario(seconds=60)
 async def orders_pass_three_stages_exactly_once(scene: Scene) -> None:
     async with scene.queue("received") as received, scene.queue("priced") as priced, scene.queue("shipped") as shipped:
         done: list[dict[str, Any]] = []

@@ -8,19 +8,19 @@ from collections.abc import Awaitable, Callable
 from tests.acceptance.scenario import Scene, Stopwatch, payloads, scenario
 
 
-@scenario()
+@scenario(seconds=40)
 async def messages_older_than_the_retention_are_gone(scene: Scene) -> None:
     async with scene.queue(retention_enabled=True, retention_seconds=10) as queue:
         await _check_gone_after_ten_seconds(scene, queue)
 
 
-@scenario()
+@scenario(seconds=40)
 async def messages_older_than_the_maximum_wait_are_gone(scene: Scene) -> None:
     async with scene.queue(max_wait_time_seconds=10) as queue:
         await _check_gone_after_ten_seconds(scene, queue)
 
 
-@scenario()
+@scenario(seconds=40)
 async def consumed_messages_go_before_those_that_wait(scene: Scene) -> None:
     async with scene.queue(retention_enabled=True, completed_retention_seconds=3) as queue:
         await scene.queen.queue(queue).push([{"transactionId": "first", "data": {"n": 1}}])
@@ -35,7 +35,7 @@ async def consumed_messages_go_before_those_that_wait(scene: Scene) -> None:
         assert payloads(await scene.queen.queue(queue).group("late").batch(10).wait(False).pop()) == [{"n": 2}]
 
 
-@scenario()
+@scenario(seconds=40)
 async def messages_without_retention_stay(scene: Scene) -> None:
     async with scene.queue(retention_seconds=1, completed_retention_seconds=1) as queue:
         await scene.queen.queue(queue).push([{"data": {"n": 1}}])
@@ -43,7 +43,7 @@ async def messages_without_retention_stay(scene: Scene) -> None:
         assert payloads(await scene.queen.queue(queue).wait(False).pop()) == [{"n": 1}]
 
 
-@scenario()
+@scenario(seconds=40)
 async def messages_older_than_their_time_to_live_are_not_delivered(scene: Scene) -> None:
     async with scene.queue(ttl=2) as queue:
         await scene.queen.queue(queue).push([{"data": {"n": 1}}])

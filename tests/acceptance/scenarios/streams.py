@@ -90,7 +90,7 @@ async def effects_are_awaited_and_given_the_value(scene: Scene) -> None:
         assert seen == list(range(20))
 
 
-@scenario()
+@scenario(seconds=60)
 async def five_thousand_events_over_twenty_partitions_are_counted_exactly(scene: Scene) -> None:
     async with scene.queue("in") as source, scene.queue("out") as target:
         for partition in range(20):
@@ -115,7 +115,7 @@ async def five_thousand_events_over_twenty_partitions_are_counted_exactly(scene:
         await _nothing_more(scene, target)
 
 
-@scenario()
+@scenario(seconds=60)
 async def what_many_push_to_one_partition_at_once_is_counted_once(scene: Scene) -> None:
     """Messages of one millisecond may be sorted otherwise by the client than they lie in the partition."""
     async with scene.queue("in") as source, scene.queue("out") as target:
@@ -139,7 +139,7 @@ async def what_many_push_to_one_partition_at_once_is_counted_once(scene: Scene) 
         await _nothing_more(scene, target)
 
 
-@scenario()
+@scenario(seconds=40)
 async def a_stream_that_stops_goes_on_where_it_was(scene: Scene) -> None:
     async with scene.queue("in") as source, scene.queue("out") as target:
         stream = (
@@ -260,7 +260,7 @@ async def a_changed_chain_is_refused_until_it_is_reset(scene: Scene) -> None:
             pass
 
 
-@scenario()
+@scenario(seconds=40)
 async def a_gate_holds_back_and_keeps_the_order(scene: Scene) -> None:
     async with scene.queue("in", lease_time=1) as source, scene.queue("out") as target:
         await scene.queen.queue(source).push([{"data": {"n": n}} for n in range(12)])
