@@ -16,7 +16,7 @@ from queen.wire.decode import decoder, refusal
 from queen.wire.push import DEFAULT_PARTITION, NameText, check_name
 
 MOST_TIMERS: Final = 1000
-LONGEST_KEY: Final = 512
+LONGEST_KEY: Final = 255
 BAD_REQUEST: Final = "timers_bad_request"
 
 _MOST_PAYLOAD_BYTES: Final = 4 << 20

@@ -82,6 +82,7 @@ class Timers:
                 self.on_scheduled(datetime.fromisoformat(result.deliver_at))
 
     async def peek(self, queue: str, key: str) -> TimerView:
+        await self._find(queue)
         rows = await self._database.fetch("timers_peek", queue, key)
         if not rows:
             return TimerView(False)
@@ -104,6 +105,7 @@ class Timers:
         )
 
     async def page(self, queue: str, after: str, limit: int) -> TimerList:
+        await self._find(queue)
         rows = await self._database.fetch("timers_list", queue, after, limit + 1)
         shown = [_row(row) for row in rows[:limit]]
         truncated = len(rows) > limit
@@ -150,6 +152,12 @@ class Timers:
         if encrypt and not self._envelope.can_encrypt:
             raise Conflict(f"queue {queue_name!r} is encrypted, and the server has no QUEEN_ENCRYPTION_KEY")
         return self._envelope.seal(payload, encrypt=encrypt)
+
+    async def _find(self, queue: str) -> None:
+        """Raises `NotFound` where the queue has moved to another shard."""
+        if self._sharded:
+            await self._catalog.ensure_partitions({(queue, DEFAULT_PARTITION)})
+            await self._hold(self._database, [queue])
 
     async def _hold(self, fetcher: Fetcher, queues: Sequence[str]) -> None:
         rows = await fetcher.fetch("kv_hold_queues", queues)
