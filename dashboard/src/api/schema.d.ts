@@ -1578,6 +1578,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/streams/v1/queries/{stream}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /**
+         * Delete a streaming query and its state
+         * @description By its name. Its consumer group stays where it is, and so do the messages of its queues.
+         *
+         *     Access: admin.
+         */
+        delete: operations["deleteStream"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/streams/v1/cycle": {
         parameters: {
             query?: never;
@@ -2408,6 +2430,100 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/pipelines": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Pipelines of this host
+         * @description Runs on Apache Spark beside the server, from the files in which they report.
+         *
+         *     Access: read-only.
+         */
+        get: operations["listPipelines"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/pipelines/replay": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * How to replay an archive
+         * @description The server runs no Apache Spark, so it answers with the command that does.
+         *
+         *     Access: admin.
+         */
+        post: operations["replayArchive"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/pipeline-declarations": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Declared pipelines
+         * @description As `queen apply` declared them. `queen pipeline run NAME` runs one.
+         *
+         *     Access: admin.
+         */
+        get: operations["listDeclarations"];
+        /**
+         * Declare a pipeline
+         * @description In place of what was declared under its name. Runs that are under way go on as they began.
+         *
+         *     Access: admin.
+         */
+        put: operations["declare"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/pipeline-declarations/{pipeline}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /**
+         * Forget the declaration of a pipeline
+         * @description Its checkpoints and its results stay, and so does a run that is under way.
+         *
+         *     Access: admin.
+         */
+        delete: operations["forget"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/system/settings": {
         parameters: {
             query?: never;
@@ -2488,50 +2604,6 @@ export interface paths {
         get: operations["listStreamQueries"];
         put?: never;
         post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/pipelines": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Pipelines of this host
-         * @description Runs on Apache Spark beside the server, from the files in which they report.
-         *
-         *     Access: read-only.
-         */
-        get: operations["listPipelines"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/pipelines/replay": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /**
-         * How to replay an archive
-         * @description The server runs no Apache Spark, so it answers with the command that does.
-         *
-         *     Access: admin.
-         */
-        post: operations["replayArchive"];
         delete?: never;
         options?: never;
         head?: never;
@@ -3408,6 +3480,14 @@ export interface components {
             deadPercentage: number;
             lastVacuum: string | null;
             lastAutovacuum: string | null;
+        };
+        /**
+         * DeclarePipeline
+         * @description A pipeline, and its name.
+         */
+        DeclarePipeline: {
+            name: string;
+            declaration: components["schemas"]["PipelineSections"];
         };
         /**
          * Deleted
@@ -4531,11 +4611,65 @@ export interface components {
             };
         };
         /**
+         * PipelineDeclaration
+         * @description A declared pipeline.
+         */
+        PipelineDeclaration: {
+            name: string;
+            declaration: components["schemas"]["PipelineSections"];
+            /** Format: date-time */
+            changedAt: string;
+        };
+        /**
+         * PipelineDeclarations
+         * @description The declared pipelines, by name.
+         */
+        PipelineDeclarations: {
+            declarations: components["schemas"]["PipelineDeclaration"][];
+        };
+        /**
+         * PipelineDeclared
+         * @description Whether a declaration is new, and whether it says anything else than the one before.
+         */
+        PipelineDeclared: {
+            name: string;
+            created: boolean;
+            changed: boolean;
+        };
+        /**
+         * PipelineForgotten
+         * @description A pipeline that is no longer declared.
+         */
+        PipelineForgotten: {
+            name: string;
+            deleted: boolean;
+        };
+        /**
          * PipelineList
          * @description The pipelines that run on this host, or have run.
          */
         PipelineList: {
             pipelines: components["schemas"]["PipelineStatus"][];
+        };
+        /**
+         * PipelineSections
+         * @description A pipeline, as in its YAML file.
+         */
+        PipelineSections: {
+            sources: {
+                [key: string]: Record<string, never>;
+            };
+            sinks: {
+                [key: string]: Record<string, never>;
+            };
+            /** @default {} */
+            steps?: {
+                [key: string]: Record<string, never>;
+            };
+            /** @default null */
+            trigger?: string | null;
+            /** @default null */
+            dead_letters?: Record<string, never> | null;
         };
         /**
          * PipelineState
@@ -5667,6 +5801,15 @@ export interface components {
             ack_result: components["schemas"]["StreamAckResult"] | null;
             replayed?: boolean;
             error?: string;
+        };
+        /**
+         * StreamDeleted
+         * @description A query that is forgotten, and how many rows of state with it.
+         */
+        StreamDeleted: {
+            success: boolean;
+            name: string;
+            state_rows: number;
         };
         /**
          * StreamPartition
@@ -13481,6 +13624,87 @@ export interface operations {
             };
         };
     };
+    deleteStream: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The stream. */
+                stream: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StreamDeleted"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
     commitStreamCycle: {
         parameters: {
             query?: never;
@@ -17260,6 +17484,441 @@ export interface operations {
             };
         };
     };
+    listPipelines: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PipelineList"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    replayArchive: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "archive": "/data/archive",
+                 *       "queue": "orders",
+                 *       "toQueue": "orders-again"
+                 *     }
+                 */
+                "application/json": components["schemas"]["Replay"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ReplayCommand"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    listDeclarations: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PipelineDeclarations"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    declare: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "name": "leads",
+                 *       "declaration": {
+                 *         "sources": {
+                 *           "events": {
+                 *             "queue": "lead-events",
+                 *             "schema": "lead string, points int"
+                 *           }
+                 *         },
+                 *         "steps": {
+                 *           "once": {
+                 *             "from": "events",
+                 *             "dedup": [
+                 *               "lead"
+                 *             ]
+                 *           }
+                 *         },
+                 *         "sinks": {
+                 *           "sales": {
+                 *             "from": "once",
+                 *             "queue": "lead-scores"
+                 *           }
+                 *         }
+                 *       }
+                 *     }
+                 */
+                "application/json": components["schemas"]["DeclarePipeline"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PipelineDeclared"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    forget: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The pipeline. */
+                pipeline: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PipelineForgotten"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
     listSettings: {
         parameters: {
             query?: never;
@@ -17505,173 +18164,6 @@ export interface operations {
             };
             /** @description The token does not give this access (only when JWT_ENABLED is set). */
             403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    listPipelines: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Success. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["PipelineList"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    replayArchive: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                /**
-                 * @example {
-                 *       "archive": "/data/archive",
-                 *       "queue": "orders",
-                 *       "toQueue": "orders-again"
-                 *     }
-                 */
-                "application/json": components["schemas"]["Replay"];
-            };
-        };
-        responses: {
-            /** @description Success. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ReplayCommand"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The body is larger than MAX_BODY_BYTES. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A web page has to send JSON. */
-            415: {
                 headers: {
                     [name: string]: unknown;
                 };

@@ -445,8 +445,11 @@ _SURFACES: dict[str, Surface] = {
     "GET /api/v1/shards": Surface(),
     "GET /api/v1/streams": Surface(),
     "GET /streams/v1/queries": Surface(),
+    "DELETE /streams/v1/queries/{stream}": Surface(unknown={"stream": 404}),
     "GET /api/v1/audit": Surface(numbers=("limit",), words=("actor", "action")),
     "GET /api/v1/pipelines": Surface(),
+    "GET /api/v1/pipeline-declarations": Surface(),
+    "DELETE /api/v1/pipeline-declarations/{pipeline}": Surface(unknown={"pipeline": 404}),
     "GET /api/v1/topics/namespaces": Surface(),
     "GET /api/v1/resources/partitions": Surface(numbers=_PAGE, names=("queue",)),
     "GET /api/v1/resources/namespaces": Surface(),
@@ -725,6 +728,19 @@ _SURFACES: dict[str, Surface] = {
         },
     ),
     "GET /api/v1/shards/moves": Surface(),
+    "PUT /api/v1/pipeline-declarations": Surface(
+        reads_body=True,
+        refused={
+            "{}": "name",
+            '{"name": "", "declaration": {"sources": {}, "sinks": {}}}': "name",
+            f'{{"name": "{_LONG}", "declaration": {{"sources": {{}}, "sinks": {{}}}}}}': "name",
+            '{"name": "n"}': "declaration",
+            '{"name": "n", "declaration": {"sources": []}}': "sources",
+            '{"name": "n", "declaration": {"sources": {"a": 1}, "sinks": {}}}': "sources",
+            '{"name": "n", "declaration": {"sources": {}, "sinks": {}, "sinkz": {}}}': "sinkz",
+            '{"name": "n", "declaration": {"sources": {}, "sinks": {}, "trigger": 1}}': "trigger",
+        },
+    ),
     "POST /api/v1/pipelines/replay": Surface(
         reads_body=True,
         refused={

@@ -55,6 +55,7 @@ class Tenant:
         await self._trace().send(api)
         registered = await self._register().send(api)
         self._stream = registered.body["query_id"]
+        assert (await self._pipeline().send(api)).status == 200
         assert (await self._stage().send(api)).status == 201
         await topics.configure(self.topic, self.name, max_retries=0, lease_seconds=600)
         await topics.enqueue(*(item(number, self.topic, self.name) for number in range(4)))
@@ -69,6 +70,8 @@ class Tenant:
             "lease": self._leased["leaseId"],
             "name": f"{self.name}-trace",
             "timer": "t",
+            "stream": f"{self.name}-stream",
+            "pipeline": f"{self.name}-pipeline",
         }
 
     def ask(self, route: Route) -> Asked:
@@ -189,6 +192,7 @@ class Tenant:
             "POST /internal/api/notify": {"queue": self.queue},
             "POST /api/v1/shards/move": {"queue": self.queue, "to": 0},
             "POST /api/v1/pipelines/replay": {"archive": "/nowhere"},
+            "PUT /api/v1/pipeline-declarations": self._pipeline(trigger="5 seconds").body,
         }
 
     def _message(self) -> dict[str, Any]:
@@ -217,6 +221,11 @@ class Tenant:
             "reset": reset,
         }
         return Asked("POST", "/streams/v1/queries", body=body)
+
+    def _pipeline(self, trigger: str = "1 second") -> Asked:
+        sections = {"sources": {"in": {"queue": "in"}}, "sinks": {"out": {"from": "in", "queue": "out"}}}
+        body = {"name": f"{self.name}-pipeline", "declaration": sections | {"trigger": trigger}}
+        return Asked("PUT", "/api/v1/pipeline-declarations", body=body)
 
     def _stage(self, batch: int = 1) -> Asked:
         items = [{"queue": self.queue, "payload": "staged"}]
