@@ -86,7 +86,7 @@ export function useLive<A>(ask: () => Promise<A>, every: number, depends: WatchS
     active.delete(refresh)
     document.removeEventListener('visibilitychange', seen)
   })
-  void refresh()
+  if (!connection.signIn) void refresh()
   return { data, error, loading, refresh }
 }
 

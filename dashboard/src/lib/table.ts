@@ -85,7 +85,7 @@ export const inOrder = <S extends string>(sort: string) => (sort ? { sort: sort.
 /** Rows that the server searches, sorts and pages. */
 export function useServerTable<R, A>(
   ask: (asked: Asked) => Promise<A>,
-  found: (answer: A) => { rows: R[]; total: number },
+  found: (answer: A) => { rows: R[] | undefined; total: number | undefined },
   options: Options & { every?: number; depends?: WatchSource[] } = {},
 ): Table<R> & { live: Live<A> } {
   const { text, page, size, by, sortBy } = useOrder(options)
