@@ -13,6 +13,8 @@ export interface Counters {
   totals: { pushMessages: number; popMessages: number; ackMessages: number; failed: number; deadLetters: number; requests: number }
   parked: number
   inFlight: number
+  /** That 99 % of pushes took at most. */
+  pushLatencyMs: number | null
   depth: { at: string; queues: number; partitions: number; stored: number; pending: number; deadLetters: number } | null
   shards: { shard: number; up: boolean; reason: string }[]
   maintenance: { push: boolean; pop: boolean }

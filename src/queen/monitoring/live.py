@@ -23,6 +23,7 @@ from queen.broker.inspect.standings import Standings
 from queen.broker.topics.topics import BETWEEN_NAMES
 from queen.concurrency import BackgroundTask
 from queen.errors import QueenError
+from queen.metrics.counters import LATENCY_SECONDS, Histogram
 from queen.metrics.report import Report
 from queen.monitoring.recorder import Recorder
 from queen.storage.database import Record
@@ -231,6 +232,7 @@ class LiveFeed:
             totals=LiveTotals(*totals),
             parked=sum(round(report.last("parked")) for report in reports),
             in_flight=sum(round(report.last("in_flight")) for report in reports),
+            push_latency_ms=_push_latency(reports),
             depth=self._depth,
             workers=[_worker(report) for report in reports],
             shards=self._shards,
@@ -414,6 +416,15 @@ def _worker(report: Report) -> LiveWorker:
         round(report.last("in_flight")),
         round(max(0.0, time.time() - report.at), 1),
     )
+
+
+def _push_latency(reports: Sequence[Report]) -> float | None:
+    """Milliseconds that 99 % of the pushes of this host took at most."""
+    latency = Histogram.of(LATENCY_SECONDS)
+    for report in reports:
+        latency.add(report.histograms["push_latency"])
+    bound = latency.quantile(0.99)
+    return None if bound is None else round(bound * 1000, 3)
 
 
 def _depth(counted: Sequence[list[Record]]) -> LiveDepth:
