@@ -87,6 +87,7 @@ def test_person_is_offered_what_the_role_may_do(browser: Browser, guarded: str, 
             }"""
         )
     expect(page.locator(".sidebar footer")).to_contain_text(role)
+    watch.problems()
     for path, offered in OFFERED.items():
         if path == "/maintenance" and role != "admin":
             continue
