@@ -29,6 +29,8 @@ setup: $(DEVELOP) ## Prepare .venv for developing; done again only when pyprojec
 	  echo "$(PYTHON3) cannot make a virtual environment; the lines above say why." >&2; \
 	  echo "On Debian and Ubuntu its venv module is a package of its own: apt install python3-venv" >&2; \
 	  exit 1; }
+	@# Versions before 24 take 10 s longer to choose among all that the registry has. They do it right, too.
+	@$(BIN)/pip install --quiet --upgrade pip || true
 
 INSTALL = $(BIN)/pip install --quiet --constraint constraints.txt --editable
 
@@ -51,6 +53,9 @@ spark: $(SPARK) ## Install what data pipelines on Spark need; they need Java 17 
 
 example: $(SPARK) ## Run a data pipeline from end to end, with a plot; needs Java 17.
 	@exec $(BIN)/queen pipeline example $(ARGS)
+
+# Tests start hundreds of processes: without bytecode on disk, each of them would compile every module again.
+test acceptance soak: export PYTHONDONTWRITEBYTECODE :=
 
 # Tests wait more than they compute: four at a time on two cores.
 test: setup ## Run the tests.

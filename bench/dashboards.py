@@ -200,7 +200,8 @@ async def measure(arguments: argparse.Namespace) -> None:
     verdict = "as wanted" if taken <= ALLOWED else f"more than {ALLOWED:.0%}"
     each = 1000 * (busy - quiet) / arguments.dashboards
     print(
-        f"{arguments.dashboards} dashboards take {taken:.1%} of the machine, {each:.1f} ms of CPU a second each: {verdict}"
+        f"{arguments.dashboards} dashboards take {taken:.1%} of the machine,"
+        f" {each:.1f} ms of CPU a second each: {verdict}"
     )
     for path, times in took.items():
         times.sort()

@@ -20,6 +20,7 @@ from queen.embedded import EmbeddedPostgres
 from queen.server import Worker
 from queen.settings import Settings
 from tests.support.api import Api
+from tests.support.array_types import ask_once_for_array_types
 from tests.support.databases import fresh_database, make_template
 from tests.support.proxy import Proxy, proxied
 from tests.support.together import ByGroup
@@ -28,6 +29,7 @@ from tests.support.together import ByGroup
 settings.register_profile("default", deadline=None)
 settings.register_profile("soak", deadline=None, max_examples=5000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+ask_once_for_array_types()
 
 _QUICK = {"fsync": "off", "full_page_writes": "off", "checkpoint_timeout": "1h"}
 _TEST_SECONDS = 120

@@ -39,7 +39,11 @@ class RedisUnavailable(QueenError):
 
 
 class BadRequest(QueenError):
-    """The request is wrong; nothing was stored."""
+    """The request is wrong; nothing was stored. `code` names what of it, for programs, where it has such names."""
+
+    def __init__(self, text: str = "", code: str = "") -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class Forbidden(QueenError):

@@ -49,6 +49,7 @@ from queen.broker.push.pusher import Pusher
 from queen.broker.push.replay import SpoolDrainer
 from queen.broker.push.spool_router import SpoolRouter
 from queen.broker.queues import Queues
+from queen.broker.state.key_values import KeyValues
 from queen.broker.topics.jobs import topic_jobs
 from queen.broker.topics.topics import TOPIC_EVENTS, Topics
 from queen.broker.transactions.inbox import InboxDrainer
@@ -368,6 +369,7 @@ def make_broker(
     pop = _Pop(base)
     ack = _Ack(base, pop, push)
     topics = _topics(base, shard)
+    key_values = KeyValues(base.database, base.catalog, sharded=len(settings.database_dsns) > 1)
     transactions = Transactions(
         base.database,
         base.catalog,
@@ -378,6 +380,7 @@ def make_broker(
         pop.popper.leases_ended,
         meter,
         topics.transaction_ops,
+        key_values,
     )
     stages = Stages(
         base.database,
@@ -441,6 +444,7 @@ def make_broker(
         releaser=ack.releaser,
         dead_letters=DeadLetters(base.database, base.catalog, base.envelope, ack.redriver),
         topics=topics,
+        key_values=key_values,
         transactions=transactions,
         stages=stages,
         inbox=inbox,

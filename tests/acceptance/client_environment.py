@@ -5,15 +5,14 @@ This project's package has the same distribution and import name, so the two can
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+
+from tests.support.file_lock import locked
 
 PUBLISHED = "queen-mq==0.15.0"
 
@@ -26,7 +25,7 @@ def client_python(directory: Path) -> Path:
     (directory / ".gitignore").write_text("*\n")
     environment = directory / "python"
     stamp = environment / ".complete"
-    with _locked(directory / "lock"):
+    with locked(directory / "lock"):
         if not stamp.exists() or stamp.read_text() != _wanted():
             _install(environment)
             # Written last: an environment without it was interrupted, and is made anew.
@@ -55,11 +54,3 @@ def _run(command: list[str]) -> None:
     done = subprocess.run(command, env=clean_environ(), capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"the published client cannot be installed: {' '.join(command)}\n{done.stdout}{done.stderr}")
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock file, so that two test runs do not install at the same time."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from tests.acceptance import javascript_client as javascript
 from tests.acceptance.client_environment import clean_environ, client_python
 from tests.acceptance.scenario import Implementation, Scenario, Server
 from tests.acceptance.served import Served, served
+from tests.support.node_packages import install_node_packages
 
 _ROOT = Path(__file__).parents[2]
 
@@ -90,6 +92,12 @@ def published_run(request: pytest.FixtureRequest, servers: dict[Server, Served])
 def own_run(request: pytest.FixtureRequest, servers: dict[Server, Served]) -> Iterator[ScenarioRun]:
     """The same with the client of this project."""
     yield from _run(request, "own_run", servers, Implementation.OWN, sys.executable)
+
+
+@pytest.fixture(scope="session")
+def javascript_client() -> None:
+    """The published JavaScript client; no test that needs it runs where the registry does not have it."""
+    install_node_packages(javascript.DIRECTORY)
 
 
 def _run(

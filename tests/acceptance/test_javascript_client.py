@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance import javascript_client
+from tests.acceptance import javascript_client as javascript
 from tests.acceptance.scenario import Server
 from tests.acceptance.served import Served
 
@@ -23,15 +23,11 @@ SCENARIOS = [
 
 
 @pytest.fixture(scope="module")
-def results(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+def results(javascript_client: None, request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     """What came of the scenarios; they run together, with the first of their tests."""
-    try:
-        javascript_client.install()
-    except javascript_client.Unavailable as reason:
-        pytest.skip(f"the JavaScript client was not run: {reason}")
     # Asked for only now, so that no server is started for a client that cannot run.
     servers: dict[Server, Served] = request.getfixturevalue("servers")
-    return javascript_client.run(servers[Server.MAIN].url, SCENARIOS)
+    return javascript.run(servers[Server.MAIN].url, SCENARIOS)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance import javascript_client
+from tests.acceptance import javascript_client as javascript
 from tests.acceptance.client_environment import clean_environ, client_python
 from tests.acceptance.scenario import TOKEN_VARIABLE, Implementation, Scenario, Server
 from tests.acceptance.scenarios import all_scenarios
@@ -121,11 +121,7 @@ def test_published_python_client(one: Scenario, results: dict[str, dict[str, Any
         pytest.fail(results[one.id]["error"], pytrace=False)
 
 
-def test_published_javascript_client(request: pytest.FixtureRequest) -> None:
-    try:
-        javascript_client.install()
-    except javascript_client.Unavailable as reason:
-        pytest.skip(f"the JavaScript client was not run: {reason}")
+def test_published_javascript_client(javascript_client: None, request: pytest.FixtureRequest) -> None:
     proxied: Proxied = request.getfixturevalue("proxied")
-    found = javascript_client.run(proxied.url, JAVASCRIPT, proxied.token)
+    found = javascript.run(proxied.url, JAVASCRIPT, proxied.token)
     assert {name: result["error"] for name, result in found.items() if result["error"]} == {}

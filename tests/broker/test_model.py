@@ -387,6 +387,10 @@ class Run:
                 offset = self.model.offset(message["partition"], message["transactionId"])
                 if status != "completed" or cursor.finished != lease or offset >= cursor.committed:
                     return False
+            elif status != "completed" and self.model.offset(message["partition"], message["transactionId"]) < (
+                cursor.committed
+            ):
+                return False
         wanted = [(partition, f"t{number}") for partition, number in transaction.items]
         taken = [pair for pair in wanted if pair[0] in self.model.partitions]
         return len(set(wanted)) == len(wanted) and not any(

@@ -32,6 +32,14 @@ perMinute: 500
 kind: WriteMode
 namespace: {name}
 mode: buffered
+---
+kind: Pipeline
+name: {name}
+sources: {{events: {{queue: "{name}"}}}}
+steps:
+  large: {{sql: SELECT * FROM events WHERE offset > 10}}
+  few: {{sql: SELECT * FROM large LIMIT 3}}
+sinks: {{copy: {{from: few, parquet: /tmp/{name}}}}}
 """
 
 
@@ -59,6 +67,7 @@ def test_applied_twice_the_second_time_changes_nothing(cli: Cli, name: str, mani
         f'applied Topic "{name}/refunds"',
         f'applied Quota "{name}"',
         f'applied WriteMode "{name}"',
+        f'applied Pipeline "{name}"',
     ]
     second = cli("apply", "-f", manifest, "-o", "json").json
     assert {change["action"] for change in second} == {"keep"}
@@ -114,7 +123,14 @@ def test_what_is_exported_changes_nothing_when_it_is_applied(
     file = tmp_path / "all.yaml"
     assert cli("export", "-f", file, "--topic-namespace", name).code == 0
     documents = list(yaml.safe_load_all(file.read_text()))
-    assert {document["kind"] for document in documents} == {"Queue", "ConsumerGroup", "Topic", "Quota", "WriteMode"}
+    assert {document["kind"] for document in documents} == {
+        "Queue",
+        "ConsumerGroup",
+        "Topic",
+        "Quota",
+        "WriteMode",
+        "Pipeline",
+    }
     changes = cli("apply", "-f", file, "-o", "json").json
     assert {change["action"] for change in changes} == {"keep"}
     only = list(yaml.safe_load_all(cli("export", "--kind", "Quota").out))
@@ -137,6 +153,13 @@ def test_what_is_exported_changes_nothing_when_it_is_applied(
         ("kind: Quota\nnamespace: x\nperMinute: many", "perMinute is a whole number"),
         ("kind: ConsumerGroup\nname: g\nqueue: q\nseek-to: soon", "is no time"),
         ("kind: ConsumerGroup\nname: g\nqueue: no-such-queue", "neither exists nor is in the file"),
+        ("kind: Pipeline\nname: x\nsinks: {a: {console: true}}", "a Pipeline needs sources"),
+        ("kind: Pipeline\nname: x\nsources: {a: {queue: q}}\nsinks: {b: {from: c, console: true}}", "c"),
+        (
+            "kind: Pipeline\nname: x\nsources: {a: {queue: q}}\nsteps: {f: {from: a, frame: my.py:f}}\n"
+            "sinks: {b: {from: f, console: true}}",
+            "step 'f' calls a function of a file",
+        ),
         ("{", "is not YAML"),
     ],
 )
@@ -169,3 +192,19 @@ def test_what_the_file_says_is_paused_is_paused(cli: Cli, name: str, manifest: P
     for kind in ("Queue", "ConsumerGroup", "Topic"):
         assert changes[kind]["paused"] == {"from": True, "to": False}
     assert not cli("queue", "describe", name, "-o", "json").json["paused"]
+
+
+def test_a_change_of_the_order_of_steps_changes_a_pipeline(cli: Cli, name: str, manifest: Path) -> None:
+    cli("apply", "-f", manifest)
+    *_, document = yaml.safe_load_all(manifest.read_text())
+    document["steps"] = dict(reversed(document["steps"].items()))
+    document["steps"]["few"]["sql"] = "SELECT * FROM events LIMIT 3"
+    document["trigger"] = "1 minute"
+    text = yaml.safe_dump(document, sort_keys=False)
+    dry = cli("apply", "-f", "-", "--dry-run", "-o", "json", stdin=text).json
+    assert [(change["action"], list(change["changes"])) for change in dry] == [("change", ["steps", "trigger"])]
+    assert cli("apply", "-f", "-", stdin=text).code == 0
+    assert cli("apply", "-f", "-", "--diff", stdin=text).out == f"= Pipeline {name}\n"
+    other = text.replace(f"name: {name}", f"name: {name}-2", 1)
+    cli("apply", "-f", "-", stdin=other)
+    assert f'deleted Pipeline "{name}-2"' in cli("apply", "-f", "-", "--prune", "--yes", stdin=text).out

@@ -255,6 +255,9 @@ def test_streaming_queries_are_registered_and_their_state_is_shown(cli: Cli, nam
     assert cli("stream", "state", name).json == []
     assert cli("stream", "state", name, "--prefix", "w", "--key", "k", "--ripe", "now", "-o", "table").code == 0
     assert cli("stream", "state", "no-such-query").code == 2
+    assert cli("stream", "delete", name, "--yes").out.strip() == f"deleted {name} rows=0"
+    assert cli("stream", "rm", name, "--yes").code == 2
+    assert cli("stream", "register", name, "--source", name, "--hash", "v2").out.startswith("registered ")
     assert cli("stream", "register", name, "--source", name, "--hash", "v2", "--reset").code == 0
 
 

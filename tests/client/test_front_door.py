@@ -139,6 +139,17 @@ def test_another_package_of_the_same_name_is_pointed_out(tmp_path: Path) -> None
     assert "queen-mq is installed beside queen-broker" in both.stderr
 
 
+def test_another_package_installed_over_this_one_is_pointed_out(tmp_path: Path) -> None:
+    package = tmp_path / "queen"
+    package.mkdir()
+    (package / "client").symlink_to(ROOT / "src" / "queen" / "client")
+    (package / "__init__.py").write_text("from .client import Queen\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    over = subprocess.run([sys.executable, "-c", "import queen"], env=environment, capture_output=True, text=True)
+    assert over.returncode == 1
+    assert "queen-mq is installed over queen-broker" in over.stderr.splitlines()[-1]
+
+
 def test_server_does_not_load_the_client() -> None:
     run_python("""
         import sys

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +13,7 @@ import pytest
 
 from queen.settings import describe_settings
 from tests.deploy.tools import DEPLOY, attempt, documents, run, tool
+from tests.support.node_packages import install_node_packages
 
 CHARTS: Final = ("queen", "queen-proxy")
 KUBERNETES: Final = ("1.30", "1.37")
@@ -130,14 +129,7 @@ def test_custom_resources_are_what_their_operators_take() -> None:
 
 def faults_of(resources: list[dict[str, Any]]) -> list[str]:
     directory = Path(__file__).with_name("js")
-    for program in ("node", "npm"):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not installed")
-    if not (directory / "node_modules").exists():
-        command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--no-package-lock"]
-        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            pytest.skip(f"npm could not install the schemas: {done.stderr.strip()[-300:]}")
+    install_node_packages(directory)
     faults: list[str] = json.loads(run("node", directory / "validate.js", stdin=json.dumps(resources)))
     return faults
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,48 +13,42 @@ from playwright.async_api import Browser, Page
 
 from queen.proxy.settings import OpenIdProvider
 from tests.proxy.conftest import Site, StartProxy
+from tests.support.node_packages import install_node_packages
 from tests.support.ports import free_port
 
 _DIRECTORY = Path(__file__).with_name("js")
 
 
-@pytest.fixture(scope="module")
-def installed() -> None:
-    """The provider, from npm."""
-    for program in ("node", "npm"):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not on the PATH")
-    done = subprocess.run(["npm", "install", "--silent"], cwd=_DIRECTORY, capture_output=True, text=True)
-    if done.returncode:
-        if "E404" in done.stderr:
-            pytest.skip("the npm registry in use has no package oidc-provider")
-        pytest.fail(f"npm install failed in {_DIRECTORY}:\n{done.stdout}{done.stderr}")
-
-
 @pytest.fixture
-async def site(installed: None, start_proxy: StartProxy) -> AsyncIterator[Site]:
+async def site(start_proxy: StartProxy, tmp_path: Path) -> AsyncIterator[Site]:
     """A proxy whose users may sign in with the provider."""
+    install_node_packages(_DIRECTORY)
     port, provider_port = free_port(), free_port()
     callback = f"http://127.0.0.1:{port}/api/auth/oidc/callback"
-    process = await asyncio.create_subprocess_exec(
-        "node",
-        "provider.js",
-        str(provider_port),
-        callback,
-        cwd=_DIRECTORY,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    log = tmp_path / "provider.log"
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            "node",
+            "provider.js",
+            str(provider_port),
+            callback,
+            cwd=_DIRECTORY,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+        )
     try:
         assert process.stdout is not None
         async for line in process.stdout:
             if line.strip() == b"ready":
                 break
+        else:
+            pytest.fail(f"the provider ended with {await process.wait()} before it was ready:\n{log.read_text()}")
         issuer = f"http://127.0.0.1:{provider_port}"
         settings = OpenIdProvider("Example", issuer, "queen", "provider secret", callback)
         yield await start_proxy(oidc=settings, port=port)
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):
+            process.kill()
         await process.wait()
 
 

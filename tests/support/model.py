@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 RETRY_LIMIT = 1
 LATE = "Invalid or expired lease"
+CONSUMED = "Message already committed: the group has consumed it, so it cannot be failed or retried"
 SKIPPED = "Not applied: an earlier message of the batch failed and is redelivered first"
 
 
@@ -119,7 +120,9 @@ class QueueModel:
                     ended = True
                     cursor.attempts = cursor.attempts if final else 0
                 outcomes[index] = Outcome(True)
-            elif ack.status == "retry" or (ack.status == "failed" and may_retry and ack.offset >= first):
+            elif ack.offset < first:
+                outcomes[index] = Outcome(False, CONSUMED)
+            elif ack.status == "retry" or (ack.status == "failed" and may_retry):
                 stopped = True
                 outcomes[index] = Outcome(True)
                 if ack.status == "failed" and live and lease is not None:
@@ -127,7 +130,7 @@ class QueueModel:
             else:
                 self.dead.add((partition, group, self.partitions[partition].log[ack.offset]))
                 ended = cursor.consume(ack.offset) or ended
-                released = released or final
+                released = released or final or ack.status == "failed"
                 outcomes[index] = Outcome(True, dead=True)
         if ended:
             cursor.finish()

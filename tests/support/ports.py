@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
 import socket
 from typing import Final
@@ -9,15 +11,27 @@ from typing import Final
 _OWN: Final = range(20_000, 32_000)
 """Below those that the kernel gives to connections: one of these could take a port before its server has it, or between
 the death of a server and its return."""
+_PROCESSES: Final = 12
+"""Each process of a test run has ports of its own: between the search and the server nobody holds the port."""
+
+
+def _candidates() -> list[int]:
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    own = list(_OWN[number % _PROCESSES :: _PROCESSES])
+    random.shuffle(own)
+    return own
+
+
+_ports: Final = itertools.cycle(_candidates())
 
 
 def free_port() -> int:
-    """A port of this host that nobody listens on."""
-    while True:
-        port = random.choice(_OWN)
+    """A port of this host that nobody listens on, and that this process has not asked for before."""
+    for port in _ports:
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
             return port
+    raise AssertionError("a cycle has no end")

@@ -21,6 +21,8 @@ TOGETHER: Final = {
     "tests/docs/": "docs",
     # One server and one Prometheus.
     "tests/deploy/test_prometheus.py": "prometheus",
+    # One server, and few workers of Celery.
+    "tests/celery/": "celery",
     # One server and one browser.
     "tests/dashboard/": "dashboard",
     # What they prepare takes longer than the tests themselves.

@@ -147,7 +147,7 @@ export interface paths {
         put?: never;
         /**
          * Store and acknowledge messages, all or nothing
-         * @description A transaction that cannot be done is answered 200 with `success: false`. Unlike in a push, a `transactionId` that is there already is such a failure.
+         * @description A transaction that cannot be done is answered 200 with `success: false`. Unlike in a push, a `transactionId` that is there already is such a failure, and so is an operation at `kv` that is `required` and does not apply.
          *
          *     Access: read-write.
          */
@@ -924,6 +924,50 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/fetch": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Messages of partitions by offset
+         * @description Consumes nothing and needs no lease: a reader keeps its offsets by itself. What does not fit in `maxBytes` is left out; ask again from the offset after the last record.
+         *
+         *     Access: read-only.
+         */
+        post: operations["fetch"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/partitions/changed": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Partitions of queues that were written to since a time
+         * @description `safeTime` of an answer is the `since` of the next request: what was written before it is counted.
+         *
+         *     Access: read-only.
+         */
+        post: operations["changedPartitions"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/dlq": {
         parameters: {
             query?: never;
@@ -1554,6 +1598,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/streams/v1/queries/{stream}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /**
+         * Delete a streaming query and its state
+         * @description By its name. Its consumer group stays where it is, and so do the messages of its queues.
+         *
+         *     Access: admin.
+         */
+        delete: operations["deleteStream"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/streams/v1/cycle": {
         parameters: {
             query?: never;
@@ -1656,6 +1722,28 @@ export interface paths {
          * @description Access: read-write.
          */
         post: operations["abandonBatch"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/kv": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Read and write keys
+         * @description The operations happen in order and in one transaction. A write that does not apply is no error: its result says why, and what the key holds. A key that has expired does not exist.
+         *
+         *     Access: read-write.
+         */
+        post: operations["kv"];
         delete?: never;
         options?: never;
         head?: never;
@@ -2362,6 +2450,100 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/pipelines": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Pipelines of this host
+         * @description Runs on Apache Spark beside the server, from the files in which they report.
+         *
+         *     Access: read-only.
+         */
+        get: operations["listPipelines"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/pipelines/replay": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * How to replay an archive
+         * @description The server runs no Apache Spark, so it answers with the command that does.
+         *
+         *     Access: admin.
+         */
+        post: operations["replayArchive"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/pipeline-declarations": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Declared pipelines
+         * @description As `queen apply` declared them. `queen pipeline run NAME` runs one.
+         *
+         *     Access: admin.
+         */
+        get: operations["listDeclarations"];
+        /**
+         * Declare a pipeline
+         * @description In place of what was declared under its name. Runs that are under way go on as they began.
+         *
+         *     Access: admin.
+         */
+        put: operations["declare"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/pipeline-declarations/{pipeline}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /**
+         * Forget the declaration of a pipeline
+         * @description Its checkpoints and its results stay, and so does a run that is under way.
+         *
+         *     Access: admin.
+         */
+        delete: operations["forget"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/system/settings": {
         parameters: {
             query?: never;
@@ -2442,50 +2624,6 @@ export interface paths {
         get: operations["listStreamQueries"];
         put?: never;
         post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/pipelines": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Pipelines of this host
-         * @description Runs on Apache Spark beside the server, from the files in which they report.
-         *
-         *     Access: read-only.
-         */
-        get: operations["listPipelines"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/pipelines/replay": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /**
-         * How to replay an archive
-         * @description The server runs no Apache Spark, so it answers with the command that does.
-         *
-         *     Access: admin.
-         */
-        post: operations["replayArchive"];
         delete?: never;
         options?: never;
         head?: never;
@@ -2772,7 +2910,7 @@ export interface components {
         };
         /**
          * AckResult
-         * @description Whether an acknowledgment was applied, and if not why.
+         * @description Whether an acknowledgment was applied, and if not why. `noop`: the message had been consumed before.
          */
         AckResult: {
             index: number;
@@ -2783,6 +2921,7 @@ export interface components {
             partitionName: string | null;
             leaseReleased: boolean | null;
             dlq: boolean;
+            noop?: boolean;
         };
         /**
          * AckStep
@@ -3043,6 +3182,63 @@ export interface components {
         CacheSummary: {
             tables: components["schemas"]["CacheSum"];
             indexes: components["schemas"]["CacheSum"];
+        };
+        /**
+         * Changed
+         * @description One entry for each that was asked for. Every write before `safeTime` is counted: it is the next `since`.
+         */
+        Changed: {
+            entries: components["schemas"]["ChangedPartitions"][];
+            /** Format: date-time */
+            safeTime: string;
+        };
+        /**
+         * ChangedBody
+         * @description Queues whose partitions are asked for.
+         */
+        ChangedBody: {
+            entries: components["schemas"]["ChangedEntry"][];
+        };
+        /**
+         * ChangedEntry
+         * @description A queue; only partitions that were written to at `since` or later, after the one where the last page ended.
+         */
+        ChangedEntry: {
+            queue: string;
+            /** @default null */
+            since?: string | null;
+            /** @default null */
+            after?: string | null;
+            /**
+             * @description Partitions per page, at most 1000.
+             * @default 1000
+             */
+            limit?: number;
+        };
+        /**
+         * ChangedPartition
+         * @description A partition: its last offset (-1: none), the first one that it still holds, and when it was last written to.
+         */
+        ChangedPartition: {
+            name: string;
+            /** Format: uuid */
+            id: string;
+            lastOffset: number;
+            logStart: number;
+            /** Format: date-time */
+            lastWriteAt: string;
+        };
+        /**
+         * ChangedPartitions
+         * @description A page of partitions in the order of their creation; `next` is null on the last one.
+         */
+        ChangedPartitions: {
+            queue: string;
+            partitions: components["schemas"]["ChangedPartition"][];
+            /** @default null */
+            next?: string | null;
+            /** @default null */
+            error?: "UNKNOWN_TOPIC_OR_PARTITION" | null;
         };
         /**
          * Cleared
@@ -3306,6 +3502,14 @@ export interface components {
             lastAutovacuum: string | null;
         };
         /**
+         * DeclarePipeline
+         * @description A pipeline, and its name.
+         */
+        DeclarePipeline: {
+            name: string;
+            declaration: components["schemas"]["PipelineSections"];
+        };
+        /**
          * Deleted
          * @description `existed` tells whether there was such a queue.
          */
@@ -3372,6 +3576,7 @@ export interface components {
         Error: {
             error: string;
             detail?: string;
+            code?: string;
             success?: boolean;
         };
         /**
@@ -3423,6 +3628,8 @@ export interface components {
             newExpiresAt: string;
             /** Format: date-time */
             lease_expires_at: string;
+            /** @description Of how many partitions the lease was renewed. */
+            renewed: number;
         };
         /**
          * Extension
@@ -3442,6 +3649,70 @@ export interface components {
             totalMB: number;
             failoverCount: number;
             qos0Count: number;
+        };
+        /**
+         * FetchBody
+         * @description Partitions to read from; `maxBytes` is for all of them together.
+         */
+        FetchBody: {
+            entries: components["schemas"]["FetchEntry"][];
+            /**
+             * @description At most 8 MiB are read, whatever is asked for.
+             * @default 8388608
+             */
+            maxBytes?: number;
+        };
+        /**
+         * FetchEntry
+         * @description A partition, and the offset from which it is read.
+         */
+        FetchEntry: {
+            queue: string;
+            /** @default Default */
+            partition?: string;
+            /** @default 0 */
+            offset?: number;
+            /**
+             * @description At most 8 MiB are read, whatever is asked for.
+             * @default 8388608
+             */
+            maxBytes?: number;
+        };
+        /**
+         * Fetched
+         * @description One entry for each that was asked for, in the same order.
+         */
+        Fetched: {
+            entries: components["schemas"]["FetchedEntry"][];
+        };
+        /**
+         * FetchedEntry
+         * @description What was read of a partition, in order of the offsets; deleted messages are left out.
+         *
+         *         `highWatermark` is the offset that its next message gets, `logStartOffset` the first one that it still holds. An
+         *         offset outside of these is an error, and so is a partition that does not exist.
+         */
+        FetchedEntry: {
+            queue: string;
+            partition: string;
+            records: components["schemas"]["FetchedRecord"][];
+            /** @default null */
+            highWatermark?: number | null;
+            /** @default null */
+            logStartOffset?: number | null;
+            /** @default null */
+            error?: ("OFFSET_OUT_OF_RANGE" | "UNKNOWN_TOPIC_OR_PARTITION") | null;
+        };
+        /**
+         * FetchedRecord
+         * @description A message at its offset, and when it was stored.
+         */
+        FetchedRecord: {
+            offset: number;
+            transactionId: string;
+            payload: unknown;
+            /** Format: date-time */
+            ts: string;
         };
         /**
          * GroupDeleted
@@ -3587,6 +3858,206 @@ export interface components {
             topic: string;
             /** @default null */
             lease_owner?: string | null;
+        };
+        /**
+         * KvAnswer
+         * @description One result for each operation, in order; `success` is false where a required one was not applied.
+         */
+        KvAnswer: {
+            success: boolean;
+            results: components["schemas"]["KvResult"][];
+            /** @enum {unknown} */
+            reason?: "kv_precondition";
+            failedIndex?: number;
+        };
+        /**
+         * KvBody
+         * @description Operations on keys, done in order and in one transaction.
+         */
+        KvBody: {
+            operations: (components["schemas"]["KvGet"] | components["schemas"]["KvGetMany"] | components["schemas"]["KvGetPrefix"] | components["schemas"]["KvPut"] | components["schemas"]["KvPutIfAbsent"] | components["schemas"]["KvDelete"] | components["schemas"]["KvIncr"] | components["schemas"]["KvCheck"])[];
+        };
+        /**
+         * KvCheck
+         * @description Whether a key has a version; writes nothing.
+         */
+        KvCheck: {
+            /** @enum {unknown} */
+            op: "check";
+            ns: string;
+            key: string;
+            /** @description The version; 0: it must not exist. */
+            expect: number;
+            /** @default false */
+            required?: boolean;
+        };
+        /**
+         * KvDelete
+         * @description Delete a key; with `expect` only where it has this version.
+         */
+        KvDelete: {
+            /** @enum {unknown} */
+            op: "delete";
+            ns: string;
+            key: string;
+            /** @description The version; 0: it must not exist. */
+            expect?: number;
+            /** @default false */
+            required?: boolean;
+        };
+        /**
+         * KvDone
+         * @description What came of an operation on keys.
+         */
+        KvDone: {
+            /** @enum {unknown} */
+            type: "kv";
+            index: number;
+            key?: string;
+            found?: boolean;
+            applied?: boolean;
+            /** @enum {unknown} */
+            reason?: "absent" | "exists" | "limit" | "rolledBack" | "type" | "version";
+            value?: unknown;
+            version?: number;
+            expiresAt?: string | null;
+            /** Format: date-time */
+            updatedAt?: string;
+            rows?: components["schemas"]["KvRow"][];
+            missing?: string[];
+            truncated?: boolean;
+            nextAfter?: string | null;
+        };
+        /**
+         * KvGet
+         * @description Read a key.
+         */
+        KvGet: {
+            /** @enum {unknown} */
+            op: "get";
+            ns: string;
+            key: string;
+        };
+        /**
+         * KvGetMany
+         * @description Read keys.
+         */
+        KvGetMany: {
+            /** @enum {unknown} */
+            op: "getMany";
+            ns: string;
+            keys: string[];
+        };
+        /**
+         * KvGetPrefix
+         * @description Read a page of the keys that start with a text, in order; not in a transaction.
+         */
+        KvGetPrefix: {
+            /** @enum {unknown} */
+            op: "getPrefix";
+            ns: string;
+            prefix: string;
+            /**
+             * @description The last key of the page before.
+             * @default
+             */
+            after?: string;
+            /** @default 100 */
+            limit?: number;
+            /** @default false */
+            keysOnly?: boolean;
+        };
+        /**
+         * KvIncr
+         * @description Add to a number, which begins at 0, unless it would leave [`min`, `max`]. Only a new key takes the expiry.
+         */
+        KvIncr: {
+            /** @enum {unknown} */
+            op: "incr";
+            ns: string;
+            key: string;
+            /** @default 1 */
+            delta?: number;
+            /** @default null */
+            min?: number | null;
+            /** @default null */
+            max?: number | null;
+            ttlSeconds?: number;
+            /** @default false */
+            forever?: boolean;
+            /** @default false */
+            required?: boolean;
+        };
+        /**
+         * KvPut
+         * @description Write a key; with `expect` only where it has this version.
+         */
+        KvPut: {
+            /** @enum {unknown} */
+            op: "put";
+            ns: string;
+            key: string;
+            value: unknown;
+            ttlSeconds?: number;
+            /** @default false */
+            forever?: boolean;
+            /** @description The version; 0: it must not exist. */
+            expect?: number;
+            /** @default false */
+            required?: boolean;
+        };
+        /**
+         * KvPutIfAbsent
+         * @description Write a key unless it exists.
+         */
+        KvPutIfAbsent: {
+            /** @enum {unknown} */
+            op: "putIfAbsent";
+            ns: string;
+            key: string;
+            value: unknown;
+            ttlSeconds?: number;
+            /** @default false */
+            forever?: boolean;
+            /** @default false */
+            required?: boolean;
+        };
+        /**
+         * KvResult
+         * @description What came of one operation.
+         *
+         *         Reads of a key are `found` or not. Writes and checks are `applied` or not, with the `reason`; `value` and `version`
+         *         are those that the key has then (0: it does not exist). An operation that is `required` and not applied undoes all
+         *         others: those are answered with the reason `rolledBack`.
+         */
+        KvResult: {
+            index: number;
+            key?: string;
+            found?: boolean;
+            applied?: boolean;
+            /** @enum {unknown} */
+            reason?: "absent" | "exists" | "limit" | "rolledBack" | "type" | "version";
+            value?: unknown;
+            version?: number;
+            expiresAt?: string | null;
+            /** Format: date-time */
+            updatedAt?: string;
+            rows?: components["schemas"]["KvRow"][];
+            missing?: string[];
+            truncated?: boolean;
+            nextAfter?: string | null;
+        };
+        /**
+         * KvRow
+         * @description A key and its value; with `keysOnly` without the value.
+         */
+        KvRow: {
+            key: string;
+            version: number;
+            expiresAt: string | null;
+            /** Format: date-time */
+            updatedAt: string;
+            value?: unknown;
         };
         /**
          * LabelCounters
@@ -4054,6 +4525,14 @@ export interface components {
             workerId: number;
         };
         /**
+         * PartitionDepth
+         * @description A partition, and how many of its messages are still to be consumed.
+         */
+        PartitionDepth: {
+            partition: string;
+            pending: number;
+        };
+        /**
          * PartitionInList
          * @description A partition of any queue.
          */
@@ -4166,11 +4645,65 @@ export interface components {
             };
         };
         /**
+         * PipelineDeclaration
+         * @description A declared pipeline.
+         */
+        PipelineDeclaration: {
+            name: string;
+            declaration: components["schemas"]["PipelineSections"];
+            /** Format: date-time */
+            changedAt: string;
+        };
+        /**
+         * PipelineDeclarations
+         * @description The declared pipelines, by name.
+         */
+        PipelineDeclarations: {
+            declarations: components["schemas"]["PipelineDeclaration"][];
+        };
+        /**
+         * PipelineDeclared
+         * @description Whether a declaration is new, and whether it says anything else than the one before.
+         */
+        PipelineDeclared: {
+            name: string;
+            created: boolean;
+            changed: boolean;
+        };
+        /**
+         * PipelineForgotten
+         * @description A pipeline that is no longer declared.
+         */
+        PipelineForgotten: {
+            name: string;
+            deleted: boolean;
+        };
+        /**
          * PipelineList
          * @description The pipelines that run on this host, or have run.
          */
         PipelineList: {
             pipelines: components["schemas"]["PipelineStatus"][];
+        };
+        /**
+         * PipelineSections
+         * @description A pipeline, as in its YAML file.
+         */
+        PipelineSections: {
+            sources: {
+                [key: string]: Record<string, never>;
+            };
+            sinks: {
+                [key: string]: Record<string, never>;
+            };
+            /** @default {} */
+            steps?: {
+                [key: string]: Record<string, never>;
+            };
+            /** @default null */
+            trigger?: string | null;
+            /** @default null */
+            dead_letters?: Record<string, never> | null;
         };
         /**
          * PipelineState
@@ -4447,6 +4980,10 @@ export interface components {
         /**
          * QueueDepth
          * @description How many messages a queue stores, and how many of them each consumer group has not consumed yet.
+         *
+         *         `pending` is what `group` has not consumed; without one, what the slowest group of each partition has not.
+         *         `effectivePending` is the same, and `conflation` false: no group skips to the newest message of a partition.
+         *         `partitions` are up to 1000 of those with a backlog, the largest first.
          */
         QueueDepth: {
             queue: string;
@@ -4454,6 +4991,12 @@ export interface components {
             groups: {
                 [key: string]: number;
             };
+            group: string | null;
+            pending: number;
+            partitionsPending: number;
+            conflation: boolean;
+            effectivePending: number;
+            partitions: components["schemas"]["PartitionDepth"][];
         };
         /**
          * QueueInList
@@ -5299,6 +5842,15 @@ export interface components {
             error?: string;
         };
         /**
+         * StreamDeleted
+         * @description A query that is forgotten, and how many rows of state with it.
+         */
+        StreamDeleted: {
+            success: boolean;
+            name: string;
+            state_rows: number;
+        };
+        /**
          * StreamPartition
          * @description A partition for which a query keeps state.
          */
@@ -5756,11 +6308,15 @@ export interface components {
         /**
          * TransactionBody
          * @description Operations that all happen, or none does. `requiredLeases` is accepted and not used.
+         *
+         *         `kv` are operations on keys that belong to it; they are judged first, and their results come after the others.
          */
         TransactionBody: {
             operations: (components["schemas"]["PushStep"] | components["schemas"]["AckStep"] | components["schemas"]["EnqueueStep"] | components["schemas"]["AckItemStep"])[];
             /** @default null */
             requiredLeases?: unknown;
+            /** @default null */
+            kv?: (components["schemas"]["KvGet"] | components["schemas"]["KvGetMany"] | components["schemas"]["KvGetPrefix"] | components["schemas"]["KvPut"] | components["schemas"]["KvPutIfAbsent"] | components["schemas"]["KvDelete"] | components["schemas"]["KvIncr"] | components["schemas"]["KvCheck"])[] | null;
         };
         /**
          * TransactionItem
@@ -5785,13 +6341,23 @@ export interface components {
         /**
          * TransactionResult
          * @description Whether the transaction happened; if not, `error` says why, and nothing of it did.
+         *
+         *         The `reason` `kv_precondition` is of an operation at `kv` that was `required` and did not apply: `failedIndex` is
+         *         its place among all operations (each item of a push is one), `kvReason` why; `version` and `value` are of its key.
          */
         TransactionResult: {
             /** Format: uuid */
             transactionId: string;
             success: boolean;
-            results: (components["schemas"]["PushDone"] | components["schemas"]["AckDone"] | components["schemas"]["EnqueueDone"] | components["schemas"]["AckItemDone"])[];
+            results: (components["schemas"]["PushDone"] | components["schemas"]["AckDone"] | components["schemas"]["EnqueueDone"] | components["schemas"]["AckItemDone"] | components["schemas"]["KvDone"])[];
             error?: string;
+            /** @enum {unknown} */
+            reason?: "kv_precondition";
+            failedIndex?: number;
+            /** @enum {unknown} */
+            kvReason?: "absent" | "exists" | "limit" | "rolledBack" | "type" | "version";
+            version?: number;
+            value?: unknown;
         };
         /**
          * Transport
@@ -6117,6 +6683,10 @@ export interface operations {
                 subscriptionMode?: string;
                 /** @description Where a new group begins: `now`, or a time. */
                 subscriptionFrom?: string;
+                /** @description How long the lease lasts; the queue's `leaseTime` when absent. */
+                leaseSeconds?: number;
+                /** @description A `batch` that is absent is 200, and not DEFAULT_BATCH_SIZE. */
+                autopilot?: boolean;
                 /** @description The namespace of the queues. */
                 namespace?: string;
                 /** @description The task of the queues. */
@@ -6250,6 +6820,10 @@ export interface operations {
                 subscriptionMode?: string;
                 /** @description Where a new group begins: `now`, or a time. */
                 subscriptionFrom?: string;
+                /** @description How long the lease lasts; the queue's `leaseTime` when absent. */
+                leaseSeconds?: number;
+                /** @description A `batch` that is absent is 200, and not DEFAULT_BATCH_SIZE. */
+                autopilot?: boolean;
                 /** @description The namespace of the queues. */
                 namespace?: string;
                 /** @description The task of the queues. */
@@ -6388,6 +6962,10 @@ export interface operations {
                 subscriptionMode?: string;
                 /** @description Where a new group begins: `now`, or a time. */
                 subscriptionFrom?: string;
+                /** @description How long the lease lasts; the queue's `leaseTime` when absent. */
+                leaseSeconds?: number;
+                /** @description A `batch` that is absent is 200, and not DEFAULT_BATCH_SIZE. */
+                autopilot?: boolean;
                 /** @description The namespace of the queues. */
                 namespace?: string;
                 /** @description The task of the queues. */
@@ -7685,7 +8263,10 @@ export interface operations {
     };
     queueDepth: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description Only this consumer group. */
+                group?: string;
+            };
             header?: never;
             path: {
                 /** @description The name of a queue. */
@@ -7707,7 +8288,18 @@ export interface operations {
                      *       "depth": 17,
                      *       "groups": {
                      *         "billing": 3
-                     *       }
+                     *       },
+                     *       "group": null,
+                     *       "pending": 3,
+                     *       "partitionsPending": 1,
+                     *       "conflation": false,
+                     *       "effectivePending": 3,
+                     *       "partitions": [
+                     *         {
+                     *           "partition": "customer-7",
+                     *           "pending": 3
+                     *         }
+                     *       ]
                      *     }
                      */
                     "application/json": components["schemas"]["QueueDepth"];
@@ -10298,6 +10890,218 @@ export interface operations {
             };
             /** @description The request contradicts what is stored, or an encrypted message lacks its key. */
             409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    fetch: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "entries": [
+                 *         {
+                 *           "queue": "orders",
+                 *           "partition": "customer-7",
+                 *           "offset": 0
+                 *         }
+                 *       ]
+                 *     }
+                 */
+                "application/json": components["schemas"]["FetchBody"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Fetched"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The request contradicts what is stored, or an encrypted message lacks its key. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    changedPartitions: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "entries": [
+                 *         {
+                 *           "queue": "orders",
+                 *           "since": "2026-04-26T10:59:28.267966Z"
+                 *         }
+                 *       ]
+                 *     }
+                 */
+                "application/json": components["schemas"]["ChangedBody"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Changed"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -12959,6 +13763,87 @@ export interface operations {
             };
         };
     };
+    deleteStream: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The stream. */
+                stream: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StreamDeleted"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
     commitStreamCycle: {
         parameters: {
             query?: never;
@@ -13473,6 +14358,112 @@ export interface operations {
             };
             /** @description The request contradicts what is stored, or an encrypted message lacks its key. */
             409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    kv: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "operations": [
+                 *         {
+                 *           "op": "putIfAbsent",
+                 *           "ns": "orders",
+                 *           "key": "order-1",
+                 *           "value": {
+                 *             "state": "held"
+                 *           },
+                 *           "ttlSeconds": 60
+                 *         }
+                 *       ]
+                 *     }
+                 */
+                "application/json": components["schemas"]["KvBody"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["KvAnswer"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -16632,6 +17623,441 @@ export interface operations {
             };
         };
     };
+    listPipelines: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PipelineList"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    replayArchive: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "archive": "/data/archive",
+                 *       "queue": "orders",
+                 *       "toQueue": "orders-again"
+                 *     }
+                 */
+                "application/json": components["schemas"]["Replay"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ReplayCommand"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    listDeclarations: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PipelineDeclarations"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    declare: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "name": "leads",
+                 *       "declaration": {
+                 *         "sources": {
+                 *           "events": {
+                 *             "queue": "lead-events",
+                 *             "schema": "lead string, points int"
+                 *           }
+                 *         },
+                 *         "steps": {
+                 *           "once": {
+                 *             "from": "events",
+                 *             "dedup": [
+                 *               "lead"
+                 *             ]
+                 *           }
+                 *         },
+                 *         "sinks": {
+                 *           "sales": {
+                 *             "from": "once",
+                 *             "queue": "lead-scores"
+                 *           }
+                 *         }
+                 *       }
+                 *     }
+                 */
+                "application/json": components["schemas"]["DeclarePipeline"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PipelineDeclared"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    forget: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The pipeline. */
+                pipeline: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PipelineForgotten"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
     listSettings: {
         parameters: {
             query?: never;
@@ -16877,173 +18303,6 @@ export interface operations {
             };
             /** @description The token does not give this access (only when JWT_ENABLED is set). */
             403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    listPipelines: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Success. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["PipelineList"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
-            429: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-        };
-    };
-    replayArchive: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                /**
-                 * @example {
-                 *       "archive": "/data/archive",
-                 *       "queue": "orders",
-                 *       "toQueue": "orders-again"
-                 *     }
-                 */
-                "application/json": components["schemas"]["Replay"];
-            };
-        };
-        responses: {
-            /** @description Success. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ReplayCommand"];
-                };
-            };
-            /** @description The request is wrong; nothing was stored. */
-            400: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description The body is larger than MAX_BODY_BYTES. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
-                };
-            };
-            /** @description A web page has to send JSON. */
-            415: {
                 headers: {
                     [name: string]: unknown;
                 };

@@ -104,7 +104,8 @@ class Batcher(Generic[RequestT]):
     def submit(self, item: RequestT) -> None:
         """Have the item run with the next batch. Raises `Overloaded` when too much waits already."""
         weight = self._weigh(item)
-        self.check_room(weight)
+        if self._weight + weight > self._most:
+            self.check_room(weight)
         self._weight += weight
         slot = self._backlog.add(item, weight)
         if self._tasks[slot] is None:

@@ -24,6 +24,7 @@ from queen.broker.pop.popper import Popper
 from queen.broker.push.append_lock import AppendLock
 from queen.broker.push.pusher import Pusher
 from queen.broker.push.replay import SpoolDrainer
+from queen.broker.state.key_values import KeyValues
 from queen.broker.topics.topics import Topics
 from queen.broker.transactions.inbox import InboxDrainer
 from queen.broker.transactions.stream_cycles import StreamCycles
@@ -74,6 +75,7 @@ class Broker:
     releaser: Releaser
     dead_letters: DeadLetters
     topics: Topics
+    key_values: KeyValues
     transactions: Transactions
     stages: Stages
     inbox: InboxDrainer

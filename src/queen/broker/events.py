@@ -74,21 +74,25 @@ class Datagram(msgspec.Struct, array_like=True):
 _decoder = msgspec.msgpack.Decoder(Datagram)
 _encoder = msgspec.msgpack.Encoder()
 
+# `value` is a call, and these are sent with every push, pop and ack.
+_PUSHED, _FREED = EventKind.PUSHED.value, EventKind.FREED.value
+_HELD, _TAKEN = EventKind.HELD.value, EventKind.TAKEN.value
+
 
 def pushed(queue_id: int, partition_id: int, count: int) -> Event:
-    return (EventKind.PUSHED.value, queue_id, partition_id, 0, count, "")
+    return (_PUSHED, queue_id, partition_id, 0, count, "")
 
 
 def freed(queue_id: int, partition_id: int, group_id: int, available: int) -> Event:
-    return (EventKind.FREED.value, queue_id, partition_id, group_id, available, "")
+    return (_FREED, queue_id, partition_id, group_id, available, "")
 
 
 def held(queue_id: int, partition_id: int, group_id: int, seconds: float) -> Event:
-    return (EventKind.HELD.value, queue_id, partition_id, group_id, int(seconds * 1000), "")
+    return (_HELD, queue_id, partition_id, group_id, int(seconds * 1000), "")
 
 
 def taken(queue_id: int, partition_id: int, group_id: int) -> Event:
-    return (EventKind.TAKEN.value, queue_id, partition_id, group_id, 0, "")
+    return (_TAKEN, queue_id, partition_id, group_id, 0, "")
 
 
 def partition_changed(queue_id: int, partition_id: int) -> Event:

@@ -88,6 +88,7 @@ class Queues:
             if held:
                 dropped = await transaction.fetch("drop_queue_partitions", held[0]["id"])
                 await transaction.fetch("drop_queue", held[0]["id"])
+            await transaction.fetch("kv_remove_namespace", name)
         # Also if it does not exist: another worker may have it cached.
         self._publish([named(EventKind.QUEUE_GONE, name)])
         if held:

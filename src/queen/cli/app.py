@@ -71,6 +71,7 @@ ENTRIES: Final = (
     Entry("tx", f"{_C}.messaging:tx_app", "Apply acknowledgments and pushes together, or none of them.", "Messages"),
     Entry("lease", f"{_C}.messaging:lease_app", "Leases of messages that were popped.", "Messages"),
     Entry("replay", f"{_C}.messaging:replay_app", "Have a group read a queue again from a time on.", "Messages"),
+    Entry("worker", "queen.cli.worker:app", "Run the tasks of an application.", "Messages", remote=False),
     Entry(
         "messages",
         f"{_C}.message:app",
@@ -109,7 +110,7 @@ ENTRIES: Final = (
     Entry(
         "apply",
         f"{_T}.manifest:apply_app",
-        "Bring queues, groups, topics, quotas and write modes into the state a file describes.",
+        "Bring queues, groups, topics, quotas, write modes and pipelines into the state a file describes.",
         "Resources",
     ),
     Entry("export", f"{_T}.manifest:export_app", "Write the file that `queen apply` reads.", "Resources"),

@@ -303,6 +303,26 @@ class AdminCalls(Generic[Answer]):
         """The streaming queries, by name."""
         return self._get("/streams/v1/queries")
 
+    def delete_stream(self, name: str) -> Answer:
+        """Forget a streaming query and its state; its consumer group stays."""
+        return self._send("DELETE", _path("/streams/v1/queries", name), None)
+
+    def list_topic_namespaces(self) -> Answer:
+        """The namespaces that have topics or a quota, by name."""
+        return self._get("/api/v1/topics/namespaces")
+
+    def list_pipeline_declarations(self) -> Answer:
+        """The pipelines that were declared, by name."""
+        return self._get("/api/v1/pipeline-declarations")
+
+    def declare_pipeline(self, name: str, declaration: Mapping[str, Any]) -> Answer:
+        """Declare a pipeline: its `sources`, `steps`, `sinks`, `trigger` and `dead_letters`, as in a YAML file."""
+        return self._send("PUT", "/api/v1/pipeline-declarations", {"name": name, "declaration": dict(declaration)})
+
+    def forget_pipeline(self, name: str) -> Answer:
+        """Forget the declaration of a pipeline."""
+        return self._send("DELETE", _path("/api/v1/pipeline-declarations", name), None)
+
     def get_topic_counts(self, namespace: str, topic: str | None = None) -> Answer:
         """Items of the topics of a namespace by state, and the options of each."""
         return self._get("/api/v1/topics/counts", {"namespace": namespace, "topic": topic})

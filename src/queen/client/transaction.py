@@ -93,7 +93,7 @@ class TransactionOperations:
         if response.attempts > 1 and any(repr(made) in text for made in self._own_ids):
             # The id was generated here: the earlier attempt, whose response was lost, has been applied.
             return {"success": True, "results": []}
-        if not text.endswith(LEASE_LOST) and NOT_LEASED not in text:
+        if LEASE_LOST not in text and NOT_LEASED not in text:
             raise TransactionError(text, result.get("results") or [])
         if response.attempts > 1:
             raise QueenConnectionError(f"the response to a commit was lost, it may have been applied: {text}")

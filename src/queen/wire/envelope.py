@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import zstandard
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 _PLAIN, _ZSTD, _ENCRYPTED = 0, 1, 0x80
 _COMPRESS_FROM = 2048
@@ -29,7 +31,7 @@ class Envelope:
     """Seals and opens stored bodies. The first key encrypts; every key decrypts, found by its fingerprint."""
 
     def __init__(self, keys: Sequence[bytes] = ()) -> None:
-        self._ciphers = {hashlib.sha256(key).digest()[:_KEY_NAME_BYTES]: AESGCM(key) for key in keys}
+        self._ciphers = {hashlib.sha256(key).digest()[:_KEY_NAME_BYTES]: _cipher(key) for key in keys}
         self._newest = next(iter(self._ciphers), None)
         self._compressor = zstandard.ZstdCompressor(level=1, write_checksum=False)
         self._decompressor = zstandard.ZstdDecompressor()
@@ -81,7 +83,16 @@ class Envelope:
         cipher = self._ciphers.get(name)
         if cipher is None:
             raise NoEncryptionKey(f"the key {name.hex()} that encrypted this message is not among QUEEN_ENCRYPTION_KEY")
+        from cryptography.exceptions import InvalidTag
+
         try:
             return cipher.decrypt(stored[key_end:head_end], stored[head_end:], stored[:head_end])
         except InvalidTag as error:
             raise EnvelopeError("an encrypted message was altered or its key is wrong") from error
+
+
+def _cipher(key: bytes) -> AESGCM:
+    # Loaded where a key is configured: it takes 7 MB of each worker.
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return AESGCM(key)

@@ -38,8 +38,9 @@ class IdBlock:
     @classmethod
     def parse(cls, raw: bytes) -> IdBlock:
         """Read a block from the 16 bytes it is stored as."""
-        text = str(uuid.UUID(bytes=raw)).encode()
-        return cls(text[:24], int(text[24:], 16))
+        digits = raw.hex()
+        prefix = f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-"
+        return cls(prefix.encode(), int.from_bytes(raw[10:16], "big"))
 
     def pack(self) -> bytes:
         return bytes.fromhex(self.prefix.replace(b"-", b"").decode()) + self.low.to_bytes(6, "big")

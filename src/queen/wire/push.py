@@ -104,6 +104,8 @@ class PushBody(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def hold(self) -> Hold | None:
         """What the request says about buffering; None when it says nothing. Raises `BadRequest` for nonsense."""
+        if self.buffer_ms is None and self.buffer_max is None:
+            return None
         if _is_unset(self.buffer_ms) and _is_unset(self.buffer_max):
             return None
         milliseconds = _whole(self.buffer_ms, "bufferMs", _DEFAULT_BUFFER_MS, LONGEST_BUFFER_MS)

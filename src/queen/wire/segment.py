@@ -117,8 +117,11 @@ class Segment:
             self._raw_transactions = _raws.decode(transactions_json)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise MalformedSegment(f"segment at offset {self.base_offset} has a broken column") from error
-        columns = (self._raw_transactions, self._trace_ids, self._producers)
-        if any(column is not None and len(column) != count for column in columns):
+        if (
+            len(self._raw_transactions) != count
+            or (self._trace_ids is not None and len(self._trace_ids) != count)
+            or (self._producers is not None and len(self._producers) != count)
+        ):
             raise MalformedSegment(f"segment at offset {self.base_offset} has a column of another length")
         self._lengths = lengths
         self._starts = starts

@@ -11,6 +11,7 @@ from msgspec import Meta
 from queen.errors import BadRequest
 from queen.wire.ack import decode_object
 from queen.wire.decode import field_names, unknown
+from queen.wire.kv import KvOperation, decode_riders
 from queen.wire.push import NULL, LooseItem, NameText, PushItem, check_items, check_name, check_utf8, read_items
 from queen.wire.topics.requests import (
     EnqueueItem,
@@ -50,11 +51,16 @@ class AckItemOperation:
 
 
 @dataclass(frozen=True, slots=True)
+class KvRider:
+    operation: KvOperation
+
+
+@dataclass(frozen=True, slots=True)
 class UnknownOperation:
     type: str
 
 
-Operation: TypeAlias = PushOperation | AckOperation | EnqueueOperation | AckItemOperation | UnknownOperation
+Operation: TypeAlias = PushOperation | AckOperation | EnqueueOperation | AckItemOperation | KvRider | UnknownOperation
 
 
 class TransactionItem(PushItem):
@@ -94,10 +100,14 @@ Step: TypeAlias = PushStep | AckStep | EnqueueStep | AckItemStep
 
 
 class TransactionBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Operations that all happen, or none does. `requiredLeases` is accepted and not used."""
+    """Operations that all happen, or none does. `requiredLeases` is accepted and not used.
 
-    operations: Annotated[list[Step], Meta(extra_json_schema={"minItems": 1})]
+    `kv` are operations on keys that belong to it; they are judged first, and their results come after the others.
+    """
+
+    operations: list[Step]
     required_leases: Any = msgspec.field(default=None, name="requiredLeases")
+    kv: list[KvOperation] | None = None
 
 
 class _Operation(msgspec.Struct, forbid_unknown_fields=True):
@@ -115,12 +125,19 @@ class _Operation(msgspec.Struct, forbid_unknown_fields=True):
     lease_owner: Any = None
 
 
+class _Strict(msgspec.Struct, forbid_unknown_fields=True):
+    operations: list[Step]
+    required_leases: Any = msgspec.field(default=None, name="requiredLeases")
+    kv: msgspec.Raw = NULL
+
+
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
     operations: list[_Operation]
     required_leases: Any = msgspec.field(default=None, name="requiredLeases")
+    kv: msgspec.Raw = NULL
 
 
-_transaction = msgspec.json.Decoder(TransactionBody)
+_transaction = msgspec.json.Decoder(_Strict)
 _body = msgspec.json.Decoder(_Body)
 _items = msgspec.json.Decoder(list[LooseItem])
 
@@ -129,14 +146,12 @@ def decode_transaction(body: bytes) -> list[Operation]:
     """The operations (at least one) of a transaction. Raises `BadRequest` that says which is wrong, and how."""
     check_utf8(body)
     try:
-        steps = _transaction.decode(body).operations
+        sent = _transaction.decode(body)
     except (msgspec.DecodeError, RecursionError):
         # With `data` for `payload`, an optional field of another type (which counts as absent), or a mistake.
         return _decode_loosely(body)
-    if not steps:
-        raise BadRequest("operations array cannot be empty")
     read: list[Operation] = []
-    for index, step in enumerate(steps):
+    for index, step in enumerate(sent.operations):
         where = f"operations[{index}]"
         if isinstance(step, PushStep):
             check_items(step.items, f"{where}.items")
@@ -159,18 +174,25 @@ def decode_transaction(body: bytes) -> list[Operation]:
         else:
             check_ref(step, f"{where}.")
             read.append(AckItemOperation(step))
+    return _with_riders(read, sent)
+
+
+def _with_riders(read: list[Operation], sent: _Strict | _Body) -> list[Operation]:
+    """The operations, and those on keys after them."""
+    if sent.kv != NULL:
+        read += map(KvRider, decode_riders(sent.kv))
+    if not sent.operations and not read:
+        raise BadRequest("operations array cannot be empty")
     return read
 
 
 def _decode_loosely(body: bytes) -> list[Operation]:
     try:
-        operations = _body.decode(body).operations
+        sent = _body.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _explain(body, error) from error
-    if not operations:
-        raise BadRequest("operations array cannot be empty")
     read: list[Operation] = []
-    for index, operation in enumerate(operations):
+    for index, operation in enumerate(sent.operations):
         where = f"operations[{index}]"
         if operation.type == "push":
             items = read_items(_push_items(operation, where, body), f"{where}.items", _EMPTY)
@@ -194,7 +216,7 @@ def _decode_loosely(body: bytes) -> list[Operation]:
             read.append(AckItemOperation(decode_item_ref(ref, where)))
         else:
             read.append(UnknownOperation(str(operation.type)))
-    return read
+    return _with_riders(read, sent)
 
 
 def _push_items(operation: _Operation, where: str, body: bytes) -> list[LooseItem]:

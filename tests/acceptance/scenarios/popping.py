@@ -121,7 +121,7 @@ async def acknowledging_an_unknown_message_is_refused(scene: Scene) -> None:
         await scene.queen.queue(queue).push([{"data": {}}])
         [message] = await scene.queen.queue(queue).wait(False).pop()
         answer = await scene.queen.ack({**message, "transactionId": "nobody"}, True)
-        assert answer == {"success": False, "error": "Message not found"}, answer
+        assert answer["success"] is False and answer["error"].startswith("Message not found"), answer
 
 
 @scenario()

@@ -7,6 +7,7 @@ from datetime import datetime
 
 import pytest
 
+from queen.broker.ack.rules import ALREADY_COMMITTED, UNRESOLVABLE
 from tests.support.api import Api, payloads
 from tests.support.database import Connection, dead_letters, expire_leases, make_queue
 
@@ -139,10 +140,10 @@ async def test_acks_of_what_does_not_exist_say_so_and_spare_their_neighbours(api
     wrong_lease = message | {"leaseId": "not a lease"}
     results = await api.ack([unknown, elsewhere, foreign, no_id, wrong_lease, message])
     assert [(result["success"], result["error"]) for result in results] == [
-        (False, "Message not found"),
-        (False, "Message not found"),
-        (False, "Message not found"),
-        (False, "Message not found"),
+        (False, UNRESOLVABLE),
+        (False, UNRESOLVABLE),
+        (False, UNRESOLVABLE),
+        (False, UNRESOLVABLE),
         (False, "Invalid or expired lease"),
         (True, None),
     ]
@@ -286,3 +287,54 @@ async def test_acks_of_many_partitions_sent_at_once_are_each_applied(api: Api) -
     while len(left) < 100:
         left += await api.pop("q", batch=1000, partitions=1000, wait=True, timeout=5000)
     assert {int(message["partition"]) % 2 for message in left} == {0}
+
+
+async def test_acks_below_the_cursor_say_so_and_failures_there_are_refused(api: Api) -> None:
+    await api.push("q", 1, 2, 3, 4)
+    messages = await api.pop("q", batch=4)
+    (middle,) = await api.ack([messages[1]])
+    assert middle["success"] and "noop" not in middle
+    for again in (messages[0], messages[1]):
+        (late,) = await api.ack([again])
+        assert (late["success"], late["noop"]) == (True, True)
+    for status in ("failed", "retry", "dlq"):
+        (refused,) = await api.ack([messages[0]], status)
+        assert (refused["success"], refused["error"]) == (False, ALREADY_COMMITTED)
+    # The lease is as it was.
+    assert all(result["success"] for result in await api.ack(messages[2:]))
+    (repeated,) = await api.ack([messages[3]])
+    assert (repeated["success"], repeated["noop"]) == (True, True)
+
+
+async def test_a_failure_that_becomes_a_dead_letter_frees_the_messages_after_it(api: Api) -> None:
+    await api.configure("q", retryLimit=0)
+    await api.push("q", 1, 2, 3)
+    messages = await api.pop("q", batch=3)
+    (failed,) = await api.ack([messages[0]], "failed")
+    assert (failed["dlq"], failed["leaseReleased"]) == (True, True)
+    again = await api.pop("q", batch=3)
+    assert payloads(again) == [2, 3]
+    # One that is given up on by its consumer takes no others with it.
+    (given_up,) = await api.ack([again[0]], "dlq")
+    assert (given_up["dlq"], given_up["leaseReleased"]) == (True, False)
+    assert (await api.ack([again[1]]))[0]["success"]
+
+
+async def test_a_pop_may_say_how_long_its_lease_lasts(api: Api, connection: Connection) -> None:
+    await api.configure("q", leaseTime=600)
+    await api.push("q", 1, partition="a")
+    await api.push("q", 1, partition="b")
+    for partition in ("a", "b"):
+        # A cursor that is new, and one that was there before.
+        for seconds in (30, 90):
+            messages = await api.pop("q", partition, leaseSeconds=seconds)
+            left = await connection.fetchval(
+                "SELECT extract(epoch FROM lease_until - lease_acquired_at)::float8 FROM queen.cursors c"
+                " JOIN queen.partitions p ON p.id = c.partition_id WHERE p.name = $1",
+                partition,
+            )
+            assert abs(left - seconds) < 1
+            await api.ack(messages, "retry")
+    (message,) = await api.pop("q", "a")
+    extended = await api.call("POST", f"/api/v1/lease/{message['leaseId']}/extend", {"seconds": 700})
+    assert (extended.body["success"], extended.body["renewed"]) == (True, 1)

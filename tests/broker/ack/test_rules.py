@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queen.broker.ack.rules import (
+    ALREADY_COMMITTED,
     INVALID_LEASE,
     NOT_APPLIED,
     Ack,
@@ -152,10 +153,27 @@ def test_an_ack_without_a_lease_id_that_reaches_the_end_of_the_lease_ends_it() -
     assert not run(LEASED, Ack(11, COMPLETED)).finished
 
 
-def test_a_failure_of_a_message_already_consumed_is_kept_as_a_dead_letter() -> None:
-    decision = run(LEASED, Ack(5, FAILED, "", "late"))
-    assert decision.dead == [(5, "late", 0)]
-    assert decision.cursor.committed == 10
+@pytest.mark.parametrize("status", [FAILED, RETRY, DLQ])
+@pytest.mark.parametrize("lease", ["", "L"])
+def test_a_failure_of_a_message_already_consumed_is_refused(status: AckStatus, lease: str) -> None:
+    decision = run(LEASED, Ack(5, status, lease, "late"))
+    assert (decision.outcomes[0].success, decision.outcomes[0].error) == (False, ALREADY_COMMITTED)
+    assert (decision.cursor, decision.dead, decision.released) == (LEASED, [], False)
+
+
+def test_a_completed_ack_says_whether_it_changed_anything() -> None:
+    decision = run(LEASED, Ack(9, COMPLETED, "L"), Ack(10, COMPLETED, "L"))
+    assert [(outcome.success, outcome.noop) for outcome in decision.outcomes] == [(True, True), (True, False)]
+
+
+def test_a_failure_that_is_given_up_on_ends_the_lease_as_one_that_is_retried_does() -> None:
+    decision = run(LEASED, Ack(10, FAILED, "L", "why"), retry_limit=0)
+    assert (decision.cursor.committed, decision.released, decision.finished) == (11, True, False)
+    assert decision.outcomes[0].released
+
+
+def test_in_a_transaction_a_failure_of_a_message_already_consumed_is_an_error() -> None:
+    assert decide_in_transaction(LEASED, [Ack(5, FAILED, "L")]).outcomes[0].error == ALREADY_COMMITTED
 
 
 def test_in_a_transaction_a_failure_is_final() -> None:

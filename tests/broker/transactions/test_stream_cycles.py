@@ -524,3 +524,29 @@ async def test_a_cycle_over_a_thousand_messages_takes_milliseconds(api: Api) -> 
         took.append(time.perf_counter() - begun)
         assert done["success"] is True
     assert sorted(took)[len(took) // 2] < 0.25, took
+
+
+async def test_a_deleted_query_is_forgotten_with_its_state_and_its_cycles_are_refused(
+    start_server: StartServer, connection: Connection
+) -> None:
+    deleting, other = await start_server(), await start_server()
+    query, kept = await query_id(deleting), await query_id(deleting, "kept")
+    messages = await popped(deleting, 2)
+    partition = messages[0]["partitionId"]
+    written = [{"type": "upsert", "key": "k", "value": 1}]
+    for each in (query, kept):
+        assert (await cycle(other, each, partition, state_ops=written))["success"]
+    answer = await deleting.call("DELETE", "/streams/v1/queries/q")
+    assert (answer.status, answer.body) == (200, {"success": True, "name": "q", "state_rows": 1})
+    # Another worker knows the query still.
+    for fields in ({}, {"config_hash": "h1"}):
+        refused = await cycle(other, query, partition, state_ops=written, ack=ack(messages), **fields)
+        assert not refused["success"]
+        assert "deleted" in refused["error"] or "not found" in refused["error"].lower()
+    assert await connection.fetchval("SELECT count(*) FROM queen.stream_state") == 1
+    assert await state(deleting, kept, partition) == {"k": 1}
+    assert (await deleting.call("DELETE", "/streams/v1/queries/q")).status == 404
+    again = await register(other, config_hash="h2")
+    assert again.status == 200
+    assert again.body["fresh"]
+    assert again.body["query_id"] != query

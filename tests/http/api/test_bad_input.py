@@ -77,7 +77,7 @@ _PUSH_ITEM_FAULTS = {
 _ACK = '"transactionId": "t", "partitionId": "PARTITION", "leaseId": "LEASE"'
 _TRACE = '"transactionId": "MESSAGE", "partitionId": "PARTITION"'
 _CYCLE = f'"query_id": "{_NO_UUID}", "partition_id": "PARTITION"'
-_POP_NUMBERS = ("batch", "partitions", "timeout")
+_POP_NUMBERS = ("batch", "partitions", "timeout", "leaseSeconds")
 _PAGE = ("limit", "offset")
 _BAD_TIMES = {f"{key}={text}": key for key in ("from", "to") for text in _TIMES}
 _BAD_RANGES = _BAD_TIMES | {"from=2026-02-01&to=2026-01-01": "must be before", "from=9999-12-31": "must be before"}
@@ -362,6 +362,11 @@ _SURFACES: dict[str, Surface] = {
             "{}": "operations array",
             '{"operations": {}}': "operations array",
             '{"operations": []}': "operations array",
+            '{"operations": [], "kv": []}': "operations array",
+            '{"operations": [], "kv": {}}': "kv",
+            '{"operations": [], "kv": [{"op": "get", "ns": "a b", "key": "k"}]}': "kv[0].ns",
+            '{"operations": [], "kv": [{"op": "getPrefix", "ns": "n", "prefix": "k"}]}': "kv[0]",
+            '{"operations": [], "locks": []}': "unknown field 'locks'",
             '{"operations": [1]}': "operations[0]",
             '{"operations": [{"type": "push"}]}': "operations[0].items",
             '{"operations": [{"type": "push", "items": 1}]}': "operations[0].items",
@@ -429,7 +434,7 @@ _SURFACES: dict[str, Surface] = {
     "POST /api/v1/resources/queues/{queue}/resume": Surface(unknown={"queue": 404}),
     "GET /api/v1/resources/queues": Surface(numbers=_PAGE, names=("namespace", "task")),
     "GET /api/v1/resources/queues/{queue}": Surface(unknown={"queue": 404}),
-    "GET /api/v1/resources/queues/{queue}/depth": Surface(unknown={"queue": 404}),
+    "GET /api/v1/resources/queues/{queue}/depth": Surface(unknown={"queue": 404}, names=("group",)),
     "GET /api/v1/system/settings": Surface(),
     "GET /api/v1/system/connections": Surface(),
     "GET /api/v1/live": Surface(),
@@ -437,8 +442,11 @@ _SURFACES: dict[str, Surface] = {
     "GET /api/v1/shards": Surface(),
     "GET /api/v1/streams": Surface(),
     "GET /streams/v1/queries": Surface(),
+    "DELETE /streams/v1/queries/{stream}": Surface(unknown={"stream": 404}),
     "GET /api/v1/audit": Surface(numbers=("limit",), words=("actor", "action")),
     "GET /api/v1/pipelines": Surface(),
+    "GET /api/v1/pipeline-declarations": Surface(),
+    "DELETE /api/v1/pipeline-declarations/{pipeline}": Surface(unknown={"pipeline": 404}),
     "GET /api/v1/topics/namespaces": Surface(),
     "GET /api/v1/resources/partitions": Surface(numbers=_PAGE, names=("queue",)),
     "GET /api/v1/resources/namespaces": Surface(),
@@ -535,6 +543,63 @@ _SURFACES: dict[str, Surface] = {
         unknown={"group": 404, "queue": 404, "partition": 404},
         refused={'{"leaseId": 1}': "leaseId"},
     ),
+    "POST /api/v1/fetch": Surface(
+        reads_body=True,
+        refused={
+            "{}": "entries is required",
+            '{"entries": {}}': "entries",
+            '{"entries": [1]}': "entries",
+            '{"entries": [{}]}': "queue is required",
+            f'{{"entries": [{{"queue": "{_LONG}"}}]}}': "entries[0].queue",
+            r'{"entries": [{"queue": "q"}, {"queue": "a\u0000b"}]}': "entries[1].queue",
+            '{"entries": [{"queue": "q", "partition": ""}]}': "entries[0].partition",
+            '{"entries": [{"queue": "q", "offset": -1}]}': "offset",
+            '{"entries": [{"queue": "q", "offset": 9223372036854775808}]}': "offset",
+            '{"entries": [{"queue": "q", "maxBytes": 0}]}': "maxBytes",
+            '{"entries": [{"queue": "q", "max": 1}]}': "unknown field 'max'",
+            '{"entries": [' + ",".join(['{"queue": "q"}'] * 1025) + "]}": "at most 1024 entries",
+        },
+    ),
+    "POST /api/v1/partitions/changed": Surface(
+        reads_body=True,
+        refused={
+            "{}": "entries is required",
+            '{"entries": [{}]}': "queue is required",
+            '{"entries": [{"queue": ""}]}': "entries[0].queue",
+            '{"entries": [{"queue": "q", "since": "yesterday"}]}': "since",
+            '{"entries": [{"queue": "q", "after": "x"}]}': "entries[0].after",
+            f'{{"entries": [{{"queue": "q", "after": "{"9" * 30}"}}]}}': "entries[0].after",
+            '{"entries": [{"queue": "q", "limit": 0}]}': "limit",
+        },
+    ),
+    "POST /api/v1/kv": Surface(
+        reads_body=True,
+        refused={
+            "{}": "operations is required",
+            '{"operations": {}}': "operations",
+            '{"operations": [1]}': "operations[0]",
+            '{"operations": [{}]}': "op",
+            '{"operations": [{"op": "burn", "ns": "n", "key": "k"}]}': "op",
+            '{"operations": [{"op": "get", "key": "k"}]}': "ns is required",
+            '{"operations": [{"op": "get", "ns": "a b", "key": "k"}]}': "operations[0].ns",
+            '{"operations": [{"op": "get", "ns": "n", "key": ""}]}': "operations[0].key",
+            r'{"operations": [{"op": "get", "ns": "n", "key": "a\u0000"}]}': "operations[0].key",
+            f'{{"operations": [{{"op": "get", "ns": "n", "key": "{"x" * 513}"}}]}}': "operations[0].key",
+            '{"operations": [{"op": "get", "ns": "n", "keys": ["k"]}]}': "keys",
+            '{"operations": [{"op": "getMany", "ns": "n", "keys": [""]}]}': "operations[0].keys[0]",
+            '{"operations": [{"op": "getPrefix", "ns": "n", "prefix": ""}]}': "operations[0].prefix",
+            '{"operations": [{"op": "put", "ns": "n", "key": "k", "ttlSeconds": 1}]}': "value is required",
+            '{"operations": [{"op": "put", "ns": "n", "key": "k", "value": 1}]}': "ttlSeconds and forever",
+            '{"operations": [{"op": "put", "ns": "n", "key": "k", "value": 1, "ttlSeconds": 1, "forever": true}]}': (
+                "ttlSeconds and forever"
+            ),
+            '{"operations": [{"op": "put", "ns": "n", "key": "k", "value": 1, "ttlSeconds": 0}]}': "ttlSeconds",
+            '{"operations": [{"op": "delete", "ns": "n", "key": "k", "expect": null}]}': "expect",
+            '{"operations": [{"op": "check", "ns": "n", "key": "k"}]}': "expect is required",
+            '{"operations": [{"op": "incr", "ns": "n", "key": "k", "delta": "1", "forever": true}]}': "delta",
+            '{"operations": [{"op": "incr", "ns": "n", "key": "k", "delta": 1e30, "forever": true}]}': "delta",
+        },
+    ),
     "GET /api/v1/read/{queue}": Surface(unknown={"queue": 404}, refused_query={f"at={text}": "at" for text in _TIMES}),
     "GET /api/v1/read/{queue}/partition/{partition}": Surface(
         unknown={"queue": 404, "partition": 404}, numbers=("from", "to")
@@ -621,6 +686,19 @@ _SURFACES: dict[str, Surface] = {
         },
     ),
     "GET /api/v1/shards/moves": Surface(),
+    "PUT /api/v1/pipeline-declarations": Surface(
+        reads_body=True,
+        refused={
+            "{}": "name",
+            '{"name": "", "declaration": {"sources": {}, "sinks": {}}}': "name",
+            f'{{"name": "{_LONG}", "declaration": {{"sources": {{}}, "sinks": {{}}}}}}': "name",
+            '{"name": "n"}': "declaration",
+            '{"name": "n", "declaration": {"sources": []}}': "sources",
+            '{"name": "n", "declaration": {"sources": {"a": 1}, "sinks": {}}}': "sources",
+            '{"name": "n", "declaration": {"sources": {}, "sinks": {}, "sinkz": {}}}': "sinkz",
+            '{"name": "n", "declaration": {"sources": {}, "sinks": {}, "trigger": 1}}': "trigger",
+        },
+    ),
     "POST /api/v1/pipelines/replay": Surface(
         reads_body=True,
         refused={

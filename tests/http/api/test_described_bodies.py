@@ -142,7 +142,7 @@ def test_a_good_transaction_is_allowed_by_its_schema_and_taken(accepts: Accepts,
         (PushBody, decode_push, {"items": [{"queue": "q", "payloads": 1}]}),
         (SingleAck, decode_ack, {"transactionId": "t", "partitionId": UUID, "lease": UUID}),
         (AckBatch, decode_ack_batch, {"acknowledgments": [{"transactionId": "t", "partitionId": UUID, "group": "g"}]}),
-        (TransactionBody, decode_transaction, {"operations": [{"type": "push", "items": []}], "kv": []}),
+        (TransactionBody, decode_transaction, {"operations": [{"type": "push", "items": []}], "locks": []}),
     ],
 )
 def test_an_unknown_field_is_refused_by_schema_and_decoder(

@@ -50,7 +50,7 @@ async def test_every_route_refuses_an_unknown_field_of_its_body(api: Api) -> Non
             {"acknowledgments": [{"transactionId": "t", "partitionId": "p", "leaseID": "l"}]},
             "unknown field 'leaseID' (at acknowledgments[0]); did you mean 'leaseId'?",
         ),
-        ("/api/v1/transaction", {"operations": [{"type": "push", "items": []}], "kv": []}, "unknown field 'kv'"),
+        ("/api/v1/transaction", {"operations": [{"type": "push", "items": []}], "locks": []}, "unknown field 'locks'"),
         (
             "/api/v1/transaction",
             {"operations": [{"type": "push", "items": [], "timers": []}]},

@@ -61,6 +61,7 @@ CLOSED_TO_LIMITED = {
     "GET /api/v1/consumer-groups/{group}",
     "GET /api/v1/events",
     "GET /api/v1/live",
+    "GET /api/v1/pipeline-declarations",
     "GET /api/v1/pipelines",
     "GET /api/v1/resources/namespaces",
     "GET /api/v1/resources/overview",
@@ -92,6 +93,9 @@ CLOSED_TO_LIMITED = {
     "POST /api/v1/system/maintenance/pop",
     "POST /internal/api/events",
     "POST /internal/api/notify",
+    "DELETE /api/v1/pipeline-declarations/{pipeline}",
+    "DELETE /streams/v1/queries/{stream}",
+    "PUT /api/v1/pipeline-declarations",
 }
 # Served, although what it is about may be gone by then, or (409, 426) is not for ordinary clients.
 SERVED = (200, 201, 204, 404, 409, 426)
@@ -288,6 +292,7 @@ async def test_a_token_for_some_groups_learns_of_no_other(
 CHANGES_WITHOUT_GROUPS = {
     "DELETE /api/v1/messages/{partition}/{transaction}",
     "POST /api/v1/configure",
+    "POST /api/v1/kv",
     "POST /api/v1/lease/{lease}/extend",
     "POST /api/v1/push",
     "POST /api/v1/stages",

@@ -55,6 +55,7 @@ class Tenant:
         await self._trace().send(api)
         registered = await self._register().send(api)
         self._stream = registered.body["query_id"]
+        assert (await self._pipeline().send(api)).status == 200
         assert (await self._stage().send(api)).status == 201
         await topics.configure(self.topic, self.name, max_retries=0, lease_seconds=600)
         await topics.enqueue(*(item(number, self.topic, self.name) for number in range(4)))
@@ -68,6 +69,8 @@ class Tenant:
             "transaction": self._leased["transactionId"],
             "lease": self._leased["leaseId"],
             "name": f"{self.name}-trace",
+            "stream": f"{self.name}-stream",
+            "pipeline": f"{self.name}-pipeline",
         }
 
     def ask(self, route: Route) -> Asked:
@@ -91,6 +94,7 @@ class Tenant:
             "GET /api/v1/pop/queue/{queue}/partition/{partition}": {"consumerGroup": f"{self.group}-4"},
             "GET /api/v1/resources/queues": {"namespace": self.name},
             "GET /api/v1/resources/partitions": queue,
+            "GET /api/v1/resources/queues/{queue}/depth": {"group": self.group},
             "GET /api/v1/status/queues": {"namespace": self.name},
             "GET /api/v1/messages": queue,
             "GET /api/v1/messages/search": queue,
@@ -126,6 +130,11 @@ class Tenant:
                 "operations": [{"type": "push", "items": [{"queue": self.queue, "payload": 1}]}]
             },
             "POST /api/v1/lease/{lease}/extend": {"seconds": 900},
+            "POST /api/v1/fetch": {"entries": [{"queue": self.queue}]},
+            "POST /api/v1/partitions/changed": {"entries": [{"queue": self.queue}]},
+            "POST /api/v1/kv": {
+                "operations": [{"op": "put", "ns": self.queue, "key": "k", "value": 1, "ttlSeconds": 60}]
+            },
             "POST /api/v1/configure": {"queue": self.queue, "namespace": self.name, "options": {"leaseTime": 900}},
             "POST /api/v1/consumer-groups/{group}/subscription": {"subscriptionTimestamp": SINCE},
             "POST /api/v1/consumer-groups/{group}/queues/{queue}/seek": {"toEnd": True},
@@ -176,6 +185,7 @@ class Tenant:
             "POST /internal/api/notify": {"queue": self.queue},
             "POST /api/v1/shards/move": {"queue": self.queue, "to": 0},
             "POST /api/v1/pipelines/replay": {"archive": "/nowhere"},
+            "PUT /api/v1/pipeline-declarations": self._pipeline(trigger="5 seconds").body,
         }
 
     def _message(self) -> dict[str, Any]:
@@ -204,6 +214,11 @@ class Tenant:
             "reset": reset,
         }
         return Asked("POST", "/streams/v1/queries", body=body)
+
+    def _pipeline(self, trigger: str = "1 second") -> Asked:
+        sections = {"sources": {"in": {"queue": "in"}}, "sinks": {"out": {"from": "in", "queue": "out"}}}
+        body = {"name": f"{self.name}-pipeline", "declaration": sections | {"trigger": trigger}}
+        return Asked("PUT", "/api/v1/pipeline-declarations", body=body)
 
     def _stage(self, batch: int = 1) -> Asked:
         items = [{"queue": self.queue, "payload": "staged"}]

@@ -12,7 +12,7 @@ import msgspec
 from queen.broker.ack.cursors import CursorKey, apply_decisions, lock_cursors
 from queen.broker.ack.fast_path import AckFastPath, AckRequest, complete_leases
 from queen.broker.ack.leases import LeaseBook, OnFreed
-from queen.broker.ack.rules import INVALID_LEASE, NOT_FOUND, Ack, AckStatus, Decision, Outcome, decide, parse_status
+from queen.broker.ack.rules import INVALID_LEASE, UNRESOLVABLE, Ack, AckStatus, Decision, Outcome, decide, parse_status
 from queen.broker.batcher import Batcher
 from queen.log.catalog import Catalog, Partition, Queue
 from queen.log.segments import leased_offsets, locate
@@ -142,7 +142,7 @@ class Acker:
             place, lease_id, status = places[item.partition_id], item.lease_id or "", statuses[item.status]
             one = _Pending(item, place[1] if place else 0, group_id, lease_id, status)
             if place is None or place[0] != self._catalog.shard:
-                one.outcome = Outcome(False, NOT_FOUND)
+                one.outcome = Outcome(False, UNRESOLVABLE)
             elif status is None:
                 one.outcome = Outcome(False, None)
             elif lease_id and not leases[lease_id]:
@@ -167,7 +167,7 @@ class Acker:
             for one in several:
                 one.offset = found.get(one.item.transaction_id, -1)
                 if one.offset < 0:
-                    one.outcome = Outcome(False, NOT_FOUND)
+                    one.outcome = Outcome(False, UNRESOLVABLE)
 
     def _find_in_book(self, one: _Pending) -> bool:
         if one.lease_id:
@@ -198,10 +198,12 @@ class Acker:
             self._link, [(key, several[0].lease_id, max(one.offset for one in several) + 1) for key, several in whole]
         )
         freed = []
-        for position, (released, available) in done.items():
+        for position, (released, available, committed) in done.items():
             key, several = whole[position]
+            # A cursor that is beyond all of them was so before.
+            noop = committed > max(one.offset for one in several) + 1
             for one in several:
-                one.outcome = Outcome(True, released=released)
+                one.outcome = Outcome(True, released=released, noop=noop)
             if released:
                 self._leases.finish(several[0].lease_id, key[0])
                 partition = partitions.get(key[0])
@@ -217,7 +219,7 @@ class Acker:
         """Failures, retries, dead letters, acks without a lease, late acks: decided with the cursors locked."""
         for key in [key for key in slow if key[0] not in partitions]:
             for one in slow.pop(key):
-                one.outcome = Outcome(False, NOT_FOUND)
+                one.outcome = Outcome(False, UNRESOLVABLE)
         queues = {key: await self._catalog.queue_of(partitions[key[0]]) for key in slow}
         single = {id(item) for request in batch if not request.batch for item in request.items}
         decisions: dict[CursorKey, Decision] = {}
@@ -227,7 +229,7 @@ class Acker:
             for key in [key for key in slow if key not in cursors]:
                 # The group or the partition was deleted, and this worker has not been notified yet.
                 for one in slow.pop(key):
-                    one.outcome = Outcome(False, INVALID_LEASE if one.lease_id else NOT_FOUND)
+                    one.outcome = Outcome(False, INVALID_LEASE if one.lease_id else UNRESOLVABLE)
             for key, several in slow.items():
                 acks = [
                     Ack(one.offset, one.status or AckStatus.COMPLETED, one.lease_id, _error_text(one.item, single))
@@ -271,7 +273,7 @@ def _render(pending: list[_Pending], partitions: dict[int, Partition]) -> bytes:
                 _encode(partition.name if partition else None),
             )
         out.append(
-            b'{"index":%d,"transactionId":%b,"success":%b,"error":%b,%b,"leaseReleased":%b,"dlq":%b}'
+            b'{"index":%d,"transactionId":%b,"success":%b,"error":%b,%b,"leaseReleased":%b,"dlq":%b%b}'
             % (
                 index,
                 _encode(one.item.transaction_id),
@@ -280,6 +282,7 @@ def _render(pending: list[_Pending], partitions: dict[int, Partition]) -> bytes:
                 where,
                 b"true" if outcome.released else b"false",
                 b"true" if outcome.dlq else b"false",
+                b',"noop":true' if outcome.noop else b"",
             )
         )
     return b"[" + b",".join(out) + b"]"

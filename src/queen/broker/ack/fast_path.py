@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from queen.broker.ack.cursors import CursorKey
-from queen.broker.ack.leases import LeaseBook, OnFreed
+from queen.broker.ack.leases import Lease, LeaseBook, OnFreed
 from queen.log.catalog import Catalog, Partition
 from queen.metrics.meter import Meter, clock
 from queen.storage.database import Fetcher
@@ -42,15 +42,22 @@ class _Whole:
 
     partition: Partition
     lease_id: str
+    lease: Lease
     upto: int
-    requests: list[AckRequest]
+    requests: list[tuple[AckRequest, int]]
+    """Each with how far it acks."""
 
 
-async def complete_leases(fetcher: Fetcher, acks: Sequence[tuple[CursorKey, str, int]]) -> dict[int, tuple[bool, int]]:
-    """Ack (cursor, lease id, up to which offset), in order of the cursors.
+class Acked(NamedTuple):
+    """A live lease that was acked: whether that ended it, how many messages wait, and where its cursor is now."""
 
-    Returns for those whose lease is live, by position: whether it has ended by it, and how many messages wait.
-    """
+    released: bool
+    available: int
+    committed: int
+
+
+async def complete_leases(fetcher: Fetcher, acks: Sequence[tuple[CursorKey, str, int]]) -> dict[int, Acked]:
+    """Ack (cursor, lease id, up to which offset), in order of the cursors. Those whose lease is live, by position."""
     rows = await fetcher.fetch(
         "ack",
         [key[0] for key, _, _ in acks],
@@ -58,7 +65,7 @@ async def complete_leases(fetcher: Fetcher, acks: Sequence[tuple[CursorKey, str,
         [lease_id for _, lease_id, _ in acks],
         [upto for _, _, upto in acks],
     )
-    return {row["slot"] - 1: (row["released"], row["available"]) for row in rows}
+    return {row["slot"] - 1: Acked(row["released"], row["available"], row["committed"]) for row in rows}
 
 
 class AckFastPath:
@@ -83,16 +90,19 @@ class AckFastPath:
             whole = found[key]
             outcome = done.get(position)
             if outcome is None:
-                rest += whole.requests
+                rest += [request for request, _ in whole.requests]
                 continue
-            released, available = outcome
+            released, available, committed = outcome
+            lease, before = whole.lease, committed
+            if committed == whole.upto:
+                before, lease.acked = lease.acked, committed
             if released:
                 self._leases.finish(whole.lease_id, key[0])
                 freed.append((whole.partition.queue_id, *key, available))
-            for request in whole.requests:
+            for request, upto in whole.requests:
                 meter.acked(whole.partition.queue_name, len(request.items))
                 meter.ack_latency.observe(now - request.began)
-                request.resolve(_render(request.items, whole.partition, released))
+                request.resolve(_render(request.items, whole.partition, released, noop=upto <= before))
         self._on_freed(freed)
         return rest
 
@@ -111,7 +121,7 @@ class AckFastPath:
                     rest.append(request)
                     continue
                 other.upto = max(other.upto, whole.upto)
-                other.requests.append(request)
+                other.requests += whole.requests
         return found, rest
 
     def _recognise(self, request: AckRequest) -> tuple[CursorKey, _Whole] | None:
@@ -135,14 +145,15 @@ class AckFastPath:
             upto = max([offsets[item.transaction_id] for item in items]) + 1
         except KeyError:
             return None
-        return (place[1], group_id), _Whole(partition, lease_id, upto, [request])
+        return (place[1], group_id), _Whole(partition, lease_id, lease, upto, [(request, upto)])
 
 
-def _render(items: Sequence[AckItem], partition: Partition, released: bool) -> bytes:
-    tail = b',"success":true,"error":null,"queueName":%b,"partitionName":%b,"leaseReleased":%b,"dlq":false}' % (
+def _render(items: Sequence[AckItem], partition: Partition, released: bool, *, noop: bool) -> bytes:
+    tail = b',"success":true,"error":null,"queueName":%b,"partitionName":%b,"leaseReleased":%b,"dlq":false%b}' % (
         _encode(partition.queue_name),
         _encode(partition.name),
         b"true" if released else b"false",
+        b',"noop":true' if noop else b"",
     )
     lines = [
         b'{"index":%d,"transactionId":%b%b' % (i, _encode(item.transaction_id), tail) for i, item in enumerate(items)

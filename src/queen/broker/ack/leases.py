@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from queen.broker.batcher import Batcher, fail_request
 from queen.errors import NotFound
@@ -27,7 +27,7 @@ OnFreed: TypeAlias = Callable[[Sequence[tuple[int, int, int, int]]], None]
 class Lease:
     """One partition's span of one delivery."""
 
-    __slots__ = ("_offsets", "_slices", "count", "group_id", "nbytes", "partition_id")
+    __slots__ = ("_offsets", "_slices", "acked", "count", "group_id", "nbytes", "partition_id")
 
     def __init__(self, partition_id: int, group_id: int, start: int, end: int, segments: Sequence[Segment]) -> None:
         self.partition_id = partition_id
@@ -45,6 +45,8 @@ class Lease:
         ]
         self.nbytes = sum([len(column) for column, _, _, _ in self._slices])
         self._offsets: dict[str, int] | None = None
+        self.acked = 0
+        """Up to which offset acknowledgments that came to this worker have consumed."""
 
     def offsets(self) -> dict[str, int]:
         """Offset of each transaction id in the span."""
@@ -100,7 +102,14 @@ class LeaseBook:
 class Renewal:
     lease_id: str
     seconds: float
-    answer: asyncio.Future[datetime]
+    answer: asyncio.Future[Renewed]
+
+
+class Renewed(NamedTuple):
+    """A lease that was renewed: the earliest time at which it now ends, and of how many partitions."""
+
+    until: datetime
+    partitions: int
 
 
 class Renewer:
@@ -110,8 +119,8 @@ class Renewer:
         self._link: Link = database.link()
         self.batcher: Batcher[Renewal] = Batcher(self._run, limit=500)
 
-    def renew(self, lease_id: str, seconds: float) -> asyncio.Future[datetime]:
-        """The future gives the earliest time at which the lease now ends; `NotFound` when it is not live."""
+    def renew(self, lease_id: str, seconds: float) -> asyncio.Future[Renewed]:
+        """The future raises `NotFound` when the lease is not live."""
         renewal = Renewal(lease_id, seconds, asyncio.get_running_loop().create_future())
         self.batcher.submit(renewal)
         return renewal.answer
@@ -129,7 +138,7 @@ class Renewer:
                 held = [row["partition_id"] for row in found]
             rows += [(id, renewal) for id in held]
         rows.sort(key=lambda row: row[0])
-        ends: dict[int, datetime] = {}
+        ends: dict[int, Renewed] = {}
         if rows:
             renewed = await self._link.fetch(
                 "renew",
@@ -138,8 +147,9 @@ class Renewer:
                 [renewal.seconds for _, renewal in rows],
             )
             for row in renewed:
-                key = id(rows[row["slot"] - 1][1])
-                ends[key] = min(ends.get(key, row["lease_until"]), row["lease_until"])
+                key, until = id(rows[row["slot"] - 1][1]), row["lease_until"]
+                before = ends.get(key)
+                ends[key] = Renewed(min(before.until, until), before.partitions + 1) if before else Renewed(until, 1)
         for renewal in batch:
             end = ends.get(id(renewal))
             if end is None:

@@ -31,6 +31,8 @@ def parse_status(text: str) -> AckStatus | None:
 
 INVALID_LEASE = "Invalid or expired lease"
 NOT_FOUND = "Message not found"
+UNRESOLVABLE = f"{NOT_FOUND}: the transactionId is unresolvable in this partition"
+ALREADY_COMMITTED = "Message already committed: the group has consumed it, so it cannot be failed or retried"
 NOT_APPLIED = "Not applied: an earlier message of the batch failed and is redelivered first"
 
 
@@ -64,6 +66,8 @@ class Outcome:
     error: str | None = None
     released: bool = False
     dlq: bool = False
+    noop: bool = False
+    """It was consumed before, so the acknowledgment changed nothing."""
 
 
 @dataclass(slots=True)
@@ -93,18 +97,23 @@ def decide(cursor: Cursor, acks: Sequence[Ack], *, retry_limit: int, retry_delay
             decision.outcomes[index] = _after_failure(ack)
         elif ack.status is AckStatus.COMPLETED:
             _consume(decision, ack.offset, completed=True)
-            decision.outcomes[index] = Outcome(True)
+            decision.outcomes[index] = Outcome(True, noop=ack.offset < cursor.committed)
+        elif ack.offset < cursor.committed:
+            decision.outcomes[index] = Outcome(False, ALREADY_COMMITTED)
         elif ack.status is AckStatus.RETRY:
             stopped = True
             _release(decision)
             decision.outcomes[index] = Outcome(True)
-        elif ack.status is AckStatus.FAILED and may_retry and ack.offset >= cursor.committed:
+        elif ack.status is AckStatus.FAILED and may_retry:
             stopped = True
             _retry(decision, retry_delay)
             decision.outcomes[index] = Outcome(True)
         else:
             decision.dead.append((ack.offset, ack.error, cursor.attempts))
             _consume(decision, ack.offset, completed=False)
+            if ack.status is AckStatus.FAILED:
+                # As where it is retried: the consumer gives up the rest of the batch, which is delivered again.
+                _release(decision)
             decision.outcomes[index] = Outcome(True, dlq=True)
     for outcome in decision.outcomes:
         outcome.released = decision.released if outcome.success else False
@@ -121,6 +130,8 @@ def decide_in_transaction(cursor: Cursor, acks: Sequence[Ack]) -> Decision:
         elif ack.status is AckStatus.COMPLETED:
             _consume(decision, ack.offset, completed=True, reset=False)
             decision.outcomes[index] = Outcome(True)
+        elif ack.offset < cursor.committed:
+            decision.outcomes[index] = Outcome(False, ALREADY_COMMITTED)
         elif ack.status in (AckStatus.FAILED, AckStatus.DLQ):
             decision.dead.append((ack.offset, ack.error or "Unknown error", 0))
             _consume(decision, ack.offset, completed=False)
@@ -169,7 +180,7 @@ def _holds(cursor: Cursor, ack: Ack) -> bool:
 def _late(cursor: Cursor, ack: Ack) -> Outcome:
     """An ack that repeats what a finished lease already did is no error: its first answer may have been lost."""
     if ack.status is AckStatus.COMPLETED and cursor.finished_lease_id == ack.lease_id and ack.offset < cursor.committed:
-        return Outcome(True, released=True)
+        return Outcome(True, released=True, noop=True)
     return Outcome(False, INVALID_LEASE)
 
 

@@ -56,6 +56,16 @@ class DroppedPartitions:
         return False
 
 
+class ExpiredKeys:
+    """Removes keys that have expired, `batch` at a time; nobody sees them before."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+
+    async def run(self, session: Session) -> bool:
+        return len(await session.fetch("kv_expire", self._batch)) == self._batch
+
+
 class PartitionSweep:
     """Checks all partitions once a day, a bounded number in each run, continuing where the last run ended.
 

@@ -10,6 +10,7 @@ from queen.broker.change_log import KEPT_SECONDS
 from queen.broker.events import EventKind
 from queen.broker.maintenance.cleanup import (
     DroppedPartitions,
+    ExpiredKeys,
     OldMetrics,
     OldRows,
     PartitionSweep,
@@ -29,6 +30,7 @@ from queen.storage.database import BUSY_ERRORS, AdvisoryLock, Database
 log = logging.getLogger(__name__)
 
 _DROPPED_INTERVAL = 60.0
+_KEYS_INTERVAL = 30.0
 _REWRITE_INTERVAL = 5.0
 _CHANGES_INTERVAL = 60.0
 _HISTORY_DAYS = 90
@@ -57,6 +59,7 @@ def cleaning_jobs(settings: Settings, publish: Publish, push_listener: PushListe
             Eviction(Trimmer(settings.eviction_batch_size, push_listener)).run,
         ),
         Job("partition sweep", retention_seconds, PartitionSweep(batch, settings.partition_cleanup_days, publish).run),
+        Job("expired keys", _KEYS_INTERVAL, ExpiredKeys(batch).run),
         Job("old history", retention_seconds, OldRows("remove_old_history", _HISTORY_DAYS, batch).run),
         Job(
             "old audit",

@@ -160,7 +160,7 @@ class Claimer:
             [claim.lane.group_id for claim in claims],
             [claim.want for claim in claims],
             [claim.lease_id or None for claim in claims],
-            [float(queue.lease_seconds) if queue else 60.0 for queue in options],
+            [_lease_seconds(claim, queue) for claim, queue in zip(claims, options, strict=True)],
             [claim.auto_ack for claim in claims],
             [float(queue.window_buffer) if queue else 0.0 for queue in options],
         )
@@ -226,7 +226,7 @@ class Claimer:
         first = rows[0]
         claim.start, claim.end = first["lease_start"], first["lease_end"]
         claim.left = first["next_offset"] - claim.end
-        claim.hold_for = 0.0 if claim.auto_ack else await self._lease_seconds(claim)
+        claim.hold_for = 0.0 if claim.auto_ack else _lease_seconds(claim, await self._queue(claim.lane))
         claim.undue = False
         if first["base_offset"] is None:
             held = self._cache.get(claim.partition_id, claim.start, claim.end)
@@ -262,10 +262,6 @@ class Claimer:
                 break
             self._room -= _weight(segment, claim.start, claim.end)
         claim.segments = held
-
-    async def _lease_seconds(self, claim: Claim) -> float:
-        queue = await self._queue(claim.lane)
-        return float(queue.lease_seconds if queue else 60)
 
     async def _give_back(self, claims: list[Claim]) -> None:
         """Undo claims that cannot be delivered, so that nothing is skipped, and fail their pops."""
@@ -416,10 +412,12 @@ class Claimer:
             )
             delivered: list[tuple[int, datetime]] = []
             for segment in claim.segments:
-                first = max(0, start - segment.base_offset)
-                last = min(segment.count, end - segment.base_offset)
-                if last > first:
-                    delivered.append((segment.render(first, last, tail, out), segment.created_at))
+                base = segment.base_offset
+                if base >= end or base + segment.count <= start:
+                    # Of the segments that several pops share, each takes a few.
+                    continue
+                rendered = segment.render(max(0, start - base), min(segment.count, end - base), tail, out)
+                delivered.append((rendered, segment.created_at))
             self._meter.popped(claim.lane.queue_name, delivered, now, auto_ack=claim.auto_ack)
         if not out:
             return None
@@ -455,6 +453,10 @@ class Claimer:
 def _lock_order(claim: Claim) -> tuple[int, int]:
     """Cursors are always locked in this order, so two workers cannot wait for each other."""
     return claim.partition_id, claim.lane.group_id
+
+
+def _lease_seconds(claim: Claim, queue: Queue | None) -> float:
+    return float(claim.pops[0].request.lease_seconds or (queue.lease_seconds if queue else 60))
 
 
 def _weight(segment: Segment, start: int, end: int) -> int:

@@ -27,6 +27,8 @@ class PopRequest(msgspec.Struct, frozen=True, gc=False):
     timeout: float = 30.0
     subscription_mode: str = ""
     subscription_from: datetime | None = None
+    lease_seconds: int | None = None
+    """How long its lease lasts; None: as the queue says."""
 
     def waiting(self, seconds: float) -> PopRequest:
         """The same, waiting at most this long."""

@@ -60,7 +60,7 @@ class Contents(Protocol):
 
 
 class QueueContents:
-    """A queue with its partitions, messages, cursors, dead letters, traces, subscriptions and streaming state."""
+    """A queue with its partitions, messages, cursors, dead letters, traces, subscriptions, keys and streaming state."""
 
     def __init__(self, source: Connection, target: Connection, id: int, name: Name, on_copied: OnCopied) -> None:
         self._source = source
@@ -103,9 +103,11 @@ class QueueContents:
             ("traces", self._id, None),
             ("trace_names", self._id, None),
             ("stream_state", self._id, of_query),
+            ("kv", self._name, None),
         )
         for table, argument, change in tables:
             await transfer(source, target, move_id, table, argument, change=change)
+        await target.execute(sql("kv_raise_versions"), await source.fetchval(sql("kv_last_version")))
 
     async def remove(self, move_id: uuid.UUID) -> None:
         # The segments are many: they are removed after the queue is in use on the target.

@@ -7,14 +7,13 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 import asyncpg
 import msgspec
 from msgspec.structs import replace
 
-from queen.broker.ack.leases import HeldLease
+from queen.broker.ack.leases import HeldLease, Renewed
 from queen.broker.broker import Broker
 from queen.broker.pop.requests import Pop, PopRequest, unchanged
 from queen.broker.sharding.background import InboxForwarder, ShardSetup, SpoolForwarder
@@ -214,7 +213,7 @@ class ShardedRenewer:
         self._router = router
         self._brokers = brokers
 
-    def renew(self, lease_id: str, seconds: float) -> asyncio.Future[datetime]:
+    def renew(self, lease_id: str, seconds: float) -> asyncio.Future[Renewed]:
         return asyncio.ensure_future(
             self._router.on_shard_of_partition(
                 lease_partition(lease_id), lambda shard: self._brokers[shard].renewer.renew(lease_id, seconds)

@@ -174,13 +174,15 @@ class StreamCycles:
         written = sorted((key, operation.value) for key, operation in last.items() if operation.value is not None)
         if written:
             encrypt = context.queue is not None and context.queue.encryption_enabled
-            await transaction.fetch(
+            stored = await transaction.fetch(
                 "upsert_stream_state",
                 *place,
                 [key for key, _ in written],
                 [self._envelope.seal(bytes(value), encrypt=encrypt) for _, value in written],
                 [window_end(value) for _, value in written],
             )
+            if not stored:
+                raise TransactionRefused(f"Query not found: {cycle.query_id} was deleted; register it again")
 
     async def _save(self, transaction: Transaction, acked: _Acked | None, context: _CycleContext) -> int:
         if acked is None:
@@ -232,6 +234,8 @@ async def _check_unchanged(transaction: Transaction, cycle: Cycle, context: _Cyc
     if context.query is None or (cycle.config_hash is None and not expected):
         return
     rows = await transaction.fetch("stream_versions", context.query, context.partition.id, list(expected))
+    if not rows:
+        raise TransactionRefused(f"Query not found: {cycle.query_id} was deleted; register it again")
     if cycle.config_hash is not None and rows[0]["config_hash"] != cycle.config_hash:
         raise TransactionRefused("config_hash mismatch: the query was registered again with other operators")
     versions = {row["key"]: row["version"] for row in rows}

@@ -38,7 +38,7 @@ class StreamQueries:
         self._database = database
         self._catalog = catalog
         self._envelope = envelope
-        # A query keeps its ids for good.
+        # A query keeps its ids as long as it is registered; of one that was deleted nothing can be written.
         self._ids: dict[str, int] = {}
 
     async def register(self, registration: Registration) -> RegisteredStream:
@@ -67,6 +67,17 @@ class StreamQueries:
             reset,
             [StreamPartition(partition_uuid(self._catalog.shard, row["id"]), row["name"]) for row in partitions],
         )
+
+    async def delete(self, name: str) -> int | None:
+        """Forget a query and its state, when the cycles under way have ended; rows of state, None: no such query."""
+        async with self._database.transaction() as transaction:
+            found = await transaction.fetch("lock_stream_query", name)
+            if not found:
+                return None
+            ((rows,),) = await transaction.fetch("wipe_stream_state", found[0]["id"])
+            await transaction.fetch("delete_stream_query", found[0]["id"])
+        self._ids.pop(found[0]["public_id"], None)
+        return int(rows)
 
     async def registered(self) -> list[StreamQuery]:
         """The queries, by name."""

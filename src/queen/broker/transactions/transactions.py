@@ -8,6 +8,7 @@ from queen.broker.ack.cursors import CursorKey, apply_decisions, lock_cursors
 from queen.broker.ack.leases import LeaseBook, OnFreed
 from queen.broker.ack.rules import INVALID_LEASE, NOT_FOUND, Ack, Cursor, Decision, decide_in_transaction, parse_status
 from queen.broker.push.pusher import NotStored, Pusher, StoredPush
+from queen.broker.state.key_values import KeyValues, PreconditionLost
 from queen.broker.topics.transaction_ops import TopicTransactionOps
 from queen.log.catalog import QUEUE_MODE, Catalog, Partition, Queue
 from queen.log.segments import leased_offsets, locate
@@ -18,17 +19,20 @@ from queen.wire.api.messages.messaging import (
     AckDone,
     AckItemDone,
     EnqueueDone,
+    KvDone,
     OperationResult,
     PushDone,
     TransactionResult,
 )
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource, is_uuid, parse_partition_uuid
+from queen.wire.kv import KvResult
 from queen.wire.segment import transaction_hash
 from queen.wire.transaction import (
     AckItemOperation,
     AckOperation,
     EnqueueOperation,
+    KvRider,
     Operation,
     PushOperation,
     UnknownOperation,
@@ -49,6 +53,7 @@ class Transactions:
         on_freed: OnFreed,
         meter: Meter,
         topics: TopicTransactionOps,
+        key_values: KeyValues,
     ) -> None:
         self._database = database
         self._catalog = catalog
@@ -59,6 +64,7 @@ class Transactions:
         self._on_freed = on_freed
         self._meter = meter
         self._topics = topics
+        self._key_values = key_values
 
     async def run(self, operations: Sequence[Operation], subject: str | None = None) -> TransactionResult:
         """Carry out all operations, or none; the answer says which, and why not."""
@@ -66,8 +72,13 @@ class Transactions:
         await self._topics.admit([one.item for one in operations if isinstance(one, EnqueueOperation)])
         try:
             result.results = await retry_transaction(lambda: self._run(operations, subject))
+        except PreconditionLost as lost:
+            kv = lost.result
+            result.reason, result.failed_index, result.kv_reason = "kv_precondition", kv.index, kv.reason
+            result.version, result.value = kv.version, kv.value
+            result.success, result.error = False, f"{lost}; the transaction was rolled back"
         except (TransactionRefused, NotStored) as refused:
-            result.success, result.error = False, str(refused)
+            result.success, result.error = False, f"{refused}; the transaction was rolled back"
         return result
 
     async def _run(self, operations: Sequence[Operation], subject: str | None) -> list[OperationResult]:
@@ -84,7 +95,11 @@ class Transactions:
         await self._pusher.prepare(items)
         refs = [operation.ref for operation in operations if isinstance(operation, AckItemOperation)]
         entries = [Entry(operation.item) for operation in operations if isinstance(operation, EnqueueOperation)]
+        riders = [operation.operation for operation in operations if isinstance(operation, KvRider)]
+        await self._key_values.prepare(riders)
         async with self._database.transaction() as transaction:
+            # First, because all who lock keys and cursors lock keys first.
+            kv = await self._key_values.run_in(transaction, riders, len(operations) - len(riders))
             decisions, outcomes, available = await self._ack(transaction, acks, places, partitions, queues)
             stored = await self._pusher.store_in(transaction, items, subject)
             await self._topics.ack_in(transaction, refs)
@@ -92,7 +107,7 @@ class Transactions:
         self._settle(decisions, available, partitions, stored)
         self._count(decisions, partitions, stored)
         self._topics.settle(enqueued)
-        return _results(operations, outcomes, stored, entries)
+        return [*_results(operations, outcomes, stored, entries), *map(_kv_done, kv)]
 
     async def _places(self, acks: Sequence[AckOperation]) -> list[CursorKey]:
         places = []
@@ -196,6 +211,10 @@ class Transactions:
             self._meter.acked(queue, len(decision.outcomes) - dead, dead, dead, requests=0)
             touched.add(queue)
         self._meter.transacted(touched)
+
+
+def _kv_done(result: KvResult) -> KvDone:
+    return KvDone(**{name: getattr(result, name) for name in result.__struct_fields__})
 
 
 def _results(

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from queen.cli.common.arguments import Yes
 from queen.cli.common.exits import ServerFailed
 from queen.cli.common.log import positions
 from queen.cli.common.output import Column
@@ -67,6 +68,22 @@ def register(
         raise ServerFailed(f"{error}; pass its own --hash, or --reset to drop its state") from error
     kind = "registered" if answer["fresh"] else "reset" if answer["reset"] else "found"
     session.out.done(f"{kind} {name} {answer['query_id']}", answer)
+
+
+@command(app, "delete", aliases=("rm",), example="queen stream delete hourly-totals --yes")
+def delete(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="The query.", metavar="NAME")],
+    yes: Yes = False,
+) -> None:
+    """Forget a query and the state that it keeps; its consumer group and the messages stay.
+
+    A query that runs meanwhile is refused its next cycle, and has to be registered again.
+    """
+    session = Session.of(ctx)
+    session.confirm(yes, f"deleting the streaming query {name} and its state")
+    answer = check_answer(session.admin.delete_stream(name))
+    session.out.done(f"deleted {name} rows={answer['state_rows']}", answer)
 
 
 @command(

@@ -24,6 +24,7 @@ from queen.cli.pipelines.run import (
     Token,
     connect,
     data_dir,
+    fetch_declared,
     print_json,
     run_shown,
     session,
@@ -50,7 +51,10 @@ _STOP_SECONDS = 60.0
 
 @pipeline.command()
 def run(
-    file: Annotated[Path, typer.Argument(help="The pipeline: a Python or YAML file.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="The pipeline: a Python or YAML file, or the name of one that `queen apply` declared."),
+    ],
     once: Annotated[bool, typer.Option(help="Process what is available now, and end.")] = False,
     fresh: Annotated[bool, typer.Option(help="Drop the checkpoints, and start from the beginning.")] = False,
     fail_on_data_loss: FailOnDataLoss = None,
@@ -76,8 +80,11 @@ def run(
     from queen.pipelines.loading import load
 
     require_spark()
-    declaration = load(file)
     directory = data_dir(data_directory)
+    connection = connect(server, token, database_url, directory)
+    if not file.suffix and not file.exists():
+        file = fetch_declared(str(file), connection, StateDirectory(directory))
+    declaration = load(file)
     options = RunOptions(
         file.absolute(),
         master,
@@ -85,7 +92,7 @@ def run(
         fresh=fresh,
         fail_on_data_loss=fail_on_data_loss,
     )
-    run_shown(declaration, connect(server, token, database_url, directory), StateDirectory(directory), options, conf)
+    run_shown(declaration, connection, StateDirectory(directory), options, conf)
 
 
 @pipeline.command()

@@ -75,6 +75,23 @@ def connect(server: str | None, token: str | None, database_url: str | None, dir
     )
 
 
+def fetch_declared(name: str, connection: Connection, states: StateDirectory) -> Path:
+    """The declaration that the server has under a name, as a file."""
+    import yaml
+
+    from queen.client.sync import QueenSync
+
+    with QueenSync(connection.server, bearer_token=connection.token) as queen:
+        declared = {one["name"]: one["declaration"] for one in queen.admin.list_pipeline_declarations()["declarations"]}
+    if name not in declared:
+        known = ", ".join(declared) or "none"
+        raise QueenError(f"there is no file {name}, and no pipeline of that name was declared; there are: {known}")
+    path = states.of(name) / "declared.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump({"pipeline": name, **declared[name]}, sort_keys=False, allow_unicode=True), "utf-8")
+    return path
+
+
 def session(name: str, master: str, conf: list[str] | None) -> SparkSession:
     """Raises `SparkMissing`."""
     from queen.pipelines.session import open_session

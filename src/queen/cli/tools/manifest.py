@@ -1,4 +1,4 @@
-"""`queen apply` and `queen export`: queues, groups, topics, quotas and write modes as a file describes them.
+"""`queen apply` and `queen export`: queues, groups, topics, quotas, write modes and pipelines as a file describes them.
 
 kind: Queue            kind: ConsumerGroup     kind: Topic               kind: Quota
 name: orders           name: billing           namespace: payments       namespace: payments
@@ -6,11 +6,15 @@ namespace: billing     queue: orders           name: refunds             perMinu
 paused: true           seek-to: beginning      config:
 config:                paused: false             max_retries: 5          kind: WriteMode …
   leaseTime: 60
+
+kind: Pipeline         and what its YAML file has besides: sources, steps, sinks, trigger, dead_letters
+name: leads
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -31,7 +35,7 @@ from queen.cli.common.session import Session, check_answer
 from queen.cli.common.times import BEGINNING_WORDS, END_WORDS, iso, parse_time
 from queen.cli.common.tree import command, group
 
-apply_app = group("Bring queues, groups, topics, quotas and write modes into the state a file describes.")
+apply_app = group("Bring queues, groups, topics, quotas, write modes and pipelines into the state a file describes.")
 export_app = group("Write the file that `queen apply` reads.")
 
 _FIELDS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
@@ -40,6 +44,7 @@ _FIELDS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "Topic": (("namespace", "name"), ("config", "paused")),
     "Quota": (("namespace", "perMinute"), ()),
     "WriteMode": (("namespace", "mode"), ()),
+    "Pipeline": (("name", "sources", "sinks"), ("steps", "trigger", "dead_letters")),
 }
 """Kinds of documents: the fields that they must have, and those that they may have."""
 
@@ -51,7 +56,7 @@ _PAUSES: Final[Mapping[str, tuple[str, str]]] = {
 """The calls that pause and resume what a document is about; they take the fields that it must have."""
 
 # Groups need their queues, and what is deleted may be needed by nothing that is made.
-_ORDER: Final = ("Queue", "ConsumerGroup", "Topic", "Quota", "WriteMode")
+_ORDER: Final = ("Queue", "ConsumerGroup", "Topic", "Quota", "WriteMode", "Pipeline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,7 @@ def apply(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Bring queues, groups, topics, quotas and write modes into the state a file describes.
+    """Bring queues, groups, topics, quotas, write modes and pipelines into the state a file describes.
 
     What the file does not say about a thing stays. Applied twice, the second time changes nothing.
     Exit code 4 when the file is empty.
@@ -178,6 +183,7 @@ def plan(session: Session, documents: Sequence[dict[str, Any]], *, prune: bool, 
         "Topic": lambda document: _plan_topic(session, state, document),
         "Quota": lambda document: _plan_quota(session, state, document),
         "WriteMode": lambda document: _plan_mode(session, state, document),
+        "Pipeline": lambda document: _plan_pipeline(session, state, document),
     }
     for kind in _ORDER:
         for document in documents:
@@ -197,6 +203,7 @@ class _State:
         self._session = session
         self._quotas: dict[str, Any] | None = None
         self._modes: dict[str, Any] | None = None
+        self._pipelines: dict[str, dict[str, Any]] | None = None
         self._topics: dict[str, dict[str, dict[str, Any]]] = {}
 
     @property
@@ -210,6 +217,13 @@ class _State:
         if self._modes is None:
             self._modes = self._session.admin.get_write_modes() or {}
         return self._modes
+
+    @property
+    def pipelines(self) -> dict[str, dict[str, Any]]:
+        if self._pipelines is None:
+            found = self._session.admin.list_pipeline_declarations()["declarations"]
+            self._pipelines = {one["name"]: one["declaration"] for one in found}
+        return self._pipelines
 
     def is_paused(self, document: Mapping[str, Any]) -> bool:
         """Whether the thing that a document is about exists and is paused."""
@@ -334,6 +348,30 @@ def _plan_mode(session: Session, state: _State, document: Mapping[str, Any]) -> 
     )
 
 
+def _plan_pipeline(session: Session, state: _State, document: Mapping[str, Any]) -> Change:
+    name, wanted = document["name"], _sections(document)
+    before = state.pipelines.get(name)
+    # As text, because the order of steps matters.
+    if before is not None and json.dumps(before) == json.dumps(wanted):
+        return Change("keep", "Pipeline", name)
+    keys = {**wanted, **(before or {})}
+    differences = {key: ((before or {}).get(key), wanted.get(key)) for key in keys}
+    differences = {key: pair for key, pair in differences.items() if json.dumps(pair[0]) != json.dumps(pair[1])}
+    return Change(
+        "create" if before is None else "change",
+        "Pipeline",
+        name,
+        lambda: check_answer(session.admin.declare_pipeline(name, wanted)),
+        differences,
+    )
+
+
+def _sections(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a document makes the pipeline, in the order in which the server has it."""
+    given = {key: document.get(key) for key in ("sources", "sinks", "steps", "trigger", "dead_letters")}
+    return {key: value for key, value in given.items() if value not in (None, {})}
+
+
 def _plan_prune(session: Session, state: _State, documents: Sequence[Mapping[str, Any]]) -> Iterator[Change]:
     """Deletions, only of kinds that the file names, and of topics and groups only beside others that it names."""
     named = {(document["kind"], _name(document)) for document in documents}
@@ -353,6 +391,10 @@ def _plan_prune(session: Session, state: _State, documents: Sequence[Mapping[str
         for namespace in state.quotas:
             if ("Quota", namespace) not in named:
                 yield Change("delete", "Quota", namespace, _unset_quota(session, namespace))
+    if "Pipeline" in kinds:
+        for name in state.pipelines:
+            if ("Pipeline", name) not in named:
+                yield Change("delete", "Pipeline", name, _forget_pipeline(session, name))
     if "Queue" in kinds:
         for queue in session.admin.list_queues()["queues"]:
             if ("Queue", queue["name"]) not in named:
@@ -382,6 +424,8 @@ def present_documents(session: Session, topic_namespaces: Sequence[str]) -> Iter
             yield {"kind": "Quota", "namespace": namespace, "perMinute": per_minute}
     for namespace, mode in sorted(state.modes.items()):
         yield {"kind": "WriteMode", "namespace": namespace, "mode": mode}
+    for name, declaration in state.pipelines.items():
+        yield {"kind": "Pipeline", "name": name, **declaration}
 
 
 def _paused(found: Mapping[str, Any]) -> dict[str, bool]:
@@ -389,13 +433,7 @@ def _paused(found: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def _topic_namespaces(session: Session) -> set[str]:
-    """Namespaces that the metrics of the server name."""
-    import re
-
-    found = re.findall(
-        r'^queen_topic\w*\{[^}]*namespace="([^"]+)"', str(session.admin.prometheus_metrics()), re.MULTILINE
-    )
-    return set(found)
+    return {one["namespace"] for one in session.admin.list_topic_namespaces()["namespaces"]}
 
 
 def _check(document: Any, where: str) -> None:
@@ -419,8 +457,33 @@ def _check(document: Any, where: str) -> None:
         raise UserError(f"{where}: paused is true or false, not {document['paused']!r}")
     if kind in ("Queue", "Topic"):
         _check_config(document, where, QUEUE_OPTIONS if kind == "Queue" else TOPIC_OPTIONS)
+    if kind == "Pipeline":
+        _check_pipeline(document, where)
     if "seek-to" in document and str(document["seek-to"]).lower() not in END_WORDS:
         parse_time(str(document["seek-to"]))
+
+
+def _check_pipeline(document: Mapping[str, Any], where: str) -> None:
+    """As `queen pipeline validate --no-spark` does."""
+    import tempfile
+
+    import yaml
+
+    from queen.pipelines.errors import DeclarationError
+    from queen.pipelines.loading import load_yaml
+
+    for name, step in (document.get("steps") or {}).items():
+        for key in ("frame", "each"):
+            if isinstance(step, dict) and key in step:
+                raise UserError(f"{where}: step {name!r} calls a function of a file: queen pipeline run that file")
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "pipeline.yaml"
+        sections = {"pipeline": document["name"], **_sections(document)}
+        path.write_text(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True), "utf-8")
+        try:
+            load_yaml(path)
+        except DeclarationError as error:
+            raise UserError(f"{where}: {'; '.join(problem.text for problem in error.problems)}") from error
 
 
 def _check_config(document: Mapping[str, Any], where: str, known: Mapping[str, str]) -> None:
@@ -497,6 +560,10 @@ def _delete_queue(session: Session, name: str) -> Callable[[], Any]:
 def _delete_topic(session: Session, namespace: str, topic: str) -> Callable[[], Any]:
     asked = urlencode({"namespace": namespace, "topic": topic})
     return lambda: session.queen.request("DELETE", f"/api/v1/topics?{asked}")
+
+
+def _forget_pipeline(session: Session, name: str) -> Callable[[], Any]:
+    return lambda: session.admin.forget_pipeline(name)
 
 
 def _unset_quota(session: Session, namespace: str) -> Callable[[], Any]:

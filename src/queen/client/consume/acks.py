@@ -37,6 +37,7 @@ class AckResult(msgspec.Struct):
     success: bool = False
     error: str | None = None
     dlq: bool = False
+    released: bool | None = msgspec.field(name="leaseReleased", default=None)
 
 
 class _AckBatch(msgspec.Struct):

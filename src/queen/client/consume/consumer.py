@@ -347,8 +347,8 @@ class Consumer(Generic[M]):
             handled += 1
             if results is not None and order_key(message) is not None:
                 failed.add(order_key(message))
-                if any(result.dlq for result in results):
-                    # A dead letter is consumed, so the messages after it keep their lease: release it.
+                if any(result.dlq and not result.released for result in results):
+                    # On a server that keeps the lease of what comes after a dead letter: release it.
                     await self._release([one for one in messages[index + 1 :] if order_key(one) == order_key(message)])
         return handled
 

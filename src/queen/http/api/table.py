@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from queen.http.api import openapi
 from queen.http.api.messages import browse, consume, dead_letters, messaging, reading, stages, traces
 from queen.http.api.monitoring import analytics, events, metrics, status
-from queen.http.api.operations import audit, cluster, health, maintenance, shards, system
-from queen.http.api.resources import groups, queues, streams, topics
+from queen.http.api.operations import audit, cluster, health, maintenance, pipelines, shards, system
+from queen.http.api.resources import groups, kv, queues, streams, topics
 from queen.http.routing.call import Call
 from queen.http.routing.context import Api, Shard
 from queen.http.routing.route import Operation, bind_shard, bind_worker, parse_query, serving
@@ -38,8 +38,10 @@ _MODULES: Final = (
     metrics,
     streams,
     stages,
+    kv,
     topics,
     cluster,
+    pipelines,
     system,
     shards,
     health,

@@ -15,6 +15,8 @@ from queen.http.auth.principal import Principal
 from queen.http.server.message import Access, Request, Route
 from queen.log.catalog import QUEUE_MODE, namespace_and_task
 from queen.wire.ack import decode_ack, decode_ack_batch, decode_object, optional_str
+from queen.wire.api.messages.reading import decode_changed, decode_fetch
+from queen.wire.kv import decode_kv, namespaces_of
 from queen.wire.push import PushItem, decode_push
 from queen.wire.stages import decode_batch_ref, decode_publish, decode_stage
 from queen.wire.streams import decode_cycle, decode_registration, decode_state_query
@@ -34,6 +36,7 @@ from queen.wire.transaction import (
     AckItemOperation,
     AckOperation,
     EnqueueOperation,
+    KvRider,
     PushOperation,
     decode_transaction,
 )
@@ -62,6 +65,9 @@ _WITHOUT_GROUPS: Final = frozenset(
         "DELETE /api/v1/messages/{partition}/{transaction}",
         "GET /api/v1/read/{queue}",
         "GET /api/v1/read/{queue}/partition/{partition}",
+        "POST /api/v1/fetch",
+        "POST /api/v1/partitions/changed",
+        "POST /api/v1/kv",
         "GET /api/v1/analytics/queue-lag",
         "GET /api/v1/analytics/queue-ops",
         "GET /api/v1/analytics/queue-parked-replicas",
@@ -306,6 +312,22 @@ def _transaction(request: Request, named: Named) -> None:
             named.topics.add((operation.item.namespace, operation.item.topic))
         elif isinstance(operation, AckItemOperation):
             named.topics.add((operation.ref.namespace, operation.ref.topic))
+        elif isinstance(operation, KvRider):
+            named.queues.add(operation.operation.ns)
+
+
+def _kv(request: Request, named: Named) -> None:
+    """A namespace is for those whom the queue of its name is for."""
+    named.unlimited = True  # of nothing at all
+    named.queues.update(namespaces_of(decode_kv(request.body)))
+
+
+def _fetch(request: Request, named: Named) -> None:
+    named.queues.update(entry.queue for entry in decode_fetch(request.body).entries)
+
+
+def _changed(request: Request, named: Named) -> None:
+    named.queues.update(entry.queue for entry in decode_changed(request.body).entries)
 
 
 def _lease(request: Request, named: Named) -> None:
@@ -476,6 +498,10 @@ READERS: Final[Mapping[str, BodyReader]] = {
     "POST /api/v1/messages/retry": _bulk,
     "POST /api/v1/messages/dlq": _bulk_dead_letters,
     "POST /api/v1/messages/{partition}/{transaction}/dlq": _give_up,
+    "POST /api/v1/kv": _kv,
+    "POST /api/v1/fetch": _fetch,
+    "POST /api/v1/partitions/changed": _changed,
+    "GET /api/v1/resources/queues/{queue}/depth": _by_query("group"),
     "GET /api/v1/dlq": _by_query("queue"),
     "GET /api/v1/dlq/report": _by_query("queue"),
     "POST /api/v1/dlq/retry": _dead_letters,

@@ -225,11 +225,11 @@ class Session:
         since = asyncio.get_running_loop().time()
         answer = self._broker.renewer.renew(request.lease_id, request.seconds)
 
-        def renewed(expires_at: Any) -> None:
+        def renewed(lease: Any) -> None:
             held = self._held.get(request.lease_id)
             if held is not None:
                 held.until = max(held.until, since + request.seconds)
-            self._socket.send(answers.renewed(request.id, request.lease_id, expires_at))
+            self._socket.send(answers.renewed(request.id, request.lease_id, lease.until))
 
         self._follow(request, answer, renewed)
 

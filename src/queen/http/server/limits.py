@@ -60,7 +60,7 @@ class Limits:
 class Budget:
     """What is held at present. What is taken has to be given back."""
 
-    __slots__ = ("addresses", "alarm", "incoming", "limits", "outgoing", "refused")
+    __slots__ = ("addresses", "alarm", "incoming", "incoming_alarm", "limits", "outgoing", "refused")
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -69,6 +69,8 @@ class Budget:
         self.outgoing = 0
         self.alarm: float = limits.outgoing_bytes_per_address or math.inf
         """With fewer unread bytes of answers than this, nobody has too many of them."""
+        self.incoming_alarm: float = limits.incoming_bytes_per_address or math.inf
+        """The same, of requests."""
         self.refused: dict[str, int] = {"connections": 0, "incoming": 0, "outgoing": 0}
         """How often something was refused, by what there was too much of."""
 
@@ -93,9 +95,9 @@ class Budget:
         """
         self.incoming += nbytes
         address.incoming += nbytes
-        limits = self.limits
-        if not limits.incoming_bytes:
+        if self.incoming <= self.incoming_alarm:
             return True
+        limits = self.limits
         return not (
             _is_crowded(self.incoming, own, limits.incoming_bytes)
             or _is_crowded(address.incoming, own, limits.incoming_bytes_per_address)

@@ -207,7 +207,8 @@ def error_response(status: int, text: str, headers: Headers = ()) -> Response:
 
 def encode_head(response: Response, connection: bytes = b"", common: bytes = b"") -> bytes:
     """Everything before the body; `connection` is whole header lines or nothing, and so are those `common` to all."""
-    start = head_start(response.status, response.content_type, common, _needs_policy(response))
+    policy = not response.headers or all(name != b"Content-Security-Policy" for name, _ in response.headers)
+    start = head_start(response.status, response.content_type, common, policy)
     if response.status not in BODILESS:
         if not response.headers:
             return b"%b%d\r\n%b\r\n" % (start, len(response.body), connection)
@@ -216,13 +217,6 @@ def encode_head(response: Response, connection: bytes = b"", common: bytes = b""
         return b"%b%b\r\n" % (start, connection)
     lines = b"".join([header_line(name, value) for name, value in response.headers])
     return b"%b%b%b\r\n" % (start, connection, lines)
-
-
-def _needs_policy(response: Response) -> bool:
-    """Whether an answer does not say itself what a browser that shows it may do."""
-    if response.content_type[:9] == b"text/html":
-        return False
-    return not response.headers or all(name != b"Content-Security-Policy" for name, _ in response.headers)
 
 
 # Handlers use a handful of statuses and content types, so their opening lines are made once.
@@ -234,7 +228,8 @@ def head_start(status: int, content_type: bytes, common: bytes, policy: bool = T
     except ValueError:
         reason = b"Unknown"
     start = b"HTTP/1.1 %d %b\r\n%b" % (status, reason, common)
-    if common and policy:
+    # Pages, and some other answers, say themselves what a browser that shows them may do.
+    if common and policy and not content_type.startswith(b"text/html"):
         start += _CSP
     if status in BODILESS:
         return start

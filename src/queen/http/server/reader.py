@@ -176,8 +176,8 @@ class RequestReader:
 
     def served(self) -> None:
         """The request that was taken has been answered: its body is no longer held."""
-        if self._serving_bytes:
-            self._budget.give_back(self._address, self._serving_bytes)
+        if nbytes := self._serving_bytes:
+            self._budget.give_back(self._address, nbytes)
             self._serving_bytes = 0
 
     def is_backlogged(self) -> bool:

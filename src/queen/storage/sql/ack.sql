@@ -16,7 +16,7 @@ FROM unnest($1::bigint[], $2::integer[], $3::uuid[], $4::bigint[]) WITH ORDINALI
 JOIN queen.partitions p ON p.id = i.partition_id
 WHERE c.partition_id = i.partition_id AND c.group_id = i.group_id
     AND c.lease_id = i.lease_id AND c.lease_until > clock_timestamp() AND i.upto <= c.lease_end
-RETURNING i.slot, c.lease_id IS NULL AS released, p.next_offset - c.committed AS available;
+RETURNING i.slot, c.lease_id IS NULL AS released, p.next_offset - c.committed AS available, c.committed;
 
 -- name: lock_cursors
 -- Lock cursors in order, with what a decision about them needs.

@@ -121,6 +121,10 @@ SELECT to_jsonb(n) FROM queen.trace_names n JOIN queen.traces t ON t.id = n.trac
 SELECT to_jsonb(t) FROM queen.stream_state t
 WHERE partition_id IN (SELECT id FROM queen.partitions WHERE queue_id = $1);
 
+-- name: move_read_kv
+-- The keys of the namespace of a queue, by its name.
+SELECT to_jsonb(t) FROM queen.kv t WHERE namespace = $1;
+
 -- name: move_queue_groups
 -- The groups of which rows of a queue (id $1, name $2) speak.
 SELECT DISTINCT group_id FROM queen.cursors
@@ -164,6 +168,8 @@ WITH cursors AS (
     DELETE FROM queen.dead_letters WHERE queue_id = $1
 ), traces AS (
     DELETE FROM queen.traces WHERE queue_id = $1
+), keys AS (
+    DELETE FROM queen.kv WHERE namespace = $2
 ), subscriptions AS (
     DELETE FROM queen.subscriptions WHERE queue_name = $2
 ), queries AS (

@@ -75,6 +75,27 @@ FROM (
 JOIN queen.groups g ON g.id = l.group_id
 JOIN queen.queues q ON q.id = l.queue_id;
 
+-- name: queue_backlog
+-- The partitions of a queue ($1) with messages that a group ($2; null: the slowest one of each) has yet to consume, the
+-- largest backlog first, and how many partitions and messages these are in all. Where the group has no cursor yet, all are,
+-- unless its subscription is younger.
+SELECT p.name AS partition, b.pending, count(*) OVER () AS partitions, (sum(b.pending) OVER ())::bigint AS pending_in_all
+FROM queen.queues q
+JOIN queen.partitions p ON p.queue_id = q.id
+CROSS JOIN LATERAL (
+    SELECT max(p.next_offset - greatest(c.committed, p.floor_offset)) AS behind
+    FROM queen.cursors c JOIN queen.groups g ON g.id = c.group_id
+    WHERE c.partition_id = p.id AND ($2::text IS NULL OR g.name = $2)
+) c
+CROSS JOIN LATERAL (
+    SELECT coalesce(c.behind, CASE WHEN EXISTS (
+        SELECT FROM queen.subscriptions s JOIN queen.groups g ON g.id = s.group_id
+        WHERE g.name = $2 AND s.queue_name = q.name AND s.partition_name IN ('', p.name) AND s.since >= p.last_at
+    ) THEN 0 ELSE p.next_offset - p.floor_offset END) AS pending
+) b
+WHERE q.name = $1 AND b.pending > 0
+ORDER BY b.pending DESC, p.name LIMIT 1000;
+
 -- name: queue_depth
 -- How many messages a queue stores (the first row), and how many of them each group has yet to consume, by name. On a
 -- partition that a subscription covers but where the group has no cursor yet, those stored after its time count. No rows:

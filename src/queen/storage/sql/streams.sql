@@ -15,8 +15,12 @@ FROM queen.stream_queries WHERE name = $1 FOR UPDATE;
 UPDATE queen.stream_queries SET source_queue = $2, sink_queue = $3, config_hash = $4, updated_at = now() WHERE id = $1;
 
 -- name: wipe_stream_state
--- Forget everything a query keeps.
-DELETE FROM queen.stream_state WHERE query_id = $1;
+-- Forget everything a query keeps; how many rows that were.
+WITH wiped AS (DELETE FROM queen.stream_state WHERE query_id = $1 RETURNING 1) SELECT count(*) AS rows FROM wiped;
+
+-- name: delete_stream_query
+-- Forget a query.
+DELETE FROM queen.stream_queries WHERE id = $1;
 
 -- name: stream_partitions
 -- Some of the partitions for which a query keeps state: each is found by one step through the index.
@@ -52,11 +56,13 @@ LEFT JOIN queen.stream_state s ON s.partition_id = $2 AND s.query_id = $1 AND s.
 WHERE q.id = $1;
 
 -- name: upsert_stream_state
--- Write state; each key once.
+-- Write state; each key once. No row: the query was deleted.
 INSERT INTO queen.stream_state AS s (partition_id, query_id, key, value, window_end)
 SELECT $2, $1, i.key, i.value, i.window_end FROM unnest($3::text[], $4::bytea[], $5::float8[]) AS i (key, value, window_end)
+WHERE EXISTS (SELECT 1 FROM queen.stream_queries q WHERE q.id = $1)
 ON CONFLICT (partition_id, query_id, key) DO UPDATE SET value = excluded.value, window_end = excluded.window_end,
-    version = excluded.version, updated_at = excluded.updated_at;
+    version = excluded.version, updated_at = excluded.updated_at
+RETURNING 1;
 
 -- name: delete_stream_state
 -- Remove state; the keys that had some.

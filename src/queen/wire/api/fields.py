@@ -98,6 +98,8 @@ class Error(Answer):
     error: str
     detail: str | msgspec.UnsetType = msgspec.UNSET
     """What of the request the token is not for."""
+    code: str | msgspec.UnsetType = msgspec.UNSET
+    """A name of what is wrong, for programs; of keys and values, locks and timers alone."""
     success: bool | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -35,6 +35,7 @@ from queen.wire.transaction import (
     AckItemOperation,
     AckOperation,
     EnqueueOperation,
+    KvRider,
     Operation,
     PushOperation,
     TransactionBody,
@@ -44,6 +45,7 @@ from queen.wire.transaction import (
 routes = RouteTable("Messaging")
 
 _NOTHING: Final = Response(204)
+_AUTOPILOT_BATCH: Final = 200
 _ID: Final = "019ae0f0-6f2c-7000-8000-000000000001"
 _PARTITION: Final = "00000000-0000-8000-8000-000000000001"
 _LEASE: Final = "019ae0f0-7000-7000-8000-000000000001"
@@ -281,7 +283,8 @@ async def _place_transaction(shards: Any, invoke: Invoke, call: Call[None, list[
     placement=Custom(_place_transaction),
     summary="Store and acknowledge messages, all or nothing",
     description="A transaction that cannot be done is answered 200 with `success: false`. Unlike in a push, a "
-    "`transactionId` that is there already is such a failure.",
+    "`transactionId` that is there already is such a failure, and so is an operation at `kv` that is `required` and "
+    "does not apply.",
     body=TransactionBody,
     decode=decode_transaction,
     body_example={
@@ -314,8 +317,9 @@ async def transaction(shard: Shard, call: Call[None, list[Operation]]) -> Transa
 async def extend(shard: Shard, call: Call[None, Extension | None]) -> Extended:
     seconds = call.body.seconds if call.body is not None else 60
     lease = call.params["lease"]
-    end = iso_millis(await shard.broker.renewer.renew(lease, float(seconds)))
-    return Extended(0, lease, True, None, end, end, end)
+    renewed = await shard.broker.renewer.renew(lease, float(seconds))
+    end = iso_millis(renewed.until)
+    return Extended(0, lease, True, None, end, end, end, renewed.partitions)
 
 
 def _pop_request(
@@ -327,13 +331,14 @@ def _pop_request(
         queues,
         partition,
         checked_group(query.consumer_group),
-        batch=query.batch or settings.default_batch_size,
+        batch=query.batch or (_AUTOPILOT_BATCH if query.autopilot else settings.default_batch_size),
         partitions=query.partitions,
         auto_ack=query.auto_ack,
         wait=query.wait,
         timeout=min(timeout, settings.max_wait_ms) / 1000,
         subscription_mode=mode,
         subscription_from=since,
+        lease_seconds=query.lease_seconds,
     )
 
 
@@ -344,6 +349,8 @@ def _name(operation: Operation) -> Name | None:
         return Name.topic(operation.item.namespace, operation.item.topic)
     if isinstance(operation, AckItemOperation):
         return Name.topic(operation.ref.namespace, operation.ref.topic)
+    if isinstance(operation, KvRider):
+        return Name.queue(operation.operation.ns)
     return None
 
 

@@ -1,17 +1,15 @@
-"""The server itself: settings in force, live counters, streaming queries, pipelines, connections."""
+"""The server itself: settings in force, live counters, streaming queries, connections."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import shlex
 from collections import Counter
 
 from queen.broker.broker import Broker
 from queen.errors import DatabaseUnavailable
 from queen.http.routing.call import Call
 from queen.http.routing.context import Api
-from queen.http.routing.query import read_time
 from queen.http.routing.route import DATABASE, RouteTable
 from queen.http.server.message import Access
 from queen.settings import Settings, describe_settings
@@ -20,9 +18,6 @@ from queen.wire.api.operations.system import (
     LiveCounters,
     PeerList,
     PeerView,
-    PipelineList,
-    Replay,
-    ReplayCommand,
     SettingInForce,
     SettingsInForce,
     StreamQueryList,
@@ -30,9 +25,6 @@ from queen.wire.api.operations.system import (
     TopicNamespaceList,
     TopicNamespaceView,
 )
-from queen.wire.pipelines import statuses
-from queen.wire.push import check_name
-from queen.wire.times import iso_millis
 
 routes = RouteTable("System")
 
@@ -123,45 +115,6 @@ async def list_stream_queries(api: Api, call: Call[None, None]) -> StreamQueryLi
     answers = await asyncio.gather(*(_rows(broker, "stream_query_list") for broker in api.brokers))
     found = [StreamQueryView(shard=shard, **dict(row)) for shard, rows in enumerate(answers) for row in rows]
     return StreamQueryList(queries=sorted(found, key=lambda query: query.name))
-
-
-@routes.on_worker(
-    "GET",
-    "/api/v1/pipelines",
-    access=Access.READ_ONLY,
-    summary="Pipelines of this host",
-    description="Runs on Apache Spark beside the server, from the files in which they report.",
-    returns={200: PipelineList},
-)
-async def list_pipelines(api: Api, call: Call[None, None]) -> PipelineList:
-    found = statuses(api.settings.queen_data_dir / "pipelines")
-    return PipelineList(pipelines=sorted(found, key=lambda status: status.name))
-
-
-@routes.on_worker(
-    "POST",
-    "/api/v1/pipelines/replay",
-    access=Access.ADMIN,
-    summary="How to replay an archive",
-    description="The server runs no Apache Spark, so it answers with the command that does.",
-    body=Replay,
-    body_example={"archive": "/data/archive", "queue": "orders", "toQueue": "orders-again"},
-    returns={200: ReplayCommand},
-)
-async def replay_archive(api: Api, call: Call[None, Replay]) -> ReplayCommand:
-    asked = call.body
-    for name, where in ((asked.queue, "queue"), (asked.to_queue, "toQueue")):
-        if name is not None:
-            check_name(name, "Queue", where)
-    flags = {
-        "--queue": asked.queue,
-        "--to": asked.to_queue,
-        "--from": iso_millis(read_time(asked.since, "from")) if asked.since is not None else None,
-        "--until": iso_millis(read_time(asked.until, "to")) if asked.until is not None else None,
-    }
-    command = ["queen", "pipeline", "replay", asked.archive]
-    command += [word for flag, value in flags.items() if value is not None for word in (flag, value)]
-    return ReplayCommand(started=False, command=shlex.join(command))
 
 
 @routes.on_worker(

@@ -21,8 +21,10 @@ from queen.wire.api.resources.queues import (
     Configuration,
     Configured,
     Deleted,
+    DepthQuery,
     NamespaceList,
     NamespacesUpdated,
+    PartitionDepth,
     PartitionInList,
     PartitionList,
     PartitionsQuery,
@@ -195,17 +197,40 @@ async def queue(shard: Shard, call: Call[QueuePartitionsQuery, None]) -> QueueVi
     access=Access.READ_ONLY,
     placement=by_queue(),
     summary="The number of messages in a queue, and the lag of each group",
+    query=DepthQuery,
     returns={200: QueueDepth},
-    example={"queue": "orders", "depth": 17, "groups": {"billing": 3}},
+    example={
+        "queue": "orders",
+        "depth": 17,
+        "groups": {"billing": 3},
+        "group": None,
+        "pending": 3,
+        "partitionsPending": 1,
+        "conflation": False,
+        "effectivePending": 3,
+        "partitions": [{"partition": "customer-7", "pending": 3}],
+    },
     errors=FOUND,
 )
-async def queue_depth(shard: Shard, call: Call[None, None]) -> QueueDepth:
-    name = call.name("queue")
+async def queue_depth(shard: Shard, call: Call[DepthQuery, None]) -> QueueDepth:
+    name, group = call.name("queue"), call.query.group or None
     rows = await shard.broker.database.fetch("queue_depth", name)
     if not rows:
         raise NotFound("Queue not found")
     total, *groups = rows
-    return QueueDepth(name, total["depth"], {row["group_name"]: row["depth"] for row in groups})
+    backlog = await shard.broker.database.fetch("queue_backlog", name, group)
+    pending = backlog[0]["pending_in_all"] if backlog else 0
+    return QueueDepth(
+        name,
+        total["depth"],
+        {row["group_name"]: row["depth"] for row in groups if group in (None, row["group_name"])},
+        group,
+        pending,
+        backlog[0]["partitions"] if backlog else 0,
+        False,
+        pending,
+        [PartitionDepth(row["partition"], row["pending"]) for row in backlog],
+    )
 
 
 @routes.on_shard(

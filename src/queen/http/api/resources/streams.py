@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final, cast
 
 from queen.broker.transactions.stream_queries import HashMismatch
-from queen.errors import BadRequest
+from queen.errors import BadRequest, NotFound
 from queen.http.routing.call import Call, Reply
 from queen.http.routing.context import Shard
 from queen.http.routing.placement import Custom, Everywhere, Invoke, by_partition
-from queen.http.routing.route import DATABASE, SEALED, RouteTable
+from queen.http.routing.route import DATABASE, FOUND, SEALED, RouteTable
 from queen.http.server.message import Access
 from queen.wire.api.fields import Error
 from queen.wire.api.resources.streams import (
     RegisteredStream,
     StreamConflict,
     StreamCycleResult,
+    StreamDeleted,
     StreamQuery,
     StreamState,
 )
@@ -33,6 +34,8 @@ from queen.wire.streams import (
 )
 
 routes = RouteTable("Streams")
+
+_UNKNOWN: Final = "Query not found: GET /streams/v1/queries lists those that are registered"
 
 
 async def _place_registration(shards: Any, invoke: Invoke, call: Call[None, Registration]) -> Any:
@@ -94,6 +97,40 @@ def _by_name(answers: Sequence[Sequence[StreamQuery]]) -> list[StreamQuery]:
 )
 async def queries(shard: Shard, call: Call[None, None]) -> list[StreamQuery]:
     return await shard.broker.stream_queries.registered()
+
+
+async def _place_deletion(shards: Any, invoke: Invoke, call: Call[None, None]) -> Any:
+    """A name does not say on which shard its query lives."""
+
+    async def attempt(shard: int) -> StreamDeleted | None:
+        try:
+            return cast(StreamDeleted, await invoke(shard, call))
+        except NotFound:
+            return None
+
+    found = [answer for answer in await shards.on_every_shard(attempt) if answer is not None]
+    if not found:
+        raise NotFound(_UNKNOWN)
+    return found[0]
+
+
+@routes.on_shard(
+    "DELETE",
+    "/streams/v1/queries/{stream}",
+    access=Access.ADMIN,
+    placement=Custom(_place_deletion),
+    id="deleteStream",
+    summary="Delete a streaming query and its state",
+    description="By its name. Its consumer group stays where it is, and so do the messages of its queues.",
+    returns={200: StreamDeleted},
+    errors=FOUND,
+)
+async def delete(shard: Shard, call: Call[None, None]) -> StreamDeleted:
+    name = call.name("stream")
+    rows = await shard.broker.stream_queries.delete(name)
+    if rows is None:
+        raise NotFound(_UNKNOWN)
+    return StreamDeleted(True, name, rows)
 
 
 @routes.on_shard(

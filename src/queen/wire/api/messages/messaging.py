@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from msgspec import UNSET, Meta, UnsetType, field
+from msgspec import UNSET, Meta, Raw, UnsetType, field
 
 from queen.wire.api.fields import CLAMPED, Answer, Body, Count, OptionalName, Query, SnakeAnswer, Time, Uuid
+from queen.wire.kv import KvReason, KvResult
 
 
 class PushResult(SnakeAnswer):
@@ -60,7 +61,7 @@ class Popped(Answer):
 
 
 class AckResult(Answer):
-    """Whether an acknowledgment was applied, and if not why."""
+    """Whether an acknowledgment was applied, and if not why. `noop`: the message had been consumed before."""
 
     index: Count
     transaction_id: str
@@ -70,6 +71,7 @@ class AckResult(Answer):
     partition_name: str | None
     lease_released: bool | None
     dlq: bool
+    noop: bool | UnsetType = UNSET
 
 
 class PushDone(Answer, tag_field="type", tag="push"):
@@ -109,16 +111,29 @@ class AckItemDone(Answer, tag_field="type", tag="ackItem"):
     id: str
 
 
-OperationResult: TypeAlias = PushDone | AckDone | EnqueueDone | AckItemDone
+class KvDone(KvResult, tag_field="type", tag="kv"):
+    """What came of an operation on keys."""
+
+
+OperationResult: TypeAlias = PushDone | AckDone | EnqueueDone | AckItemDone | KvDone
 
 
 class TransactionResult(Answer):
-    """Whether the transaction happened; if not, `error` says why, and nothing of it did."""
+    """Whether the transaction happened; if not, `error` says why, and nothing of it did.
+
+    The `reason` `kv_precondition` is of an operation at `kv` that was `required` and did not apply: `failedIndex` is
+    its place among all operations (each item of a push is one), `kvReason` why; `version` and `value` are of its key.
+    """
 
     transaction_id: Uuid
     success: bool
     results: list[OperationResult]
     error: str | UnsetType = UNSET
+    reason: Literal["kv_precondition"] | UnsetType = UNSET
+    failed_index: Count | UnsetType = UNSET
+    kv_reason: KvReason | UnsetType = UNSET
+    version: Count | UnsetType = UNSET
+    value: Raw | UnsetType = UNSET
 
 
 class Extension(Body):
@@ -137,6 +152,7 @@ class Extended(Answer):
     expires_at: Time
     new_expires_at: Time
     lease_expires_at: Time = field(name="lease_expires_at")
+    renewed: Annotated[int, Meta(ge=1, description="Of how many partitions the lease was renewed.")]
 
 
 _Batch: TypeAlias = Annotated[
@@ -179,6 +195,19 @@ class PopQuery(Query):
         str, Meta(description="Where a new group begins: `all` at the oldest message, `new` at its first pop.")
     ] = ""
     subscription_from: Annotated[str, Meta(description="Where a new group begins: `now`, or a time.")] = ""
+    lease_seconds: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=604800,
+                description="How long the lease lasts; the queue's `leaseTime` when absent.",
+                extra={CLAMPED: True},
+            ),
+        ]
+        | None
+    ) = None
+    autopilot: Annotated[bool, Meta(description="A `batch` that is absent is 200, and not DEFAULT_BATCH_SIZE.")] = False
     namespace: Annotated[str, Meta(description="The namespace of the queues.")] = ""
     task: Annotated[str, Meta(description="The task of the queues.")] = ""
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
 
-from msgspec import Meta, field
-
-from queen.wire.api.fields import Answer, Body, Name, Time
-from queen.wire.pipelines import PipelineStatus
+from queen.wire.api.fields import Answer
 
 
 class _Answer(Answer, kw_only=True):
@@ -53,29 +49,6 @@ class StreamQueryList(_Answer):
     """All streaming queries, by name."""
 
     queries: list[StreamQueryView]
-
-
-class PipelineList(_Answer):
-    """The pipelines that run on this host, or have run."""
-
-    pipelines: list[PipelineStatus]
-
-
-class Replay(Body, kw_only=True):
-    """What of an archive is to be pushed again, and where."""
-
-    archive: Annotated[str, Meta(min_length=1, max_length=4096, description="The directory or URL of the archive.")]
-    queue: Name | None = None
-    to_queue: Name | None = None
-    since: Time | None = field(default=None, name="from")
-    until: Time | None = field(default=None, name="to")
-
-
-class ReplayCommand(_Answer):
-    """The command that replays an archive."""
-
-    started: bool
-    command: str
 
 
 class TopicNamespaceView(_Answer):

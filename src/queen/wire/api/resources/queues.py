@@ -225,12 +225,36 @@ class QueueView(Answer):
     paused_groups: list[str]
 
 
+class PartitionDepth(Answer):
+    """A partition, and how many of its messages are still to be consumed."""
+
+    partition: str
+    pending: Count
+
+
 class QueueDepth(Answer):
-    """How many messages a queue stores, and how many of them each consumer group has not consumed yet."""
+    """How many messages a queue stores, and how many of them each consumer group has not consumed yet.
+
+    `pending` is what `group` has not consumed; without one, what the slowest group of each partition has not.
+    `effectivePending` is the same, and `conflation` false: no group skips to the newest message of a partition.
+    `partitions` are up to 1000 of those with a backlog, the largest first.
+    """
 
     queue: str
     depth: Count
     groups: dict[str, Count]
+    group: str | None
+    pending: Count
+    partitions_pending: Count
+    conflation: bool
+    effective_pending: Count
+    partitions: list[PartitionDepth]
+
+
+class DepthQuery(Query):
+    """Whose backlog is asked for."""
+
+    group: Annotated[OptionalName, Meta(description="Only this consumer group.")] = ""
 
 
 class PartitionList(Answer):

@@ -41,6 +41,14 @@ class StreamQuery(SnakeAnswer):
     updated_at: Time
 
 
+class StreamDeleted(SnakeAnswer):
+    """A query that is forgotten, and how many rows of state with it."""
+
+    success: bool
+    name: str
+    state_rows: Count
+
+
 class StreamConflict(SnakeAnswer):
     """The query is registered with other operators."""
 

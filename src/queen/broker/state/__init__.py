@@ -1,0 +1,1 @@
+"""State beside the messages: keys and values, locks, timers."""

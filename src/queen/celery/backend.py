@@ -1,0 +1,176 @@
+"""The Celery result backend `queen://`: results, groups and the counters of chords are keys with an expiry."""
+
+from __future__ import annotations
+
+import base64
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from celery import states
+from celery.backends.base import KeyValueStoreBackend
+from celery.exceptions import TimeoutError as CeleryTimeoutError
+from kombu.utils.encoding import bytes_to_str
+from kombu.utils.url import maybe_sanitize_url
+
+from queen.celery.link import Address, Link
+from queen.client.errors import TRANSIENT
+
+_KV = "/api/v1/kv"
+_KEYS_AT_ONCE = 200
+# Waiting begins with short pauses, because most results come soon.
+_FIRST_PAUSE_SECONDS = 0.002
+
+_results = msgspec.json.Decoder(dict[str, Any])
+
+
+class QueenBackend(KeyValueStoreBackend):
+    """`queen://[:token@]host[:port][/namespace]`, or `queens://` with TLS."""
+
+    key_t = staticmethod(bytes_to_str)
+    supports_native_join = True
+    implements_incr = True
+    persistent = True
+
+    def __init__(self, app: Any = None, url: str | None = None, expires: Any = None, **options: Any) -> None:
+        # Celery hands over what stands in `result_backend`; the scheme decides about TLS.
+        self._address = Address.of_url(url or "queen://")
+        self._link = Link(self._address)
+        super().__init__(app, url=url, expires=expires, **options)
+
+    def as_uri(self, include_password: bool = False) -> str:
+        """The URL, by default without the token."""
+        uri: str = self.url or "queen://"
+        return uri if include_password else str(maybe_sanitize_url(uri))
+
+    def exception_safe_to_retry(self, exc: BaseException) -> bool:
+        """With `result_backend_always_retry`, an unavailable server is tried again."""
+        return isinstance(exc, TRANSIENT)
+
+    def get(self, key: str) -> Any:
+        found = self._one({"op": "get", "key": key})
+        return _restored(found["value"]) if found["found"] else None
+
+    def mget(self, keys: Sequence[str]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            wanted = list(keys[start : start + _KEYS_AT_ONCE])
+            while wanted:
+                found = self._one({"op": "getMany", "keys": wanted})
+                values.update((row["key"], _restored(row["value"])) for row in found["rows"])
+                # An answer has a limit of bytes; what it left out is asked for again.
+                answered = {*values, *found["missing"]}
+                left = [key for key in wanted if key not in answered]
+                if len(left) == len(wanted):
+                    break
+                wanted = left
+        return values
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._one({"op": "put", "key": key, "value": _stored(value), **self._expiry()})
+
+    def delete(self, key: str) -> None:
+        self._one({"op": "delete", "key": key})
+
+    def incr(self, key: str) -> int:
+        return int(self._one({"op": "incr", "key": key, "delta": 1, **self._expiry()})["value"])
+
+    def wait_for(
+        self,
+        task_id: str,
+        timeout: float | None = None,
+        interval: float | None = 0.5,
+        no_ack: bool = True,
+        on_interval: Any = None,
+    ) -> Any:
+        """The meta of a task once it is ready; raises Celery's `TimeoutError`."""
+        self._ensure_not_eager()
+        for _ in _pauses(timeout, interval):
+            meta = self.get_task_meta(task_id)
+            if meta["status"] in states.READY_STATES:
+                return meta
+            if on_interval:
+                on_interval()
+        raise CeleryTimeoutError("The operation timed out.")
+
+    def get_many(
+        self,
+        task_ids: Any,
+        timeout: float | None = None,
+        interval: float | None = 0.5,
+        no_ack: bool = True,
+        on_message: Any = None,
+        on_interval: Any = None,
+        max_iterations: int | None = None,
+        READY_STATES: Any = states.READY_STATES,  # noqa: N803 (Celery's name)
+    ) -> Iterator[tuple[str, Any]]:
+        """The metas of tasks, as they become ready."""
+        left = {str(bytes_to_str(task_id)) for task_id in task_ids}
+        for iteration, _ in enumerate(_pauses(timeout, interval), start=1):
+            keys = {str(self.get_key_for_task(task_id)): task_id for task_id in left}
+            values = self.mget(list(keys))
+            for task_id, meta in self._mget_to_results(values, list(keys), READY_STATES).items():
+                left.discard(task_id)
+                self._cache[task_id] = meta
+                if on_message is not None:
+                    on_message(meta)
+                yield task_id, meta
+            if not left or (max_iterations and iteration >= max_iterations):
+                return
+            if on_interval:
+                on_interval()
+        raise CeleryTimeoutError(f"Operation timed out ({timeout})")
+
+    def _store_result(
+        self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
+    ) -> Any:
+        """Store a state, unless the task has succeeded: what a slower process says of an earlier attempt is dropped."""
+        meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
+        meta["task_id"] = bytes_to_str(task_id)
+        key, value = self.get_key_for_task(task_id), _stored(self.encode(meta))
+        put = {"op": "put", "key": key, "value": value, **self._expiry()}
+        if state == states.SUCCESS:
+            self._one(put)
+            return result
+        while True:
+            found = self._one({"op": "get", "key": key})
+            if found["found"] and self.decode_result(_restored(found["value"]))["status"] == states.SUCCESS:
+                return result
+            if self._one({**put, "expect": found["version"] if found["found"] else 0})["applied"]:
+                return result
+
+    def __reduce__(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        return super().__reduce__(args, {**(kwargs or {}), "expires": self.expires, "url": self.url})
+
+    def _expiry(self) -> dict[str, Any]:
+        return {"ttlSeconds": max(1, math.ceil(self.expires))} if self.expires else {"forever": True}
+
+    def _one(self, operation: dict[str, Any]) -> dict[str, Any]:
+        operation["ns"] = self._address.namespace
+        answer = _results.decode(self._link.post(_KV, {"operations": [operation]}))
+        result: dict[str, Any] = answer["results"][0]
+        return result
+
+
+def _pauses(timeout: float | None, interval: float | None) -> Iterator[None]:
+    """Come back after longer and longer pauses, at most `interval`, until the time is up."""
+    longest = 0.5 if interval is None else interval
+    deadline = None if timeout is None else time.monotonic() + timeout
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        yield
+        left = math.inf if deadline is None else deadline - time.monotonic()
+        if left <= 0:
+            return
+        time.sleep(min(pause, longest, left))
+        pause *= 1.5
+
+
+def _stored(value: str | bytes) -> Any:
+    return {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
+
+
+def _restored(value: Any) -> Any:
+    return base64.b64decode(value["base64"]) if isinstance(value, dict) else value

@@ -1,0 +1,28 @@
+"""`queen worker`: run the tasks of an application."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+import typer
+
+from queen.cli.common.tree import command, group
+from queen.tasks.command import run_worker
+
+app = group("Run the tasks of an application.")
+
+
+@command(app, "worker", example="queen worker shop:app --processes 2")
+def worker(
+    application: Annotated[str, typer.Argument(metavar="MODULE:APP", help="The `App` of `queen.tasks`.")],
+    queue: Annotated[list[str] | None, typer.Option(help="Only this queue; may be repeated.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Jobs at a time in each process.")] = 10,
+    processes: Annotated[int, typer.Option(min=1, help="Processes; one that dies is started again.")] = 1,
+) -> None:
+    """Run the tasks of an application: coroutines in an event loop, functions in threads.
+
+    SIGTERM and Ctrl-C let it finish the jobs that run.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    run_worker(application, queue or [], concurrency, processes)

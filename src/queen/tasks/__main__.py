@@ -1,0 +1,3 @@
+from queen.tasks.command import main
+
+main()

@@ -1,0 +1,211 @@
+"""`queen.tasks` with real workers: results, retries, timeouts, chains, unique jobs, cron, crashes and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from queen import Queen
+from queen.tasks import App, JobFailed, Worker
+from queen.tasks.command import AppNotFound, load_app
+from tests.conftest import StartServer
+from tests.support.ageing import until
+
+
+class Shop:
+    """The tests' side of the application, and how to start workers of it."""
+
+    def __init__(self, module: Any, directory: Path, queen: Queen) -> None:
+        self.module = module
+        self.directory = directory
+        self.queen = queen
+        self.namespace: str = module.app.namespace
+
+    def lines(self) -> list[str]:
+        journal = self.directory / "journal"
+        return journal.read_text().splitlines() if journal.exists() else []
+
+    async def counts(self, task: Any) -> Any:
+        return await self.queen.topic(self.namespace, task.topic).counts()
+
+    @contextmanager
+    def worker(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        command = [sys.executable, "-m", "queen.tasks", "tests.tasks.shop:app", *arguments]
+        with (self.directory / "worker.log").open("ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait()
+
+
+@pytest.fixture
+async def shop(start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shop]:
+    api = await start_server()
+    monkeypatch.setenv("QUEEN_TEST_URL", api.url)
+    monkeypatch.setenv("QUEEN_TEST_NAMESPACE", f"shop-{uuid.uuid4().hex[:8]}")
+    monkeypatch.setenv("QUEEN_TEST_JOURNAL", str(tmp_path / "journal"))
+    sys.modules.pop("tests.tasks.shop", None)
+    module = importlib.import_module("tests.tasks.shop")
+    async with Queen(api.url) as queen:
+        yield Shop(module, tmp_path, queen)
+    await module.app.close()
+
+
+async def test_jobs_run_and_return_results(shop: Shop) -> None:
+    module = shop.module
+    with shop.worker("--queue", "math", "--queue", "flaky") as process:
+        assert await (await module.add.defer(2, 3)).result(60) == 5
+        assert await (await module.multiply.defer(left=2, right=3)).result() == 6
+        chained = module.add.s(1, 2).then(module.multiply.step(10)).then(module.add.step(4))
+        assert await (await chained.defer()).result() == 34
+        later = await module.add.options(at=datetime.now(UTC) + timedelta(seconds=0.1)).defer(1, 1)
+        assert await later.result() == 2
+
+        assert await (await module.fail.defer(2)).result() == 3
+        failed = await module.fail.defer(9)
+        with pytest.raises(JobFailed, match="RuntimeError: attempt 3"):
+            await failed.result()
+        assert await failed.status() == "failed"
+        with pytest.raises(JobFailed, match="TimeoutError"):
+            await (await module.endless.defer()).result()
+        await until(lambda: _dead(shop, module.fail, 1))
+
+        process.send_signal(signal.SIGTERM)
+        assert await _ended(process) == 0
+
+
+async def _dead(shop: Shop, task: Any, count: int) -> bool:
+    return bool((await shop.counts(task))["dead"] == count)
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> int:
+    async def ended() -> bool:
+        return process.poll() is not None
+
+    await until(ended)
+    assert process.returncode is not None
+    return int(process.returncode)
+
+
+async def test_jobs_wait_for_their_time_their_priority_and_are_unique(shop: Shop) -> None:
+    add = shop.module.add
+    await add.options(delay=3600).defer(0, 0)
+    await add.options(priority=5).defer(2, 2)
+    await add.options(priority=-5).defer(1, 1)
+    first = await add.options(unique="order-1").defer(3, 3)
+    second = await add.options(unique="order-1").defer(3, 3)
+    assert first.id == second.id
+    assert await first.status() == "waiting"
+    topic = shop.queen.topic(shop.namespace, add.topic)
+    counts = await topic.counts()
+    assert counts is not None
+    assert (counts["delayed"], counts["ready"]) == (1, 3)
+    assert [item["data"]["args"] for item in await topic.peek()] == [[1, 1], [3, 3], [2, 2]]
+    with pytest.raises(TimeoutError, match=r"task add is not done after 0\.01 s"):
+        await first.result(0.01)
+
+
+async def test_kill_loses_no_job_and_a_stopped_worker_finishes_its_jobs(shop: Shop) -> None:
+    hold, gate = shop.module.hold, shop.directory / "gate"
+    with shop.worker("--queue", "slow", "--concurrency", "1") as first:
+        for name in ("one", "two"):
+            await hold.options(priority=int(name == "two")).defer(name, str(gate))
+        await until(lambda: _noted(shop, "start one"))
+        first.kill()
+        first.wait()
+    # The lease of the dead worker is what the other waits for; the test does not.
+    items = await shop.queen.topic(shop.namespace, hold.topic).peek(leased=True)
+    assert [item["data"]["args"][0] for item in items] == ["one"]
+    await shop.queen.topic(shop.namespace, hold.topic).release(items)
+    with shop.worker("--queue", "slow", "--concurrency", "1") as second:
+        await until(lambda: _count(shop, "start one", 2))
+        second.send_signal(signal.SIGTERM)
+        gate.touch()
+        assert await _ended(second) == 0
+    assert shop.lines() == ["start one", "start one", "end one"]
+    counts = await shop.counts(hold)
+    assert (counts["ready"], counts["leased"], counts["dead"]) == (1, 0, 0)
+
+
+async def _noted(shop: Shop, line: str) -> bool:
+    return line in shop.lines()
+
+
+async def _count(shop: Shop, line: str, count: int) -> bool:
+    return shop.lines().count(line) == count
+
+
+async def test_a_schedule_defers_each_tick_once_with_several_workers(shop: Shop) -> None:
+    topic = shop.queen.topic(shop.namespace, shop.module.tick.topic)
+    with shop.worker("--queue", "clock", "--processes", "2"):
+
+        async def both_have_scheduled() -> bool:
+            log = (shop.directory / "worker.log").read_text()
+            counts = await topic.counts()
+            return log.count("is ready") == 2 and counts is not None and counts["delayed"] + counts["leased"] > 0
+
+        await until(both_have_scheduled)
+        items = await topic.peek(100, delayed=True)
+    times = [item["deliver_after"] for item in items]
+    assert len(times) == len(set(times))
+    assert all(item["data"]["args"] == ["tick"] for item in items)
+
+
+def test_what_is_declared_wrongly_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = App()
+
+    @app.task(queue="mail")
+    async def send() -> None: ...
+
+    with pytest.raises(ValueError, match="there is a task 'send' already"):
+        app.task(name="send")(lambda: None)
+    with pytest.raises(ValueError, match="task blocking has a timeout, and has to be an `async def`"):
+
+        @app.task(timeout=1)
+        def blocking() -> None: ...
+
+    with pytest.raises(ValueError, match="no task has the queue mial; queues are mail"):
+        Worker(app, queues=["mial"])
+    with pytest.raises(ValueError, match="the application has no tasks"):
+        Worker(App())
+    with pytest.raises(LookupError, match="there is no task 'sned': did you mean 'send'"):
+        app.find("sned")
+    with pytest.raises(TypeError, match=r"@app\.cron goes above @app\.task"):
+        function: Any = send.function
+        app.cron("* * * * *")(function)
+    with pytest.raises(ValueError, match="delay and at exclude each other"):
+        send.options(delay=1, at=datetime.now(UTC))
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mailing_app.py").write_text("from queen.tasks import App\nmail = App()\n")
+    with pytest.raises(AppNotFound, match="has no App called 'app'; it has mailing_app:mail"):
+        load_app("mailing_app")
+    with pytest.raises(AppNotFound, match="there is no module 'no_such_module'"):
+        load_app("no_such_module:app")
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from queen.cli import main; main()", "worker", "no_such_module:app"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ, check=False)
+    assert done.returncode != 0
+    assert "there is no module 'no_such_module'" in done.stderr
+
+
+async def test_jobs_are_deferred_from_programs_without_an_event_loop(shop: Shop) -> None:
+    identity = await asyncio.to_thread(shop.module.add.defer_sync, 1, 2)
+    (item,) = await shop.queen.topic(shop.namespace, shop.module.add.topic).peek()
+    assert item["data"]["job"] == identity
