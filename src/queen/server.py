@@ -105,7 +105,9 @@ from queen.wire.ids import IdSource
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
+    from queen.broker.sharding.shard_router import ShardRouter
     from queen.broker.sharding.sharded_broker import ShardedBroker
+    from queen.http.sqs.endpoint import SqsEndpoint
     from queen.http.tracing import Tracing
     from queen.proxy.inside import ServerLogin
 
@@ -134,7 +136,8 @@ class Worker:
         browsers = BrowserRules(settings)
         self.guard = Guard.from_settings(settings, BrokerLookup(self.brokers), browsers)
         self.consumers = Consumers(front, self.guard.consumer_limits)
-        router = Router(around=_around(settings, tracing, self.broker.topics.counters, Audit(self.brokers)))
+        audit = Audit(self.brokers)
+        router = Router(around=_around(settings, tracing, self.broker.topics.counters, audit))
         self.http = HttpServer(
             router,
             gate=self._gate(settings),
@@ -183,15 +186,26 @@ class Worker:
         self._login = _login(settings, settings.database_dsns[0]) if settings.queen_login else None
         if self._login is not None:
             router.fallback = self._login.before(router.fallback)
-            self.guard.identify_session = self._login.identify
+            self.guard.sessions = self._login
         host_cache = HostViewCache(runtime_dir) if settings.num_workers > 1 else None
         shards = [self._shard(broker, some) for broker, some in zip(self.brokers, standings, strict=True)]
         shard_router = self._sharded.router if self._sharded is not None else None
         add_routes(
             router, self.api, shards, SingleFlightCache(settings.stats_cache_ms / 1000, host_cache), shard_router
         )
+        self._sqs = self._sqs_endpoint(shards, shard_router, audit) if settings.queen_sqs else None
+        if self._sqs is not None:
+            self._sqs.add_to(router)
+            router.fallback = self._sqs.before(router.fallback)
+            self.api.metric_sources = (*self.api.metric_sources, self._sqs.families)
         self.tls = server_tls(settings)
         self.port = settings.port if port is None else port
+
+    def _sqs_endpoint(self, shards: Sequence[Shard], router: ShardRouter | None, audit: Audit) -> SqsEndpoint:
+        # Loaded where it is asked for, and not in every worker.
+        from queen.http.sqs.endpoint import SqsEndpoint
+
+        return SqsEndpoint(self.settings, self.api.broker, shards, router, audit, self.guard.refused)
 
     def _is_flooded(self) -> bool:
         return self.http.budget.is_flooded
@@ -235,6 +249,8 @@ class Worker:
         self.guard.start()
         if self._login is not None:
             await self._login.start()
+        if self._sqs is not None:
+            self._sqs.start()
         server = await self.http.serve(
             self.settings.listen_host,
             self.port,
@@ -267,6 +283,8 @@ class Worker:
         await self.guard.stop()
         if self._login is not None:
             await self._login.stop()
+        if self._sqs is not None:
+            await self._sqs.stop()
         if self.tls is not None:
             await self.tls.stop()
         await self.recorder.stop()

@@ -17,6 +17,8 @@ TOGETHER: Final = {
     "tests/pipelines/": "pipelines",
     # One server on one copy of the old data.
     "tests/compat/": "compat",
+    # One server.
+    "tests/http/sqs/": "sqs",
     # All pages are walked on one server.
     "tests/docs/": "docs",
     # One server and one Prometheus.
