@@ -98,3 +98,25 @@ def _receive(sqs: Client, urls: list[str]) -> None:
     # A send that is repeated after the crash is a duplicate.
     sqs.send_message(QueueUrl=fifo, MessageBody="3", MessageGroupId="1")
     assert attribute(sqs, fifo, "ApproximateNumberOfMessages") == "8"
+
+
+async def test_standard_queues_are_served_out_of_prefetch_buffers(start_server: StartServer) -> None:
+    api = await start_server(queen_sqs=True, topic_ready_queues="on")
+    await asyncio.to_thread(_use_hot_queue, sqs_client(api.url))
+
+
+def _use_hot_queue(sqs: Client) -> None:
+    url = sqs.create_queue(QueueName="hot")["QueueUrl"]
+    given = {"n": {"DataType": "Number", "StringValue": "1"}}
+    seen: list[str] = []
+    while len(seen) < 200:
+        entries = [{"Id": str(n), "MessageBody": f"ä{n}", "MessageAttributes": given} for n in range(10)]
+        sqs.send_message_batch(QueueUrl=url, Entries=entries)
+        messages = receive(sqs, url)
+        assert all(message["MessageAttributes"] == given for message in messages)
+        seen += bodies(messages)
+        delete(sqs, url, messages[1:])
+        first = {"QueueUrl": url, "ReceiptHandle": messages[0]["ReceiptHandle"]}
+        sqs.change_message_visibility(VisibilityTimeout=60, **first)
+        sqs.delete_message(**first)
+    assert set(seen) == {f"ä{n}" for n in range(10)}
