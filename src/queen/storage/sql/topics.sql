@@ -132,7 +132,8 @@ WITH picked AS MATERIALIZED (
             SELECT r.place, r.id, r.priority, r.deliver_after, r.nbytes
             FROM queen.topic_heads h
             CROSS JOIN LATERAL (
-                SELECT i.ctid AS place, i.id, i.priority, i.deliver_after, octet_length(i.payload) + 400 AS nbytes
+                SELECT i.ctid AS place, i.id, i.priority, i.deliver_after,
+                    octet_length(i.payload) + coalesce(octet_length(i.metadata), 0) + 400 AS nbytes
                 FROM queen.topic_items i
                 WHERE i.topic_id = h.topic_id AND i.priority = h.priority AND i.leased_until IS NULL
                     AND i.deliver_after >= h.head AND i.deliver_after <= statement_timestamp()
