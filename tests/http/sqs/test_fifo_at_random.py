@@ -82,7 +82,7 @@ class Consumers:
 def test_every_message_is_deleted_once_and_none_comes_back(
     sqs: Client, sqs_server: Served, make_queue: Callable[..., str], seed: int
 ) -> None:
-    url, messages = make_queue(fifo=True, VisibilityTimeout="600", ContentBasedDeduplication="true"), 120
+    url, messages = make_queue(fifo=True, VisibilityTimeout="600", ContentBasedDeduplication="true"), 60
     for start in range(0, messages, 10):
         entries = [
             {"Id": str(n), "MessageBody": str(n), "MessageGroupId": f"g{n % 5}"} for n in range(start, start + 10)
