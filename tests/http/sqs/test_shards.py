@@ -24,7 +24,7 @@ async def test_queues_of_both_kinds_live_on_any_shard(
         counted = []
         for broker in api.worker.brokers:
             topics = await broker.topics.admin.counts("sqs", None)
-            queues = await broker.database.fetch("queue_standings", "", "sqs", "")
+            queues = await broker.database.fetch("queue_ids", "", "sqs", "")
             counted.append((len(topics), len(queues)))
         (a, b), (c, d) = counted
         assert (a + c, b + d) == (8, 6)

@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from queen.broker.broker import Broker
+from queen.broker.inspect.standings import Standings
 from queen.broker.pop.requests import PopRequest, unchanged
 from queen.broker.queues import option_values
 from queen.broker.topics.batching import Links
@@ -94,9 +95,10 @@ class FifoQueues:
             await self._set_lease(partition_number(str(row["partition_id"])), row["lease_id"], 0.0)
 
     async def counts(self, queue: SqsQueue) -> Counts:
-        rows = await self._shards.on_queue(
-            queue.name, lambda shard: shard.broker.database.fetch("queue_standings", queue.name, "", "")
-        )
+        async def stand(shard: Shard) -> list[Record]:
+            return await Standings(shard.broker.database, 0.0).of(queue.name, "", "")
+
+        rows = await self._shards.on_queue(queue.name, stand)
         (known,) = await self._links.fetch("sqs_in_flight", queue.id)
         pending = rows[0]["pending"] if rows else 0
         return Counts(visible=max(0, pending - known["hidden"] - known["deleted"]), hidden=known["hidden"])
