@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -76,6 +77,24 @@ class QueenBackend(KeyValueStoreBackend):
 
     def incr(self, key: str) -> int:
         return int(self._one({"op": "incr", "key": key, "delta": 1, **self._expiry()})["value"])
+
+    def set_chord_size(self, group_id: str, chord_size: int) -> None:
+        """How many tasks a chord waits for: more than its header has entries, if they are groups themselves."""
+        self.set(self.get_key_for_group(group_id, ".size"), str(chord_size))
+
+    def add_to_chord(self, chord_id: str, result: Any) -> None:
+        """A task of the header has been replaced by one more."""
+        operation = {"op": "incr", "key": self.get_key_for_group(chord_id, ".added"), "delta": 1, **self._expiry()}
+        self._one(operation)
+
+    def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> Any:
+        if request.group and request.chord:
+            size, added = (self.get_key_for_group(request.group, part) for part in (".size", ".added"))
+            found = self.mget([size, added])
+            # The size is stored before the last task of the header is published: that one will see it.
+            known = int(found[size]) + int(found.get(added, 0)) if size in found else sys.maxsize
+            request.chord["chord_size"] = known
+        return super().on_chord_part_return(request, state, result, **kwargs)
 
     def wait_for(
         self,
