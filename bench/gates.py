@@ -1,16 +1,18 @@
 """What stands before a push costs: a token, TLS, the proxy; each against the same push without it, in one run.
 
-    python -m bench.gates [--rounds 20] [--seconds 1] [--only token,tls,proxy]
+    python -m bench.gates [--rounds 20] [--seconds 1] [--only token,tls,proxy,login]
 
 Rounds alternate, so that whatever else the machine does meets both. `token`: CPU of the server for each push of one
-message, open and checked, and the check alone. `tls`: messages per second in pushes of 100. `proxy`: the latency of a
-push of one message on one connection.
+message, open and checked, and the check alone. `tls`: messages per second in pushes of 100. `proxy` and `login`: the
+latency of a push of one message on one connection, in turns of 20 pushes: through the proxy, and to a server with
+QUEEN_LOGIN that is sent a session or its cookie.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import operator
 import shutil
 import ssl
@@ -44,6 +46,7 @@ _MOST_TOKEN_MICROSECONDS = 5.0
 _LEAST_TLS_SHARE = 0.85
 _MOST_PROXY_MILLISECONDS = 0.3
 _CALLS = 200_000
+_PUSHES_IN_TURN = 20
 
 
 def request_of(messages: int, headers: Mapping[str, str] | None = None) -> bytes:
@@ -62,10 +65,12 @@ def request_of(messages: int, headers: Mapping[str, str] | None = None) -> bytes
 
 
 class Pusher(asyncio.Protocol):
-    """Sends the same request again and again, each when the one before it was answered."""
+    """Sends the same request again and again, each when the one before it was answered; or so many in its turn."""
 
-    def __init__(self, request: bytes) -> None:
+    def __init__(self, request: bytes, *, in_turns: bool = False) -> None:
         self._request = request
+        self._left = 0 if in_turns else -1
+        self._turn_over = asyncio.Event()
         self._began = 0.0
         self._received = b""
         self.transport: asyncio.Transport
@@ -74,7 +79,18 @@ class Pusher(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        if self._left:
+            self._send()
+
+    async def take_turn(self, pushes: int) -> list[float]:
+        """Push so often; how long each push took."""
+        self.seconds, self._left = [], pushes
+        self._turn_over.clear()
         self._send()
+        await self._turn_over.wait()
+        if self.trouble:
+            raise RuntimeError(f"a push failed: {self.trouble}")
+        return self.seconds
 
     def data_received(self, data: bytes) -> None:
         self._received += data
@@ -87,10 +103,15 @@ class Pusher(asyncio.Protocol):
             self.transport.close()
             return
         self._received = b""
-        self._send()
+        self._left -= 1
+        if self._left:
+            self._send()
+        else:
+            self._turn_over.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.trouble = self.trouble or "the connection was closed"
+        self._turn_over.set()
 
     def _send(self) -> None:
         self._began = time.perf_counter()
@@ -249,34 +270,71 @@ async def session_of(dsn: str) -> str:
         return await Sessions(ProxySettings(database_url=dsn, jwt_secret=SECRET), users).begin(user, "")
 
 
+async def compare(ways: Mapping[str, tuple[int, bytes]], options: argparse.Namespace) -> dict[str, list[float]]:
+    """How long each push took in ms, one way after the other in short turns: what else runs here meets them all."""
+    loop = asyncio.get_running_loop()
+    pushers = {}
+    for way, (port, request) in ways.items():
+        make = functools.partial(Pusher, request, in_turns=True)
+        _, pushers[way] = await loop.create_connection(make, "127.0.0.1", port)
+    for pusher in pushers.values():
+        await pusher.take_turn(200)
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    until = time.monotonic() + options.rounds * options.seconds
+    order = list(pushers)
+    while time.monotonic() < until:
+        for way in order:
+            found[way] += [one * 1000 for one in await pushers[way].take_turn(_PUSHES_IN_TURN)]
+        order.reverse()
+    for pusher in pushers.values():
+        pusher.transport.abort()
+    return found
+
+
+def compared(found: Mapping[str, list[float]], base: str, way: str) -> tuple[str, float]:
+    """A line about both, and how much longer the median push takes."""
+    medians = {name: statistics.median(found[name]) for name in (base, way)}
+    fastest = {name: statistics.quantiles(found[name], n=10)[0] for name in (base, way)}
+    line = f"push, p50 ms: {base} {medians[base]:.3f}, {way} {medians[way]:.3f}"
+    line += f"; the fastest tenth: {fastest[base]:.3f}, {fastest[way]:.3f} ({len(found[way])} pushes each)"
+    return line, medians[way] - medians[base]
+
+
 async def measure_proxy(options: argparse.Namespace) -> list[Verdict]:
     """The median latency of a push of one message, straight and through the proxy."""
-    medians: dict[str, list[float]] = {"straight": [], "proxy": []}
-    fastest: dict[str, list[float]] = {"straight": [], "proxy": []}
     async with AsyncExitStack() as stack:
         target = await stack.enter_async_context(fresh_server(1, {"JWT_ENABLED": "true", "JWT_SECRET": SECRET}))
         dsn = data_dsn(target)
         session = await session_of(dsn)
         proxy, watched = await stack.enter_async_context(proxy_before(target, dsn))
         request = request_of(1, {"Authorization": f"Bearer {session}"})
-        ways = {"straight": target.port, "proxy": proxy}
-        for port in ways.values():
-            await drive(port, request, 1, 1)
-        before, passed = watched.cpu().server, 0
-        for number in range(options.rounds):
-            for way in sorted(ways, reverse=bool(number % 2)):
-                found = await drive(ways[way], request, options.seconds, 1)
-                medians[way].append(statistics.median(found) * 1000)
-                fastest[way].append(statistics.quantiles(found, n=10)[0] * 1000)
-                passed += len(found) if way == "proxy" else 0
-        cpu = (watched.cpu().server - before) / passed * 1e6
-    added = paired(medians["proxy"], medians["straight"], operator.sub)
-    quick = min(fastest["proxy"]) - min(fastest["straight"])
+        before = watched.cpu().server
+        found = await compare({"straight": (target.port, request), "proxy": (proxy, request)}, options)
+        cpu = (watched.cpu().server - before) / len(found["proxy"]) * 1e6
+    line, added = compared(found, "straight", "proxy")
     return [
-        Verdict(f"the fastest tenth of a round takes {quick:.2f} ms longer through the proxy", True),
-        Verdict(f"push, p50 ms: straight {spread(medians['straight'], 2)}, proxy {spread(medians['proxy'], 2)}", True),
+        Verdict(line, True),
         Verdict(f"the proxy adds {added:.2f} ms, of which {cpu:.0f} µs CPU", added <= _MOST_PROXY_MILLISECONDS),
     ]
+
+
+async def measure_login(options: argparse.Namespace) -> list[Verdict]:
+    """The median latency of a push to a server where people log in: with a token, a session, and its cookie."""
+    settings = {"QUEEN_LOGIN": "true", "JWT_SECRET": SECRET}
+    async with fresh_server(1, settings) as target:
+        session = await session_of(data_dsn(target))
+        headers = {
+            "token": {"Authorization": f"Bearer {token()}"},
+            "session": {"Authorization": f"Bearer {session}"},
+            "cookie": {"Cookie": f"token={session}", "Origin": "http://localhost"},
+        }
+        ways = {way: (target.port, request_of(1, some)) for way, some in headers.items()}
+        found = await compare(ways, options)
+    verdicts = []
+    for way in ("session", "cookie"):
+        line, added = compared(found, "token", way)
+        verdicts += [Verdict(line, True), Verdict(f"a {way} adds {added:.2f} ms", added <= _MOST_PROXY_MILLISECONDS)]
+    return verdicts
 
 
 def data_dsn(target: Target) -> str:
@@ -284,14 +342,14 @@ def data_dsn(target: Target) -> str:
     return target.database.dsn
 
 
-MEASUREMENTS = {"token": measure_token, "tls": measure_tls, "proxy": measure_proxy}
+MEASUREMENTS = {"token": measure_token, "tls": measure_tls, "proxy": measure_proxy, "login": measure_login}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each round")
-    parser.add_argument("--only", default=",".join(MEASUREMENTS), help="some of token, tls, proxy")
+    parser.add_argument("--only", default=",".join(MEASUREMENTS), help="some of token, tls, proxy, login")
     options = parser.parse_args()
     verdicts: list[Verdict] = []
     for name in options.only.split(","):

@@ -49,12 +49,15 @@ from queen.broker.push.replay import SpoolDrainer
 from queen.broker.push.spool_router import SpoolRouter
 from queen.broker.queues import Queues
 from queen.broker.state.key_values import KeyValues
+from queen.broker.state.locks import Locks
+from queen.broker.state.timers import Timers
 from queen.broker.topics.jobs import topic_jobs
 from queen.broker.topics.topics import TOPIC_EVENTS, Topics
 from queen.broker.transactions.inbox import InboxDrainer
 from queen.broker.transactions.inbox_append import InboxAppender
 from queen.broker.transactions.stream_cycles import StreamCycles
 from queen.broker.transactions.stream_queries import StreamQueries
+from queen.broker.transactions.timer_firing import TimerFiring
 from queen.broker.transactions.transactions import Transactions
 from queen.bus.peers import Peers, ShardPeers
 from queen.dashboard import Dashboard
@@ -104,7 +107,9 @@ from queen.wire.ids import IdSource
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
+    from queen.broker.sharding.shard_router import ShardRouter
     from queen.broker.sharding.sharded_broker import ShardedBroker
+    from queen.http.sqs.endpoint import SqsEndpoint
     from queen.http.tracing import Tracing
     from queen.proxy.inside import ServerLogin
 
@@ -133,7 +138,8 @@ class Worker:
         browsers = BrowserRules(settings)
         self.guard = Guard.from_settings(settings, BrokerLookup(self.brokers), browsers)
         self.consumers = Consumers(front, self.guard.consumer_limits)
-        router = Router(around=_around(settings, tracing, self.broker.topics.counters, Audit(self.brokers)))
+        audit = Audit(self.brokers)
+        router = Router(around=_around(settings, tracing, self.broker.topics.counters, audit))
         self.http = HttpServer(
             router,
             gate=self._gate(settings),
@@ -177,15 +183,26 @@ class Worker:
         self._login = _login(settings, settings.database_dsns[0]) if settings.queen_login else None
         if self._login is not None:
             router.fallback = self._login.before(router.fallback)
-            self.guard.identify_session = self._login.identify
+            self.guard.sessions = self._login
         host_cache = HostViewCache(runtime_dir) if settings.num_workers > 1 else None
         shards = [self._shard(broker, some) for broker, some in zip(self.brokers, standings, strict=True)]
         shard_router = self._sharded.router if self._sharded is not None else None
         add_routes(
             router, self.api, shards, SingleFlightCache(settings.stats_cache_ms / 1000, host_cache), shard_router
         )
+        self._sqs = self._sqs_endpoint(shards, shard_router, audit) if settings.queen_sqs else None
+        if self._sqs is not None:
+            self._sqs.add_to(router)
+            router.fallback = self._sqs.before(router.fallback)
+            self.api.metric_sources = (*self.api.metric_sources, self._sqs.families)
         self.tls = server_tls(settings)
         self.port = settings.port if port is None else port
+
+    def _sqs_endpoint(self, shards: Sequence[Shard], router: ShardRouter | None, audit: Audit) -> SqsEndpoint:
+        # Loaded where it is asked for, and not in every worker.
+        from queen.http.sqs.endpoint import SqsEndpoint
+
+        return SqsEndpoint(self.settings, self.api.broker, shards, router, audit, self.guard.refused)
 
     def _is_flooded(self) -> bool:
         return self.http.budget.is_flooded
@@ -229,6 +246,8 @@ class Worker:
         self.guard.start()
         if self._login is not None:
             await self._login.start()
+        if self._sqs is not None:
+            self._sqs.start()
         server = await self.http.serve(
             self.settings.listen_host,
             self.port,
@@ -255,6 +274,8 @@ class Worker:
         await self.guard.stop()
         if self._login is not None:
             await self._login.stop()
+        if self._sqs is not None:
+            await self._sqs.stop()
         if self.tls is not None:
             await self.tls.stop()
         await self.recorder.stop()
@@ -355,7 +376,9 @@ def make_broker(
     pop = _Pop(base)
     ack = _Ack(base, pop, push)
     topics = _topics(base, shard)
-    key_values = KeyValues(base.database, base.catalog, sharded=len(settings.database_dsns) > 1)
+    sharded = len(settings.database_dsns) > 1
+    key_values = KeyValues(base.database, base.catalog, sharded=sharded)
+    timers = Timers(base.database, base.catalog, base.envelope, base.ids, sharded=sharded)
     transactions = Transactions(
         base.database,
         base.catalog,
@@ -367,6 +390,7 @@ def make_broker(
         meter,
         topics.transaction_ops,
         key_values,
+        timers,
     )
     stages = Stages(
         base.database,
@@ -391,11 +415,12 @@ def make_broker(
             *shard_jobs(settings),
         ],
     )
+    appender = InboxAppender(base.database, base.catalog, push.pusher, topics, base.envelope, base.ids, meter)
     inbox = InboxDrainer(
         base.database,
         jobs.elected,
         base.modes,
-        InboxAppender(base.database, base.catalog, push.pusher, topics, base.envelope, base.ids, meter),
+        appender,
         poll_seconds=settings.sql_push_poll_ms / 1000,
     )
     heartbeat = _heartbeat(base, push, pop)
@@ -431,6 +456,9 @@ def make_broker(
         dead_letters=DeadLetters(base.database, base.catalog, base.envelope, ack.redriver),
         topics=topics,
         key_values=key_values,
+        locks=Locks(base.database, key_values, base.ids),
+        timers=timers,
+        timer_firing=TimerFiring(base.database, jobs.elected, base.modes, timers, appender, base.envelope),
         transactions=transactions,
         stages=stages,
         inbox=inbox,

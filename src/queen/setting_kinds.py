@@ -140,6 +140,24 @@ def _parse_roles(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(roles.items())
 
 
+def _parse_sqs_keys(text: str) -> tuple[tuple[str, str, str, tuple[str, ...]], ...]:
+    keys: dict[str, tuple[str, str, str, tuple[str, ...]]] = {}
+    for entry in text.split(","):
+        id, secret, role, *queues = entry.strip().split(":")
+        patterns = tuple(queues[0].split(";")) if queues else ()
+        if not (id and secret) or role not in ("admin", "read-write", "read-only") or len(queues) > 1:
+            raise ValueError
+        if id in keys or not all(patterns):
+            raise ValueError
+        keys[id] = (id, secret, role, patterns)
+    return tuple(keys.values())
+
+
+def _format_sqs_key(key: tuple[str, str, str, tuple[str, ...]]) -> str:
+    *words, patterns = key
+    return ":".join((*words, ";".join(patterns)) if patterns else words)
+
+
 def _parse_quotas(text: str) -> tuple[tuple[str, int], ...]:
     quotas: dict[str, int] = {}
     for pair in text.split(","):
@@ -218,6 +236,13 @@ ROLES = Kind(
     "names, each with admin, read-write or read-only, such as billing:read-write",
     _parse_roles,
     format=lambda roles: ",".join(f"{name}:{role}" for name, role in roles),
+)
+SQS_KEYS = Kind(
+    "keys, comma-separated",
+    "keys as id:secret:role or id:secret:role:queues, the role admin, read-write or read-only, and queues such as "
+    "mail-*;orders",
+    _parse_sqs_keys,
+    format=lambda keys: ",".join(map(_format_sqs_key, keys)),
 )
 QUOTAS = Kind(
     "namespace:number, comma-separated",

@@ -28,6 +28,7 @@ from queen.setting_kinds import (
     QUOTAS,
     ROLES,
     SECONDS,
+    SQS_KEYS,
     TEXT,
     URL,
     URLS,
@@ -337,6 +338,14 @@ class Settings:
     )
     queen_login: bool = setting(
         False, FLAG, "The server itself has a login page for people, as `queen proxy` has (see docs/proxy.md)."
+    )
+    queen_sqs: bool = setting(False, FLAG, "Serve Amazon's SQS at `/sqs` (see docs/sqs.md).")
+    queen_sqs_keys: tuple[tuple[str, str, str, tuple[str, ...]], ...] = setting(
+        (),
+        SQS_KEYS,
+        "Keys that SQS clients sign with, such as `AKIAMAIL:secret:read-write:mail-*;orders`: id, secret, role, and "
+        "patterns of the queues it is for (unset: all); unset: no signature is asked for.",
+        secret=True,
     )
     audit_retention_days: int = setting(
         365, whole(1, 36500), "How long the audit log keeps what administrators did.", "days"

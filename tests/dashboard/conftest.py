@@ -24,7 +24,7 @@ from tests.acceptance.served import served
 from tests.dashboard.browser import chromium, launched
 from tests.dashboard.seed import add_pipelines, seed
 
-expect.set_options(timeout=15_000)
+expect.set_options(timeout=60_000)
 OpenPage = Callable[[str], Page]
 
 
@@ -152,16 +152,23 @@ class Window:
         self.page.goto(url)
 
     def visit(self, path: str) -> Page:
-        """Go to an address as a link of the page does."""
+        """Go to an address, with nothing open over the page."""
         self.watch.problems()
         self.page.set_viewport_size({"width": 1440, "height": 900})
         self.page.evaluate(
-            "path => { document.querySelectorAll('.toast [aria-label=Dismiss]').forEach(one => one.click());"
-            " document.querySelectorAll('dialog[open]').forEach(one => one.close());"
-            " history.pushState(null, '', path); dispatchEvent(new PopStateEvent('popstate', {state: null})) }",
-            path,
+            "() => { document.querySelectorAll('.toast [aria-label=Dismiss]').forEach(one => one.click());"
+            " document.querySelectorAll('dialog[open]').forEach(one => one.close()) }"
         )
+        follow(self.page, path)
         return self.page
+
+
+def follow(page: Page, path: str) -> None:
+    """Go to an address as a link of the page does."""
+    page.evaluate(
+        "path => { history.pushState(null, '', path); dispatchEvent(new PopStateEvent('popstate', {state: null})) }",
+        path,
+    )
 
 
 def new_context(browser: Browser, theme: Literal["dark", "light"] = "light") -> BrowserContext:

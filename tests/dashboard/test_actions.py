@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import asyncpg
@@ -11,6 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.dashboard.conftest import OpenPage, Site, Window, run_aside
+from tests.support.ageing import block_until
 
 
 def confirm(page: Page, *, effect: str = "", typed: str = "") -> None:
@@ -23,15 +22,6 @@ def confirm(page: Page, *, effect: str = "", typed: str = "") -> None:
         dialog.locator("[name=typed]").fill(typed)
     dialog.locator(".confirm").click()
     expect(dialog).to_be_hidden()
-
-
-def eventually(true: Callable[[], bool]) -> None:
-    """Workers hear from each other what was switched."""
-    for _ in range(200):
-        if true():
-            return
-        time.sleep(0.05)
-    pytest.fail("it did not become true within 10 s")
 
 
 def toast(page: Page, text: str) -> None:
@@ -382,10 +372,10 @@ def test_maintenance_is_switched_on_shown_everywhere_and_undone(
     page = window.visit("/maintenance")
     page.get_by_role("button", name=f"Switch {kind} maintenance on").click()
     confirm(page, effect="It holds across restarts.")
-    eventually(lambda: site.call("GET", "/api/v1/system/maintenance")[field])
+    block_until(lambda: site.call("GET", "/api/v1/system/maintenance")[field], "it is on at every worker")
     expect(page.get_by_text(f"{kind.capitalize()} maintenance is on.")).to_be_visible()
     undo(page)
-    eventually(lambda: not site.call("GET", "/api/v1/system/maintenance")[field])
+    block_until(lambda: not site.call("GET", "/api/v1/system/maintenance")[field], "it is off at every worker")
     expect(page.locator(".banner")).to_have_count(0)
 
 

@@ -12,7 +12,7 @@ from queen.embedded import EmbeddedPostgres
 from queen.proxy.passwords import hash_password
 from queen.proxy.users import UserStore
 from tests.acceptance.served import served
-from tests.dashboard.conftest import new_context, run_aside
+from tests.dashboard.conftest import follow, new_context, run_aside
 from tests.http.auth.issuer import SECRET, issue
 
 PASSWORD = "correct horse battery"
@@ -52,7 +52,9 @@ def guarded(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
 
     run_aside(prepare())
     directory = tmp_path_factory.mktemp("guarded")
-    with served(directory, DATABASE_URLS=both(postgres), QUEEN_LOGIN="true", JWT_SECRET=SECRET) as server:
+    with served(
+        directory, NUM_WORKERS="1", DATABASE_URLS=both(postgres), QUEEN_LOGIN="true", JWT_SECRET=SECRET
+    ) as server:
         run_aside(add_people())
         yield server.url
 
@@ -61,7 +63,9 @@ def guarded(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
 def tokens_only(postgres: EmbeddedPostgres, guarded: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Another server of the same databases, which knows tokens and no passwords."""
     directory = tmp_path_factory.mktemp("tokens")
-    with served(directory, DATABASE_URLS=both(postgres), JWT_ENABLED="true", JWT_SECRET=SECRET) as server:
+    with served(
+        directory, NUM_WORKERS="1", DATABASE_URLS=both(postgres), JWT_ENABLED="true", JWT_SECRET=SECRET
+    ) as server:
         yield server.url
 
 
@@ -90,7 +94,7 @@ def test_person_is_offered_what_the_role_may_do(browser: Browser, guarded: str, 
     for path, offered in OFFERED.items():
         if path == "/maintenance" and role != "admin":
             continue
-        page.goto(guarded + path)
+        follow(page, path)
         mine = [button for rank in ROLES[: ROLES.index(role) + 1] for button in offered.get(rank, ())]
         others = [button for rank in ROLES[ROLES.index(role) + 1 :] for button in offered.get(rank, ())]
         expect(page.locator("main h1")).to_be_visible()

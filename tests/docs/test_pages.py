@@ -26,7 +26,7 @@ _TOPIC = re.compile(r"""(?:topic\(|"namespace": |namespace=)["']?([\w-]+)""")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("docs")) as server:
+    with served(tmp_path_factory.mktemp("docs"), QUEEN_SQS="true") as server:
         yield server
 
 

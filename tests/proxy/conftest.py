@@ -45,6 +45,12 @@ class Site:
 StartProxy = Callable[..., Awaitable[Site]]
 
 
+@pytest.fixture(autouse=True)
+def _short_beat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failed logins are not waited for as long."""
+    monkeypatch.setattr("queen.proxy.login._BEAT_SECONDS", 0.001)
+
+
 _HAS_CHROMIUM = Path(CHROMIUM).exists()
 
 

@@ -93,8 +93,31 @@ async def test_bad_logins(site: Site) -> None:
 async def test_guessing_locks_the_user_for_a_while(site: Site) -> None:
     for _ in range(5):
         assert (await site.log_in("alice", "wrong")).status == 401
-    assert (await site.log_in("alice")).status == 429, "even the right password"
+    assert (await site.log_in("alice")).status == 401, "even the right password"
     assert (await site.log_in("rita")).status == 200, "others are not concerned"
+
+
+async def test_nobody_learns_by_guessing_whether_there_is_a_user(site: Site) -> None:
+    """The answers are the same, also where the user is locked, disabled or known to a provider alone."""
+    users = site.proxy.login.users
+    await users.create("eva", None, "admin", "eva@example.com")
+    await users.create("dora", bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode(), "admin")
+    await users.set_disabled(await users.named("dora"), True)
+    tries = [("alice", "wrong")] * 6 + [("nobody", "wrong")] * 6
+    tries += [("eva", "wrong"), ("dora", "secret"), ("no\0body", "wrong"), ("x" * 1000, "wrong"), ("a b", "wrong")]
+    answers = set()
+    for name, password in tries:
+        answer = await site.log_in(name, password)
+        answers.add((answer.status, await answer.text(), tuple(sorted(answer.headers))))
+    assert len(answers) == 1, answers
+    ((status, text, _),) = answers
+    assert (status, text) == (401, '{"error":"Invalid credentials"}')
+
+
+async def test_logins_at_the_same_time_count_before_they_have_failed(site: Site) -> None:
+    answers = await asyncio.gather(*(site.log_in(f"user{number}", "wrong") for number in range(30)))
+    statuses = [answer.status for answer in answers]
+    assert sorted(statuses) == [401] * 20 + [429] * 10
 
 
 async def test_guessing_names_is_throttled_by_address(site: Site) -> None:
@@ -240,6 +263,30 @@ async def test_tokens_of_an_identity_provider_pass_unchanged(start_proxy: StartP
     await site.log_in("alice")
     async with site.client.get(f"{site.url}/api/v1/status") as answer:
         assert answer.status == 200, "sessions work beside them"
+
+
+async def test_tokens_of_programs_pass_unchanged(start_proxy: StartProxy) -> None:
+    """Those of `queen token create`, with all that limits them; not those that are minted for other services."""
+    site = await start_proxy(forward_auth=True)
+    url = f"{site.url}/api/v1/push"
+    limited = {"Authorization": f"Bearer {issue('read-write', queues=['q'])}"}
+    for queue, status in (("q", 201), ("other", 403)) * 3:
+        async with site.client.post(url, json={"items": [{"queue": queue, "payload": 1}]}, headers=limited) as answer:
+            assert answer.status == status, queue
+    for bad, status in (
+        (issue("read-only"), 403),
+        (issue("admin", lifetime=-600), 401),
+        (issue("admin", secret="some other secret of 32 bytes or more"), 401),
+    ):
+        async with site.client.post(url, json=PUSH, headers={"Authorization": f"Bearer {bad}"}) as answer:
+            assert answer.status == status
+    await site.add_user("alice", "admin")
+    token = (await site.log_in("alice")).cookies["token"].value
+    async with site.client.get(f"{site.url}/api/auth/forward-auth", headers={"Cookie": f"token={token}"}) as answer:
+        minted = answer.headers["Authorization"]
+    site.client.cookie_jar.clear()
+    async with site.client.post(url, json=PUSH, headers={"Authorization": minted}) as answer:
+        assert answer.status == 401
 
 
 async def test_where_somebody_may_be_sent_after_logging_in(start_proxy: StartProxy) -> None:

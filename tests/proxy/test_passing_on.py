@@ -50,7 +50,7 @@ class Behind:
             self.writer.transport.abort()
 
     async def until(self, text: bytes) -> None:
-        async with asyncio.timeout(20), self._news:
+        async with asyncio.timeout(30), self._news:
             await self._news.wait_for(lambda: text in self.received)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -277,23 +277,185 @@ async def test_every_answer_has_the_security_headers(start_proxy: StartProxy, si
     writer.close()
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
-        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: +5\r\n\r\nhello",
-        b"GET / HTTP/1.1\r\nHost: a\r\nX y: z\r\n\r\n",
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 200_000 + b"\r\n\r\n",
-    ],
-)
-async def test_what_could_be_read_in_two_ways_is_refused(site: Site, request_: bytes) -> None:
+NEXT = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+AMBIGUOUS = {
+    b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n": 400,
+    b"GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n": 400,
+    b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello": 400,
+    b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: +5\r\n\r\nhello": 400,
+    b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5, 5\r\n\r\nhello": 400,
+    b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n": 501,
+    b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n": 501,
+    b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n": 400,
+    b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n": 501,
+    b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n": 400,
+    b"GET / HTTP/1.1\r\nHost: a\r\nX y: z\r\n\r\n": 400,
+    b"GET / HTTP/1.1\nHost: a\n\n": 400,
+    b"GET / HTTP/1.1\r\nHost: a\r\nX: b\0c\r\n\r\n": 400,
+    b"GET / HTTP/1.1\r\n\r\n": 400,
+    b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n": 400,
+    b"GET / HTTP/2.0\r\nHost: a\r\n\r\n": 505,
+    b"GET http://elsewhere.example/ HTTP/1.1\r\nHost: a\r\n\r\n": 400,
+    b"CONNECT elsewhere.example:443 HTTP/1.1\r\nHost: a\r\n\r\n": 400,
+    b"GET /ws/v1/consume HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Content-Length: 5\r\n\r\nhello": 400,
+    b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 200_000 + b"\r\n\r\n": 431,
+}
+
+
+async def test_what_could_be_read_in_two_ways_is_refused_and_what_follows_is_not_read(site: Site) -> None:
+    for request, expected in AMBIGUOUS.items():
+        reader, writer = await connect(site)
+        writer.write(request + NEXT)
+        answers = await asyncio.wait_for(reader.read(), 20)
+        statuses = re.findall(rb"HTTP/1\.1 (\d+) ", answers)
+        assert statuses == [b"%d" % expected], (request[:100], statuses)
+        writer.close()
+
+
+async def test_a_body_that_makes_no_sense_is_refused(site: Site) -> None:
+    token = (await site.log_in("alice")).cookies["token"].value
+    for body in (b" 2\r\n{}\r\n0\r\n\r\n", b"0x2\r\n{}\r\n0\r\n\r\n", b"2\n{}\n0\n\n", b"F" * 17 + b"\r\n{}"):
+        reader, writer = await connect(site)
+        writer.write(head(token, "POST /api/v1/push HTTP/1.1", "Transfer-Encoding: chunked") + body + NEXT)
+        answers = await asyncio.wait_for(reader.read(), 20)
+        assert re.findall(rb"HTTP/1\.1 (\d+) ", answers) == [b"400"], body
+        writer.close()
+
+
+async def test_a_line_that_never_ends_is_refused(site: Site) -> None:
+    """In the head, in a trailer, and in the extension of a chunk."""
+    token = (await site.log_in("alice")).cookies["token"].value
+    chunked = head(token, "POST /api/v1/push HTTP/1.1", "Transfer-Encoding: chunked")
+    for start in (b"GET / HTTP/1.1\r\nHost: a\r\nX: ", chunked + b"1\r\n[\r\n0\r\nX: ", chunked + b"1;x="):
+        reader, writer = await connect(site)
+        writer.write(start)
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < 50_000_000 and not reader.at_eof():
+                writer.write(b"y" * 100_000)
+                sent += 100_000
+                await writer.drain()
+                await asyncio.sleep(0)
+        assert sent < 20_000_000, start
+        writer.transport.abort()
+
+
+async def test_what_follows_a_body_as_a_trailer_is_in_no_request(start_proxy: StartProxy, behind: Behind) -> None:
+    site = await start_proxy(queen_server_url=behind.url)
+    token = await token_of(site)
     reader, writer = await connect(site)
-    writer.write(request_)
-    status = (await asyncio.wait_for(reader.read(), 20))[:12]
-    assert status in (b"HTTP/1.1 400", b"HTTP/1.1 431"), status
+    for number in range(2):
+        writer.write(head(token, f"POST /number{number} HTTP/1.1", "Transfer-Encoding: chunked"))
+        writer.write(b"1\r\nx\r\n0\r\nX-Smuggled: yes\r\nHost: evil.example\r\n\r\n")
+        await behind.until(b"/number%d" % number)
+        assert behind.writer is not None
+        # The answer has a trailer as well.
+        behind.writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-Smuggled: yes\r\n\r\n")
+        answer = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 20)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"smuggled" not in answer.lower()
+    assert b"smuggled" not in behind.received.lower()
+    writer.close()
+
+
+async def test_an_upgrade_to_what_is_not_spoken_keeps_its_body(start_proxy: StartProxy, behind: Behind) -> None:
+    """As curl --http2 sends it; the body is none of a request that comes next."""
+    site = await start_proxy(queen_server_url=behind.url)
+    token = await token_of(site)
+    reader, writer = await connect(site)
+    body = b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
+    upgrade = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA")
+    writer.write(head(token, "POST /first HTTP/1.1", f"Content-Length: {len(body)}", *upgrade) + body)
+    await behind.until(b"/smuggled")
+    assert behind.received.startswith(b"POST /first HTTP/1.1\r\n")
+    assert behind.received.endswith(b"\r\n\r\n" + body)
+    assert b"upgrade: h2c" not in behind.received.lower()
+    assert behind.writer is not None
+    behind.writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+    await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    writer.close()
+
+
+async def test_a_request_that_does_not_arrive_in_time_is_refused(
+    start_proxy: StartProxy, behind: Behind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much of it comes meanwhile."""
+    monkeypatch.setattr("queen.proxy.front._ARRIVAL_SECONDS", 0.3)
+    monkeypatch.setattr("queen.proxy.app._SWEEP_SECONDS", 0.05)
+    site = await start_proxy(queen_server_url=behind.url)
+    token = await token_of(site)
+    login = b"POST /api/login HTTP/1.1\r\nHost: a\r\nContent-Length: 60000\r\n\r\n"
+    for start in (b"GET / HTTP/1.1\r\nX: ", login, head(token, "POST /x HTTP/1.1", "Content-Length: 60000")):
+        reader, writer = await connect(site)
+        writer.write(start)
+        answer = asyncio.create_task(reader.readline())
+        async with asyncio.timeout(20):
+            while not answer.done():
+                writer.write(b"y")
+                await asyncio.sleep(0.01)
+        assert (await answer).startswith(b"HTTP/1.1 408"), start
+        writer.transport.abort()
+
+
+async def test_answers_that_are_not_read_hold_up_those_asked_for_after_them(
+    start_proxy: StartProxy, behind: Behind
+) -> None:
+    site = await start_proxy(queen_server_url=behind.url)
+    token = await token_of(site)
+    _, writer = await connect(site)
+    cast(asyncio.Transport, writer.transport).pause_reading()
+    writer.write(head(token, "GET /large HTTP/1.1") * 400)
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 150000\r\n\r\n" + b"x" * 150_000
+    asked = 0
+    with contextlib.suppress(TimeoutError):
+        while asked < 400:
+            async with asyncio.timeout(1):
+                await behind.until(b"/large")
+            behind.received = b""
+            asked += 1
+            assert behind.writer is not None
+            behind.writer.write(answer)
+            await asyncio.wait_for(behind.writer.drain(), 1)
+    assert asked < 200, "answers pile up in the proxy"
+    writer.transport.abort()
+
+
+async def test_connections_have_a_limit(start_proxy: StartProxy) -> None:
+    site = await start_proxy(max_connections=3, max_connections_per_ip=2)
+    opened = [await connect(site) for _ in range(2)]
+    for _, writer in opened:
+        writer.write(NEXT)
+    assert [(await reader.readline()).split()[1] for reader, _ in opened] == [b"200", b"200"]
+    reader, _ = await connect(site)
+    assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.1 429")
+    opened.pop()[1].transport.abort()
+    await until(lambda: len(site.proxy.fronts) == 1)
+    reader, writer = await connect(site)
+    writer.write(NEXT)
+    assert (await reader.readline()).split()[1] == b"200"
+    for _, each in [*opened, (reader, writer)]:
+        each.transport.abort()
+
+
+async def test_what_nobody_asked_for_is_no_answer_to_the_next_request(start_proxy: StartProxy, behind: Behind) -> None:
+    site = await start_proxy(queen_server_url=behind.url)
+    token = await token_of(site)
+    reader, writer = await connect(site)
+    writer.write(head(token, "GET /first HTTP/1.1"))
+    await behind.until(b"/first")
+    first = behind.writer
+    assert first is not None
+    poison = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\npoison"
+    first.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok" + poison[:10])
+    await asyncio.wait_for(reader.readuntil(b"ok"), 20)
+    first.write(poison[10:])
+    writer.write(head(token, "GET /second HTTP/1.1"))
+    await behind.until(b"/second")
+    await until(lambda: behind.writer is not first)
+    assert behind.writer is not None
+    behind.writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno")
+    assert b"poison" not in await asyncio.wait_for(reader.readuntil(b"no"), 20)
     writer.close()
 
 

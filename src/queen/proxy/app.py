@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
@@ -13,12 +14,14 @@ from urllib.parse import parse_qsl, urlsplit
 import asyncpg
 
 from queen.errors import DatabaseUnavailable, SettingsError
-from queen.proxy.exchange import Exchange
+from queen.http.server.limits import raise_file_limit
+from queen.http.server.router import Generations
+from queen.proxy.exchange import Exchange, KnownHead
 from queen.proxy.front import BAD_GATEWAY, Front
-from queen.proxy.login import Asked, Login, Reply, may_use
+from queen.proxy.login import Asked, Login, Reply, login_token, may_use
 from queen.proxy.sessions import Identity
 from queen.proxy.settings import ProxySettings
-from queen.proxy.upstream import Upstreams
+from queen.proxy.upstream import Upstream, Upstreams
 from queen.proxy.users import UserStore
 
 # What concerns one connection alone, and what must not be believed of a client.
@@ -53,6 +56,7 @@ _NOT_FORWARDED: Final = frozenset(
 )
 _STRIPPED_PREFIXES: Final = (b"x-proxy-", b"x-auth-", b"x-forward-auth")
 _LARGEST_OWN_BODY: Final = 64 * 1024
+_KNOWN_HEADS: Final = 1024
 _SWEEP_SECONDS: Final = 5.0
 _GRACE_SECONDS: Final = 8.0
 _LOOK_SECONDS = 15.0
@@ -69,11 +73,14 @@ class Proxy:
         self.login: Login
         self.fronts: set[Front] = set()
         self.closing = False
+        self.heads: Generations[tuple[str, bytes], KnownHead] = Generations(_KNOWN_HEADS)
+        self._addresses: Counter[str] = Counter()
         self._left = asyncio.Event()
         self._upstreams = Upstreams(settings.queen_server_url) if settings.forwards else None
         self._users: UserStore
         self._pool: asyncpg.Pool[asyncpg.Record]
         self._server: asyncio.Server
+        self._most_connections = settings.max_connections
         self._sweeping: asyncio.Task[None]
 
     async def start(self) -> None:
@@ -90,6 +97,8 @@ class Proxy:
         await self._users.forget_sessions()
         self.login = Login(settings, self._users)
         self.login.start()
+        # Each may need one to the server behind, too.
+        self._most_connections = raise_file_limit(2 * settings.max_connections) // 2
         loop = asyncio.get_running_loop()
         self._sweeping = loop.create_task(self._sweep())
         self._server = await loop.create_server(lambda: Front(self), settings.listen_host, settings.port, backlog=1024)
@@ -123,23 +132,44 @@ class Proxy:
 
     # What connections call.
 
+    def join(self, front: Front) -> tuple[int, str] | None:
+        self.fronts.add(front)
+        self._addresses[front.address] += 1
+        settings = self.settings
+        if len(self.fronts) > self._most_connections:
+            return 503, "The proxy has too many connections; try again"
+        if 0 < settings.max_connections_per_ip < self._addresses[front.address]:
+            return 429, "This address has too many connections open"
+        return None
+
     def leave(self, front: Front) -> None:
         self.fronts.discard(front)
+        self._addresses[front.address] -= 1
+        if not self._addresses[front.address]:
+            del self._addresses[front.address]
         self._left.set()
+
+    def upstream_for(self, known: KnownHead) -> Upstream | None:
+        """An idle connection for a request that is passed on like the one before it; None: look at it again."""
+        if self._upstreams is None or self.closing or self.login.sessions.recall(known.shown) is not known.identity:
+            return None
+        return self._upstreams.idle()
 
     def serve(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         """Pass a request on at once, where all is known that is needed; else work that answers it."""
         upstreams = self._upstreams
         bearer = exchange.named.get(b"authorization", b"")
         if upstreams is not None and bearer[:7].lower() == b"bearer " and not exchange.upgrade:
-            identity = self.login.sessions.recall(bearer[7:].strip().decode("latin-1"))
+            shown = bearer[7:].strip().decode("latin-1")
+            identity = self.login.sessions.recall(shown)
             if (
                 identity is not None
                 and may_use(identity.role, exchange.method.decode())
                 and not self._is_own(exchange)
                 and (idle := upstreams.idle()) is not None
             ):
-                exchange.pass_on(idle, self._head(exchange, identity, *self._origin(exchange)))
+                head = self._head(exchange, identity, *self._origin(exchange))
+                exchange.pass_on(idle, head, shown, identity)
                 return None
         return self._serve(exchange)
 
@@ -191,9 +221,10 @@ class Proxy:
             detail = f"the role {identity.role} may not send {asked.method} requests"
             front.answer(exchange, 403, {"error": "Insufficient permissions", "detail": detail})
         else:
-            await self._forward(exchange, self._upstreams, self._head(exchange, identity, asked.address, asked.secure))
+            await self._forward(exchange, self._upstreams, asked, identity)
 
-    async def _forward(self, exchange: Exchange, upstreams: Upstreams, head: bytes) -> None:
+    async def _forward(self, exchange: Exchange, upstreams: Upstreams, asked: Asked, identity: Identity) -> None:
+        head = self._head(exchange, identity, asked.address, asked.secure)
         try:
             upstream = await upstreams.connect()
         except (OSError, TimeoutError) as error:
@@ -205,7 +236,7 @@ class Proxy:
             )
             exchange.front.answer(exchange, 502, BAD_GATEWAY)
             return
-        exchange.pass_on(upstream, head)
+        exchange.pass_on(upstream, head, login_token(asked) or "", identity)
 
     async def _health(self, exchange: Exchange, path: str) -> None:
         if path == "/health/ready":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 from urllib.parse import unquote
+
+from queen.proxy.sessions import Identity
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -14,6 +16,7 @@ _NOT_RETURNED: Final = frozenset(
 )
 # What a body may hold until there is a place for it to go.
 _MOST_HELD: Final = 64 * 1024
+BODILESS: Final = frozenset({204, 304})
 SECURITY: Final = (
     (b"x-content-type-options", b"X-Content-Type-Options: nosniff\r\n"),
     (b"x-frame-options", b"X-Frame-Options: DENY\r\n"),
@@ -40,6 +43,12 @@ class Client(Protocol):
     transport: asyncio.Transport
     speaks_chunks: bool
     address: str
+
+    def pause(self) -> None:
+        """Read nothing for a while."""
+
+    def go_on(self) -> None:
+        """Read again."""
 
     def hold(self, exchange: Exchange) -> None:
         """Read no more of a body that has no place to go yet."""
@@ -68,6 +77,21 @@ class Client(Protocol):
         """Answer from here."""
 
 
+class KnownHead(NamedTuple):
+    """The head of a request that was passed on: the next one like it needs neither parser nor decision."""
+
+    method: bytes
+    target: bytes
+    named: dict[bytes, bytes]
+    body_bytes: int
+    shown: str
+    """The token or cookie in it."""
+    identity: Identity
+    """Who showed it: what was decided holds for this one alone."""
+    passed_on: bytes
+    """What the server behind is sent in its place."""
+
+
 class Exchange:
     """A request, and the answer to it as it comes. Its body is passed on piece by piece, and so is the answer."""
 
@@ -77,9 +101,11 @@ class Exchange:
         "chunked",
         "ended",
         "front",
+        "head",
         "headers",
         "held",
         "keep_alive",
+        "known",
         "method",
         "named",
         "started",
@@ -90,12 +116,19 @@ class Exchange:
         "whole",
     )
 
-    def __init__(self, front: Client, method: bytes, target: bytes, headers: Headers) -> None:
+    def __init__(
+        self,
+        front: Client,
+        method: bytes,
+        target: bytes,
+        headers: Headers,
+        named: dict[bytes, bytes] | None = None,
+    ) -> None:
         self.front = front
         self.method = method
         self.target = target
         self.headers = headers
-        self.named = dict(headers)
+        self.named = named if named is not None else dict(headers)
         """By lower-case name; of several lines the last."""
         self.keep_alive = True
         self.upgrade = False
@@ -106,6 +139,10 @@ class Exchange:
         """Whether something of the answer has gone out."""
         self.upstream: Behind | None = None
         self.token = ""
+        self.head = b""
+        """Its head as it arrived, if the whole request came in one piece."""
+        self.known: KnownHead | None = None
+        """How the next request with the same head is passed on."""
         self.held = 0
         self.whole: asyncio.Event | None = None
         self._pieces: list[bytes] = []
@@ -138,9 +175,12 @@ class Exchange:
         body, self._pieces, self.held = b"".join(self._pieces), [], 0
         return body
 
-    def pass_on(self, upstream: Behind, head: bytes) -> None:
+    def pass_on(self, upstream: Behind, head: bytes, shown: str, identity: Identity) -> None:
         """Send it to the server behind; the answer comes by itself."""
         self.upstream = upstream
+        length = self.named.get(b"content-length", b"0")
+        if not self.upgrade and len(length) < 10:
+            self.known = KnownHead(self.method, self.target, self.named, int(length), shown, identity, head)
         body = self.take_body()
         if body and not self.chunked:
             upstream.transport.write(head + body)
@@ -164,19 +204,12 @@ class Exchange:
 
     def answer_begins(self, status: int, reason: bytes, headers: Headers) -> None:
         front = self.front
-        lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
-        names = set()
-        for name, value in headers:
-            lower = name.lower()
-            names.add(lower)
-            if lower not in _NOT_RETURNED:
-                lines.append(b"%b: %b\r\n" % (name, value))
-        lines += [line for name, line in SECURITY if name not in names]
+        lines, names = returned_lines(status, reason, headers)
         if status == 101:
             lines += [b"%b: %b\r\n" % pair for pair in headers if pair[0].lower() == b"upgrade"]
             lines.append(b"Connection: Upgrade\r\n")
         else:
-            bodiless = self.method == b"HEAD" or status in (204, 304)
+            bodiless = self.method == b"HEAD" or status in BODILESS
             if b"content-length" not in names and not bodiless:
                 # Its end has to be marked in another way.
                 self._rechunks = front.speaks_chunks
@@ -192,6 +225,18 @@ class Exchange:
     def answer_goes_on(self, piece: bytes) -> None:
         self.front.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self._rechunks else piece)
 
+    @property
+    def takes_whole_answers(self) -> bool:
+        """Whether an answer that comes in one piece can go out as one."""
+        return self.keep_alive and self.ended and self.method != b"HEAD"
+
+    def answer_whole(self, answer: bytes) -> None:
+        """All of the answer, as the client is to read it."""
+        self.started = True
+        self.upstream = None
+        self.front.transport.write(answer)
+        self.front.answered(self)
+
     def answer_ends(self) -> None:
         if self._rechunks:
             self.front.transport.write(b"0\r\n\r\n")
@@ -202,3 +247,16 @@ class Exchange:
         """The server behind is gone."""
         self.upstream = None
         self.front.failed(self)
+
+
+def returned_lines(status: int, reason: bytes, headers: Headers) -> tuple[list[bytes], set[bytes]]:
+    """The first lines of an answer for the client, and the names of all headers that the server behind has sent."""
+    lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
+    names = set()
+    for name, value in headers:
+        lower = name.lower()
+        names.add(lower)
+        if lower not in _NOT_RETURNED:
+            lines.append(b"%b: %b\r\n" % (name, value))
+    lines += [line for name, line in SECURITY if name not in names]
+    return lines, names

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import weakref
 from http.cookies import CookieError, SimpleCookie
+from typing import Final
 
 import asyncpg
 from yarl import URL
@@ -13,13 +15,22 @@ from yarl import URL
 from queen.errors import DatabaseUnavailable, SettingsError
 from queen.http.auth.principal import ROLES, Principal
 from queen.http.server.message import Handler, Request, Response
+from queen.http.server.router import Generations
 from queen.proxy.login import COOKIE, Asked, Login, Reply
+from queen.proxy.sessions import Identity
 from queen.proxy.settings import ProxySettings
 from queen.proxy.users import UserStore
 from queen.settings import Settings
 
 _LOOK_SECONDS = 15.0
 """How often it is looked whether the session of a connection has been ended."""
+
+
+_PROGRAMS: Final = "/api/"
+_DECIDING: Final = (b"cookie", b"host", b"origin", b"sec-fetch-site", b"authorization", b"x-csrf-token", b"upgrade")
+_KNOWN_SENDERS: Final = 1024
+
+Sender = tuple[bytes | None, ...]
 
 
 class Session:
@@ -39,11 +50,17 @@ class ServerLogin:
         self._secure = bool(settings.tls_cert)
         self._dsn = dsn
         self._settings = ProxySettings(
-            database_url=dsn, jwt_secret=settings.jwt_secret, secure_cookies=self._secure, queen_server_url="inside"
+            database_url=dsn,
+            jwt_secret=settings.jwt_secret,
+            secure_cookies=self._secure,
+            queen_server_url="inside",
+            # It counts as memory of the server, in every worker.
+            hashes_at_a_time=1,
         )
         self._pool: asyncpg.Pool[asyncpg.Record]
         self._login: Login
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._known: Generations[Sender, tuple[str, Identity, Principal]] = Generations(_KNOWN_SENDERS)
         self._watching: asyncio.Task[None]
 
     async def start(self) -> None:
@@ -87,11 +104,23 @@ class ServerLogin:
         refused = self._login.refuse_forgery(asked, identity) if token is None else None
         if refused is not None:
             return _response(refused)
-        session = Session(shown)
-        self._sessions.add(session)
-        return Principal(
-            identity.username, ROLES[identity.role], expires=identity.expires, is_live=lambda: session.is_live
-        )
+        principal = Principal(identity.username, ROLES[identity.role], expires=identity.expires)
+        if request.route is not None and request.route.holds_connection:
+            session = Session(shown)
+            self._sessions.add(session)
+            return dataclasses.replace(principal, is_live=lambda: session.is_live)
+        if request.path.startswith(_PROGRAMS):
+            self._known.put(_sender(request, token), (shown, identity, principal))
+        return principal
+
+    def recall(self, request: Request, token: bytes | None) -> Principal | None:
+        """Who has sent the like of it a moment ago; None: it has to be looked at again."""
+        if not request.path.startswith(_PROGRAMS) or (request.route is not None and request.route.holds_connection):
+            return None
+        known = self._known.get(_sender(request, token))
+        if known is None or self._login.sessions.recall(known[0]) is not known[1]:
+            return None
+        return known[2]
 
     async def _watch(self) -> None:
         """Look after the sessions that connections stand on; those of requests are gone with them."""
@@ -118,6 +147,14 @@ class ServerLogin:
             self._secure,
             request.body,
         )
+
+
+def _sender(request: Request, token: bytes | None) -> Sender:
+    """All that decides whose request it is, and whether another site may have sent it."""
+    if token is not None:
+        return (token,)
+    get = request.headers.get
+    return request.method.encode(), *[get(name) for name in _DECIDING]
 
 
 def _response(reply: Reply) -> Response:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -18,6 +20,7 @@ import msgspec
 from joserfc import jwt
 from joserfc.jwk import OctKey
 
+from queen.http.auth.browser import is_same_host
 from queen.http.auth.keys import KeyRing
 from queen.http.auth.principal import ClaimNames, TokenRefused
 from queen.http.auth.tokens import TokenVerifier
@@ -25,12 +28,15 @@ from queen.proxy.oidc import FLOW_SECONDS, Flow, OpenId, SignInFailed
 from queen.proxy.passwords import Passwords, is_outdated
 from queen.proxy.sessions import Identity, Sessions
 from queen.proxy.settings import ProxySettings
-from queen.proxy.users import UserStore
+from queen.proxy.users import User, UserStore, is_username
 
 COOKIE: Final = "token"
 _FLOW_COOKIE: Final = "queen_flow"
 _DAY: Final = 86_400
 _FAILURES_PER_MINUTE: Final = 20
+_MOST_WAITING: Final = 100
+# Failed logins are answered after a multiple of it.
+_BEAT_SECONDS = 0.25
 _LARGEST_FORM: Final = 8192
 _CALLBACKS: Final = frozenset({"/api/auth/google/callback", "/api/oauth/callback/google", "/api/auth/callback/google"})
 _SHORT_PATHS: Final = frozenset({"/dequeue", "/topics", "/dlq"})
@@ -90,12 +96,14 @@ class Login:
         self.settings = settings
         self.users = users
         self.sessions = Sessions(settings, users)
-        self._passwords = Passwords()
+        self._passwords = Passwords(settings.hashes_at_a_time)
         self._google = OpenId(settings.google, users, google=True) if settings.google is not None else None
         self._oidc = OpenId(settings.oidc, users) if settings.oidc is not None else None
         self._flow_key = OctKey.import_key(b"flow " + settings.jwt_secret.encode())
         self._flows = TokenVerifier(KeyRing(("HS256",), [self._flow_key]), ClaimNames(), issuers=["flow"], skew=0)
         self._failures: dict[str, list[float]] = {}
+        self._pending: Counter[str] = Counter()
+        """Logins that are being looked at, by address: each may be a failure yet."""
         self._page = files("queen.proxy").joinpath("login.html").read_bytes()
         self._page_headers = {"Content-Security-Policy": _content_policy(self._page), **_NO_STORE}
 
@@ -138,22 +146,19 @@ class Login:
 
     async def identify(self, asked: Asked) -> Identity | None:
         """Whoever asks: by bearer token, or by cookie."""
-        scheme, _, token = asked.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and token.strip():
-            return await self.sessions.identify(token.strip())
-        cookie = asked.cookies.get(COOKIE)
-        return await self.sessions.identify(cookie) if cookie else None
+        token = login_token(asked)
+        return await self.sessions.identify(token) if token else None
 
     def refuse_forgery(self, asked: Asked, identity: Identity) -> Reply | None:
         """What a request is answered that another site's page has a browser send with the cookie of its owner."""
-        if "authorization" in asked.headers or COOKIE not in asked.cookies:
+        if bearer_of(asked) or COOKIE not in asked.cookies:
             return None
         origin, site = asked.headers.get("origin"), asked.headers.get("sec-fetch-site")
         if asked.method in ("GET", "HEAD", "OPTIONS") and asked.headers.get("upgrade", "").lower() != "websocket":
             # Links of other sites may open pages; a GET for anything else may take messages.
             own = site not in ("cross-site", "same-site") or not asked.is_for_programs
         elif origin is not None:
-            own = origin != "null" and urlsplit(origin).netloc.lower() == asked.host.lower()
+            own = is_same_host(origin, asked.host)
         else:
             own = site in ("same-origin", "none")
         sent = asked.headers.get("x-csrf-token", "")
@@ -172,6 +177,7 @@ class Login:
         return _json(401, {"error": text}, {"WWW-Authenticate": 'Bearer realm="queen"'})
 
     async def _login(self, asked: Asked) -> Reply:
+        began = time.monotonic()
         try:
             form = msgspec.json.decode(asked.body[:_LARGEST_FORM], type=_LoginForm)
         except msgspec.DecodeError:
@@ -183,20 +189,19 @@ class Login:
             return _json(415, {"error": "Content-Type must be application/json"})
         if self._is_throttled(asked.address):
             return _json(429, {"error": "Too many failed logins; try again in a minute"}, {"Retry-After": "60"})
-        user = await self.users.by_name(form.username)
-        good = await self._passwords.verify(form.password, user.password_hash if user is not None else None)
-        if user is not None and user.is_locked:
-            await self._failed(asked, form.username, "locked")
-            return _json(429, {"error": "Too many failed logins; try again later"}, {"Retry-After": "60"})
-        if user is None or not good or user.disabled:
-            if user is not None and not good:
-                await self.users.login_failed(user)
-            await self._failed(asked, form.username, "disabled" if good else "wrong name or password")
+        if self._passwords.waiting >= _MOST_WAITING:
+            return _json(503, {"error": "Too many logins at the same time; try again"}, {"Retry-After": "1"})
+        self._pending[asked.address] += 1
+        try:
+            user = await self._user_of(form, asked)
+        finally:
+            self._pending[asked.address] -= 1
+            if not self._pending[asked.address]:
+                del self._pending[asked.address]
+        if user is None:
+            # Whatever was wrong, and whether there is such a user: it takes as long.
+            await asyncio.sleep(_BEAT_SECONDS - (time.monotonic() - began) % _BEAT_SECONDS)
             return _json(401, {"error": "Invalid credentials"})
-        await self.users.login_succeeded(user)
-        assert user.password_hash is not None
-        if is_outdated(user.password_hash):
-            await self.users.set_password(user, await self._passwords.hash(form.password))
         token = await self.sessions.begin(user, asked.address)
         await self.users.audit(user.username, asked.address, "login", user.username)
         redirect = form.redirect_uri if self.is_safe_redirect(form.redirect_uri, asked) else None
@@ -212,10 +217,28 @@ class Login:
         reply.cookies.append(self._cookie(COOKIE, token, asked, self.settings.session_seconds or 365 * _DAY))
         return reply
 
+    async def _user_of(self, form: _LoginForm, asked: Asked) -> User | None:
+        """The user who logs in; None where name or password are wrong, or the user may not."""
+        user = await self.users.by_name(form.username) if is_username(form.username) else None
+        good = await self._passwords.verify(form.password, user.password_hash if user is not None else None)
+        if user is None or not good or user.disabled or user.is_locked:
+            if user is not None and not good and not user.is_locked:
+                await self.users.login_failed(user)
+            why = "wrong name or password"
+            if user is not None and (user.is_locked or (good and user.disabled)):
+                why = "the user is locked" if user.is_locked else "the user is disabled"
+            await self._failed(asked, form.username, why)
+            return None
+        await self.users.login_succeeded(user)
+        assert user.password_hash is not None
+        if is_outdated(user.password_hash):
+            await self.users.set_password(user, await self._passwords.hash(form.password))
+        return user
+
     async def _failed(self, asked: Asked, username: str, why: str) -> None:
         self._failures.setdefault(asked.address, []).append(time.monotonic())
         log.warning("login as %r from %s failed: %s", username[:100], asked.address, why)
-        await self.users.audit(None, asked.address, "login failed", username[:100])
+        await self.users.audit(None, asked.address, "login failed", username[:100].replace("\0", "\\0"))
 
     def _is_throttled(self, address: str) -> bool:
         since = time.monotonic() - 60
@@ -226,7 +249,7 @@ class Login:
             self._failures[address] = recent
         else:
             self._failures.pop(address, None)
-        return len(recent) >= _FAILURES_PER_MINUTE
+        return len(recent) + self._pending[address] >= _FAILURES_PER_MINUTE
 
     async def _logout(self, asked: Asked) -> Reply:
         identity = await self.identify(asked)
@@ -414,6 +437,16 @@ def _content_policy(page: bytes) -> str:
         f"default-src 'none'; script-src {sources[b'script']}; style-src {sources[b'style']}; connect-src 'self'; "
         "img-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
     )
+
+
+def login_token(asked: Asked) -> str | None:
+    """The token that a request carries: as a bearer, or in its cookie."""
+    return bearer_of(asked) or asked.cookies.get(COOKIE)
+
+
+def bearer_of(asked: Asked) -> str:
+    scheme, _, token = asked.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def may_use(role: str, method: str) -> bool:

@@ -12,9 +12,6 @@ from queen.errors import BadRequest
 
 SHORTEST: Final = 8
 _LONGEST: Final = 1024
-# Each takes 64 MB and a core: more at a time would be a way to bring the machine down.
-_AT_A_TIME: Final = 2
-
 _hasher = argon2.PasswordHasher()
 # Verified for names that do not exist, so that they take as long as others.
 _DECOY: Final = _hasher.hash("no password at all")
@@ -23,8 +20,11 @@ _DECOY: Final = _hasher.hash("no password at all")
 class Passwords:
     """Hashes and verifies beside the event loop."""
 
-    def __init__(self) -> None:
-        self._room = asyncio.Semaphore(_AT_A_TIME)
+    def __init__(self, at_a_time: int) -> None:
+        # Each takes 64 MB and a core: more at a time would be a way to bring the machine down.
+        self._room = asyncio.Semaphore(at_a_time)
+        self.waiting = 0
+        """How many are being verified or wait for it."""
 
     async def hash(self, password: str) -> str:
         """A new hash of a password that was accepted, however short those of earlier proxies may be."""
@@ -32,8 +32,12 @@ class Passwords:
             return await asyncio.to_thread(_hasher.hash, password[:_LONGEST])
 
     async def verify(self, password: str, hashed: str | None) -> bool:
-        async with self._room:
-            return await asyncio.to_thread(_verify, password[:_LONGEST], hashed)
+        self.waiting += 1
+        try:
+            async with self._room:
+                return await asyncio.to_thread(_verify, password[:_LONGEST], hashed)
+        finally:
+            self.waiting -= 1
 
 
 def is_outdated(hashed: str) -> bool:

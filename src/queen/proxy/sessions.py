@@ -17,7 +17,7 @@ from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
 from queen.errors import SettingsError
 from queen.http.auth.keys import KeyRing
-from queen.http.auth.principal import ClaimNames, KeyUnknown, TokenRefused
+from queen.http.auth.principal import ClaimNames, KeyUnknown, TokenRefused, Verified
 from queen.http.auth.tokens import TokenVerifier
 from queen.http.server.message import Access
 from queen.proxy.settings import ProxySettings
@@ -120,6 +120,8 @@ class Sessions:
             return None
         claims = verified.claims
         jti, username = claims.get("jti"), claims.get("username")
+        if username is None:
+            return self._program(token, verified)
         if not isinstance(username, str):
             return None
         if jti is None:
@@ -140,6 +142,20 @@ class Sessions:
             user.username,
             jti=str(jti) if jti else None,
             expires=verified.principal.expires,
+        )
+
+    def _program(self, token: str, verified: Verified) -> Identity | None:
+        """Whoever shows a token of `queen token create`: it has no session, and is valid until it expires."""
+        principal = verified.principal
+        if verified.claims.get("iss") == self._settings.internal_issuer:
+            # Made for services behind another proxy, and not for coming back here.
+            return None
+        role = _ROLE_OF.get(principal.access, "read-only")
+        if principal.scopes is not None and role == "read-only":
+            # What it may write is up to its scopes, which the server reads.
+            role = "read-write"
+        return Identity(
+            principal.subject or "unknown", role, token, subject=principal.subject, expires=principal.expires
         )
 
     def csrf_token(self, identity: Identity) -> str:

@@ -64,6 +64,10 @@ class ProxySettings:
         ("preferred_username", "username"),
     )
     trusted_proxies: int = 0
+    max_connections: int = 5_000
+    max_connections_per_ip: int = 0
+    hashes_at_a_time: int = 2
+    """Passwords that are verified at the same time; not a variable."""
     log_level: LogLevel = "info"
     log_encoding: LogEncoding = "text"
 
@@ -103,6 +107,8 @@ class ProxySettings:
             "internal_audience": env.text("INTERNAL_JWT_AUDIENCE"),
             "internal_seconds": env.duration("INTERNAL_JWT_EXPIRES_IN", "15m") or 900,
             "trusted_proxies": env.number("TRUSTED_PROXIES", 0),
+            "max_connections": env.number("MAX_CONNECTIONS", 5_000),
+            "max_connections_per_ip": env.number("MAX_CONNECTIONS_PER_IP", 0),
             "log_level": server.log_level,
             "log_encoding": server.log_encoding,
         }

@@ -163,8 +163,12 @@ class UserStore:
         return User.from_record(record) if record is not None else None
 
 
+def is_username(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
 def check_username(username: str) -> None:
-    if not _NAME.fullmatch(username):
+    if not is_username(username):
         raise BadRequest("a user name has up to 255 letters, digits and . _ @ + -")
 
 

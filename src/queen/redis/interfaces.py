@@ -42,8 +42,17 @@ class FillTurn(msgspec.Struct):
 class ReadyQueue(Protocol):
     """Items that were leased ahead, by topic, in the order of service."""
 
+    @property
+    def nbytes(self) -> int:
+        """What they take of the memory of this process."""
+        ...
+
     async def open(self, topic: int, token: str) -> None:
         """Start an empty queue; other tokens of this topic become invalid."""
+        ...
+
+    def drop(self, topic: int, token: str) -> None:
+        """Nobody will use this queue again."""
         ...
 
     async def begin(self, topic: int, token: str, limit: int) -> FillTurn:

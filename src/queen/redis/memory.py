@@ -73,6 +73,8 @@ class MemoryKeys:
 
 
 _place = attrgetter("place")
+# What an item takes besides its text.
+_ITEM_BYTES: Final = 400
 
 
 @dataclass(slots=True)
@@ -83,14 +85,30 @@ class _Queue:
     number: int = 0
 
 
+def _held(item: ReadyItem) -> int:
+    return len(item.rendered) + _ITEM_BYTES
+
+
 class MemoryReadyQueue:
     """Sorted lists, by topic."""
 
     def __init__(self) -> None:
         self._queues: dict[int, _Queue] = {}
+        self.nbytes = 0
 
     async def open(self, topic: int, token: str) -> None:
+        self._forget(topic)
         self._queues[topic] = _Queue(token)
+
+    def drop(self, topic: int, token: str) -> None:
+        queue = self._queues.get(topic)
+        if queue is not None and queue.token == token:
+            self._forget(topic)
+
+    def _forget(self, topic: int) -> None:
+        queue = self._queues.pop(topic, None)
+        if queue is not None:
+            self.nbytes -= sum(_held(item) for item in queue.items)
 
     async def begin(self, topic: int, token: str, limit: int) -> FillTurn:
         queue = self._queues.get(topic)
@@ -106,6 +124,7 @@ class MemoryReadyQueue:
         queue = self._queues.get(topic)
         if queue is None or queue.token != token:
             return 0
+        self.nbytes += sum(map(_held, offered)) - sum(map(_held, queue.items[:taken]))
         del queue.items[:taken]
         for item in offered:
             bisect.insort(queue.items, item, key=_place)

@@ -202,12 +202,18 @@ _decode_ready = msgspec.msgpack.Decoder(ReadyItem).decode
 class RedisReadyQueue:
     """Sorted sets, by topic."""
 
+    nbytes = 0
+
     def __init__(self, link: RedisLink) -> None:
         self._link = link
         self._me = uuid.uuid4().hex
 
     async def open(self, topic: int, token: str) -> None:
         await self._link.run(_OPEN, self._keys(topic), [token, _KEEP_MS])
+
+    def drop(self, topic: int, token: str) -> None:
+        # Its keys expire, also when Redis cannot be reached.
+        pass
 
     async def begin(self, topic: int, token: str, limit: int) -> FillTurn:
         answer = await self._link.run(_BEGIN, self._keys(topic), [token, limit, self._me, _TURN_MS, _WISH_MS])

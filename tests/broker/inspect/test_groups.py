@@ -276,13 +276,13 @@ async def test_a_seek_finds_its_place_among_gaps_and_never_goes_below_the_floor(
 ) -> None:
     for number in range(40):
         await api.push("orders", number)
-        await age(connection, 10)
+        await age(connection, 1000)
     await take(api, "orders")
     await connection.execute("DELETE FROM queen.segments WHERE base_offset < 8 OR base_offset BETWEEN 15 AND 24")
     await connection.execute("UPDATE queen.partitions SET floor_offset = 8")
     stored = [number for number in range(40) if number >= 8 and not 15 <= number <= 24]
     for number in range(-2, 42):
-        moment = datetime.now(UTC) - timedelta(seconds=10 * (40 - number) - 5)
+        moment = datetime.now(UTC) - timedelta(seconds=1000 * (40 - number) - 500)
         await seek(api, "g", "orders", {"timestamp": moment.isoformat()})
         (row,) = await groups(api)
         committed = await connection.fetchval("SELECT committed FROM queen.cursors")
@@ -324,7 +324,7 @@ async def test_a_pop_that_waits_gets_what_a_seek_back_uncovers(start_server: Sta
             waiting = asyncio.create_task(api.pop("orders", partition, **query))
             await parked(api)
             await seek(other, "g", "orders", {"timestamp": BEGINNING})
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(30):
                 assert [message["data"] for message in await waiting] == [1]
 
 
@@ -349,7 +349,10 @@ async def test_groups_are_paged_searched_and_sorted_by_the_server(api: Api, conn
         assert names == expected, query
         page = (await api.call("GET", GROUPS, limit=1, offset=1, **query)).body
         assert page["total"] == len(expected)
-        assert page["consumer_groups"] == rows[1:2]
+        # The second may have changed between the two, which shows in how long they lag.
+        assert [row | {"maxTimeLag": 0} for row in page["consumer_groups"]] == [
+            row | {"maxTimeLag": 0} for row in rows[1:2]
+        ]
         assert page["pagination"] == {"limit": 1, "offset": 1}
 
 
@@ -631,7 +634,7 @@ async def test_deleting_a_group_ends_its_leases_and_wakes_who_waits(api: Api) ->
     waiting = asyncio.create_task(api.pop("orders", consumerGroup="g", wait=True, timeout=20_000))
     await parked(api)
     await delete(api, "g")
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         assert [message["data"] for message in await waiting] == [1]
     (result,) = await api.ack(messages, group="g")
     assert (result["success"], result["error"]) == (False, "Invalid or expired lease")

@@ -230,6 +230,75 @@ async def test_large_payloads_stay_in_postgresql_until_they_are_handed_out(topic
     assert values(await topics.dequeue()) == [large, "small"]
 
 
+async def test_a_dequeue_of_large_items_ends_where_an_answer_does(start_topics: StartTopics) -> None:
+    """What does not fit stays in the buffer, and comes next; nothing is lost, and nothing twice."""
+    topics = await start_topics(max_answer_bytes=250_000)
+    sent = [f"{number:03}" + "x" * 100_000 for number in range(6)]
+    await topics.enqueue(*(item(text) for text in sent))
+    await heat(topics)
+    received: list[Any] = []
+    sizes = []
+    while len(received) < len(sent):
+        some = values(await topics.dequeue(limit=10))
+        sizes.append(len(some))
+        received += some
+    assert received == sent
+    assert max(sizes) == 2
+    # One that is larger than all of it comes alone.
+    await topics.enqueue(item("y" * 400_000), item("z"))
+    await heat(topics)
+    assert [len(text) for text in values(await topics.dequeue(limit=10))] == [400_000]
+    assert values(await topics.dequeue(limit=10)) == ["z"]
+
+
+async def test_waiting_dequeues_share_what_fits_and_the_others_come_next(start_topics: StartTopics) -> None:
+    topics = await start_topics(max_answer_bytes=250_000)
+    await topics.enqueue(item("first"))
+    await heat(topics)
+    assert values(await topics.dequeue()) == ["first"]
+    waiting = [asyncio.create_task(topics.dequeue(limit=1, wait=True, timeout=30_000)) for _ in range(5)]
+    await until(lambda: len(inside(topics).dequeuer.waiting) == 5, 30)
+    await topics.enqueue(*(item(f"{number}" + "x" * 100_000) for number in range(5)))
+    async with asyncio.timeout(30):
+        found = [values(some)[0][0] for some in await asyncio.gather(*waiting)]
+    assert sorted(found) == ["0", "1", "2", "3", "4"]
+
+
+async def test_metadata_counts_and_stays_in_postgresql_with_its_payload(start_topics: StartTopics) -> None:
+    topics = await start_topics(max_answer_bytes=250_000)
+    large = {"why": "m" * 60_000}
+    await topics.enqueue(*(item("x" * 50_000, metadata=large) for _ in range(4)), item("small", metadata={"a": 1}))
+    await heat(topics)
+    (buffer,) = buffers(topics).by_topic.values()
+    turn = await buffers(topics)._queue.begin(buffer.topic.id, buffer.token, 10)
+    assert max(len(one.rendered) for one in turn.items) < 1000
+    await buffers(topics)._queue.end(buffer.topic.id, buffer.token, turn.number, 0, [])
+    for expected in ([large, large], [large, large, {"a": 1}]):
+        some = await topics.dequeue(limit=10)
+        assert [len(one["metadata"]["why"]) if "why" in one["metadata"] else 1 for one in some] == [
+            len(each["why"]) if each is large else 1 for each in expected
+        ]
+
+
+async def test_buffers_in_memory_have_a_limit_together(start_server: StartServer) -> None:
+    """What does not fit is leased from PostgreSQL when it is asked for."""
+    api = await start_server(topic_ready_queues="on", num_workers=1, max_answer_bytes=1_000_000)
+    topics = TopicApi(api)
+    await topics.enqueue(*(item(f"{number:03}" + "x" * 3_500) for number in range(1000)))
+    await heat(topics)
+    queue = buffers(topics)._queue
+    assert 100 < depth(topics) < 1000
+    assert queue.nbytes < 1_000_000
+    received: list[Any] = []
+    while some := values(await topics.dequeue(limit=50)):
+        received += some
+        assert queue.nbytes < 1_500_000
+    assert [text[:3] for text in received] == [f"{number:03}" for number in range(1000)]
+    (buffer,) = buffers(topics).by_topic.values()
+    await buffers(topics).recall(buffer.topic, buffer.token, 0.0)
+    assert queue.nbytes == 0
+
+
 async def test_a_stopped_server_gives_back_what_it_has_prefetched(
     topics: TopicApi, start_server: StartServer, connection: Connection
 ) -> None:
@@ -289,7 +358,11 @@ async def test_a_server_that_was_paused_hands_nothing_out_that_others_have(
     await heat(topics)
     await connection.execute("UPDATE queen.topic_ready SET until = now() - interval '1 s'")
     other = TopicApi(await start_server(topic_ready_queues="on"))
-    assert values(await other.dequeue(limit=4)) == [0, 1, 2, 3]
+    first: list[Any] = []
+    while not first:
+        # Nothing is found at the moment in which the first server itself closes the buffer.
+        first = values(await other.dequeue(limit=4))
+    assert first == [0, 1, 2, 3]
     assert values(await topics.dequeue(limit=20)) == [4, 5, 6, 7, 8, 9]
 
 

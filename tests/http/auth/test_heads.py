@@ -1,4 +1,4 @@
-"""Who may not send a large body is answered before it is read."""
+"""Who may not send a body is answered before it has come."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def answer_to_head(api: Api, *lines: str) -> int:
     try:
         head = ("POST /api/v1/push HTTP/1.1", "Host: localhost", *lines, "", "")
         writer.write("\r\n".join(head).encode())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return int((await reader.readuntil(b"\r\n\r\n")).split()[1])
     finally:
         writer.close()
@@ -26,23 +26,25 @@ async def answer_to_head(api: Api, *lines: str) -> int:
 async def test_a_body_that_may_not_be_sent_is_not_waited_for(start_server: StartServer) -> None:
     api = await start_server(jwt_enabled=True, jwt_secret=SECRET)
     assert api.worker is not None
-    chunked, large = "Transfer-Encoding: chunked", "Content-Length: 60000000"
+    chunked, large, small = "Transfer-Encoding: chunked", "Content-Length: 60000000", "Content-Length: 10"
     expired = f"Authorization: Bearer {issue(lifetime=-600)}"
     reader = f"Authorization: Bearer {issue('read-only')}"
     writer = f"Authorization: Bearer {issue('read-write')}"
     assert await answer_to_head(api, large) == 401
     assert await answer_to_head(api, chunked) == 401
+    assert await answer_to_head(api, small, expired) == 401
     assert await answer_to_head(api, large, expired) == 401
     assert await answer_to_head(api, large, reader) == 403
     assert await answer_to_head(api, chunked, reader, "Expect: 100-continue") == 403
+    assert await answer_to_head(api, small, reader) == 403
     assert await answer_to_head(api, large, writer, "Expect: 100-continue") == 100
     assert api.worker.guard.refused["missing"] == 2
-    assert api.worker.guard.refused["role"] == 2
-    assert api.worker.http.statuses[401] == 3
+    assert api.worker.guard.refused["role"] == 3
+    assert api.worker.http.statuses[401] == 4
     await api.close()
 
 
-async def test_a_short_body_is_refused_and_the_connection_goes_on(start_server: StartServer) -> None:
+async def test_a_body_that_comes_with_its_head_is_refused_and_the_connection_goes_on(start_server: StartServer) -> None:
     api = await start_server(jwt_enabled=True, jwt_secret=SECRET)
     for _ in range(2):
         assert (await api.call("POST", "/api/v1/push", {"items": []})).status == 401

@@ -171,10 +171,19 @@ async def test_with_optional_certificates_a_token_will_do(start_server: StartSer
         tls_client_auth="optional",
         tls_client_roles="reader:read-only",
     )
-    trusted = pair["tls_cert"]
-    assert (await get(api, "/api/v1/status", trusted))[0] == 401
-    assert (await get(api, "/api/v1/status", trusted, Authorization=f"Bearer {issue('read-only')}"))[0] == 200
-    assert (await get(api, "/api/v1/status", trusted, authority.client("reader")))[0] == 200
+    trusted, path = pair["tls_cert"], "/api/v1/status"
+    bearer = {"Authorization": f"Bearer {issue('read-write')}"}
+    assert (await get(api, path, trusted))[0] == 401
+    assert (await get(api, path, trusted, None, **bearer))[0] == 200
+    assert (await get(api, path, trusted, authority.client("reader")))[0] == 200
+    assert (await get(api, "/api/v1/pop/queue/q", trusted, authority.client("reader")))[0] == 403
+    assert (await get(api, "/api/v1/pop/queue/q", trusted, authority.client("reader"), **bearer))[0] == 204, "it counts"
+    assert (await get(api, path, trusted, authority.client("reader"), Authorization="Bearer a.b.c"))[0] == 401
+    assert (await get(api, path, trusted, authority.client("nobody")))[0] == 403, "a name without a role"
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(aiohttp.ClientError):
+        # Also where a client need not show one, it may show none of a stranger's.
+        await get(api, "/livez", trusted, Authority(tmp_path / "elsewhere").client("reader"), **bearer)
 
 
 @pytest.mark.parametrize(
@@ -186,12 +195,48 @@ async def test_with_optional_certificates_a_token_will_do(start_server: StartSer
         ({"tls_client_auth": "required"}, "needs TLS_CERT and TLS_KEY"),
         ({"tls_client_auth": "sometimes"}, "expected one of off, optional, required"),
         ({"tls_client_roles": "eva:king"}, "expected names, each with admin, read-write or read-only"),
+        ({"tls_client_ca": "/nowhere"}, "TLS_CLIENT_CA is set, but TLS_CLIENT_AUTH is off"),
+        ({"tls_client_roles": "eva:admin"}, "TLS_CLIENT_ROLES is set, but TLS_CLIENT_AUTH is off"),
     ],
 )
 def test_a_server_without_usable_files_does_not_start(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(SettingsError) as refused:
         check_security(Settings.from_env({}, **settings))
     assert text in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"tls_client_auth": "required"}, "TLS_CLIENT_AUTH=required needs TLS_CLIENT_CA"),
+        ({"tls_client_auth": "optional"}, "TLS_CLIENT_AUTH=optional needs TLS_CLIENT_CA"),
+        ({"tls_client_auth": "required", "tls_client_ca": "/nowhere"}, "TLS_CLIENT_CA=/nowhere: expected a file"),
+        ({"tls_client_auth": "required", "tls_client_ca": "key"}, "expected certificates in PEM"),
+        ({"tls_client_auth": "optional", "tls_client_ca": "ca"}, "needs JWT_ENABLED=true or QUEEN_LOGIN=true"),
+        ({"tls_client_auth": "off", "tls_client_ca": "ca"}, "TLS_CLIENT_CA is set, but TLS_CLIENT_AUTH is off"),
+        (
+            {"tls_client_auth": "off", "tls_client_ca": "ca", "jwt_enabled": True, "jwt_secret": SECRET},
+            "TLS_CLIENT_CA is set, but TLS_CLIENT_AUTH is off",
+        ),
+    ],
+)
+def test_client_certificates_that_would_not_be_asked_for_refuse_the_start(
+    tmp_path: Path, settings: dict[str, Any], text: str
+) -> None:
+    pair = write_pair(tmp_path)
+    files = {"ca": str(Authority(tmp_path).path), "key": pair["tls_key"]}
+    given = {name: files.get(str(value), value) for name, value in settings.items()}
+    with pytest.raises(SettingsError) as refused:
+        check_security(Settings.from_env({}, **pair, **given))
+    assert text in str(refused.value)
+
+
+def test_required_certificates_alone_guard_the_server(tmp_path: Path) -> None:
+    settings = Settings.from_env(
+        {}, **write_pair(tmp_path), tls_client_auth="required", tls_client_ca=str(Authority(tmp_path).path)
+    )
+    check_security(settings)
+    assert settings.is_guarded
 
 
 def test_a_key_of_another_certificate_is_refused(tmp_path: Path) -> None:

@@ -286,6 +286,12 @@ class ShardedSettler(_ByTopic):
     async def release(self, refs: Sequence[ItemRef]) -> list[bool | None]:
         return await self._settle(refs, lambda broker, some: broker.topics.settler.release(some))
 
+    async def set_lease(self, refs: Sequence[ItemRef], seconds: Sequence[float]) -> list[bool | None]:
+        wanted = {id(ref): lasting for ref, lasting in zip(refs, seconds, strict=True)}
+        return await self._settle(
+            refs, lambda broker, some: broker.topics.settler.set_lease(some, [wanted[id(ref)] for ref in some])
+        )
+
 
 class ShardedTopicDeadLetters(_ByTopic):
     """Deletes and retries dead letters."""

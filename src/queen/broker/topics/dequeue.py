@@ -423,7 +423,7 @@ def lease_seconds_of(request: Dequeue, topic: Topic) -> float:
 
 def is_cut(rows: Sequence[Record], most_bytes: int) -> bool:
     """Whether a statement may have leased fewer items than were wanted, because those had enough bytes."""
-    return sum([400 + len(row["payload"]) for row in rows if row["payload"] is not None]) >= most_bytes
+    return sum([400 + len(row["payload"] or b"") + len(row["metadata"] or b"") for row in rows]) >= most_bytes
 
 
 def service_order(row: Record) -> tuple[int, datetime, int]:

@@ -83,15 +83,21 @@ class PrefetchBuffers:
         *,
         shared: bool,
         size: int,
+        most_bytes: int,
         on_freed: Callable[[Topic], None],
     ) -> None:
-        """`shared`: other workers use the same buffers. `on_freed` is called with topics whose items became ready."""
+        """`shared`: other workers use the same buffers. `on_freed` is called with topics whose items became ready.
+
+        `most_bytes` are handed out together, unless the first item has more, and as many are kept in memory.
+        """
         self._database = database
         self._queue = queue
         self._ids = ids
         self._shared = shared
         self._kind = _SHARED if shared else _OWN
         self.size = size
+        self._most_bytes = most_bytes
+        self._filling = 0
         self._on_freed = on_freed
         self._fetch = Links(database).fetch
         self.by_topic: dict[int, PrefetchBuffer] = {}
@@ -132,8 +138,8 @@ class PrefetchBuffers:
                 self._add(topic, token)
         return {by_id[row["topic_id"]].key for row in rows}
 
-    async def take(self, topic: Topic, asked: Sequence[PrefetchRequest]) -> list[list[ReadyItem]]:
-        """Hand out the most urgent items. Raises `NotBuffered`."""
+    async def take(self, topic: Topic, asked: Sequence[PrefetchRequest]) -> tuple[list[list[ReadyItem]], bool]:
+        """Hand out the most urgent items, and whether there are more that did not fit. Raises `NotBuffered`."""
         buffer = self.by_topic.get(topic.id)
         if buffer is None:
             raise NotBuffered
@@ -153,14 +159,15 @@ class PrefetchBuffers:
     async def fill(self, buffer: PrefetchBuffer) -> None:
         """Lease items ahead until the buffer is full. Raises `NotBuffered`."""
         turn = await self._begin(buffer, 0)
-        rows = await self._prefetch(buffer, turn, self.size - turn.depth) if turn.depth < self.size else []
-        await self._end(buffer, 0, rows)
+        count = self._room(self.size - turn.depth)
+        await self._end(buffer, 0, await self._prefetch(buffer, turn, count) if count > 0 else [])
 
     async def recall(self, topic: Topic, token: str, barred_seconds: float) -> None:
         """Close a buffer: its items are ready as before. The topic gets no other one for so many seconds."""
         buffer = self.by_topic.get(topic.id)
         if buffer is not None and buffer.token == token:
             del self.by_topic[topic.id]
+        self._queue.drop(topic.id, token)
         async with self._database.transaction() as transaction:
             if not await transaction.fetch("topic_ready_close", topic.id, token, barred_seconds):
                 return
@@ -193,23 +200,40 @@ class PrefetchBuffers:
     def _add(self, topic: Topic, token: str) -> None:
         self.by_topic[topic.id] = PrefetchBuffer(topic, token, asyncio.get_running_loop().time())
 
-    async def _take(self, buffer: PrefetchBuffer, asked: Sequence[PrefetchRequest]) -> list[list[ReadyItem]]:
+    async def _take(
+        self, buffer: PrefetchBuffer, asked: Sequence[PrefetchRequest]
+    ) -> tuple[list[list[ReadyItem]], bool]:
         wanted = sum(one.limit for one in asked)
         turn = await self._begin(buffer, wanted)
         items = turn.items
         if turn.depth < wanted:
             # More is leased for the next dequeue, unless dequeues are so large that it would find too little anyway.
-            ahead = self.size // 2 if wanted <= self.size // 2 else 0
+            ahead = self._room(self.size // 2) if wanted <= self.size // 2 else 0
             items = _merge(items, await self._prefetch(buffer, turn, wanted - turn.depth + ahead))
+        given = self._first(items, wanted)
         if not items:
             await self._check(buffer)
             rows: list[Record] = []
-        elif not (rows := await self._hand_out(buffer, turn, asked, items[:wanted], checked=True)):
-            items = _merge(items, await self._prefetch(buffer, turn, wanted, before=items[:wanted][-1]))
+        elif not (rows := await self._hand_out(buffer, turn, asked, given, checked=True)):
+            items = _merge(items, await self._prefetch(buffer, turn, wanted, before=given[-1]))
             # At most as many as were asked for can come first, so these are the most urgent as of that statement.
-            rows = await self._hand_out(buffer, turn, asked, items[:wanted], checked=False)
-        await self._end(buffer, len(turn.items), items[wanted:])
-        return await self._deal(buffer, asked, items[:wanted], rows)
+            given = self._first(items, wanted)
+            rows = await self._hand_out(buffer, turn, asked, given, checked=False)
+        await self._end(buffer, len(turn.items), items[len(given) :])
+        return await self._deal(buffer, asked, given, rows), len(given) < min(wanted, len(items))
+
+    def _first(self, items: Sequence[ReadyItem], wanted: int) -> Sequence[ReadyItem]:
+        """As many of the first items as were asked for, and fit in memory with their payloads; at least one."""
+        left = self._most_bytes
+        for count, item in enumerate(items[:wanted]):
+            left -= item.size
+            if left < 0 and count:
+                return items[:count]
+        return items[:wanted]
+
+    def _room(self, count: int) -> int:
+        """How many of so many items can be leased ahead, as far as there is memory for them."""
+        return min(count, (self._most_bytes - self._queue.nbytes - self._filling) // (2 * _LARGEST_COPIED))
 
     async def _begin(self, buffer: PrefetchBuffer, limit: int) -> FillTurn:
         deadline = asyncio.get_running_loop().time() + TURN_SECONDS + 1
@@ -234,9 +258,20 @@ class PrefetchBuffers:
         self, buffer: PrefetchBuffer, turn: FillTurn, wanted: int, before: ReadyItem | None = None
     ) -> list[ReadyItem]:
         place = _moment(before) if before is not None else (None, None, None)
-        rows = await self._fetch(
-            "topic_prefetch", buffer.topic.id, buffer.token, wanted, *place, _LARGEST_COPIED, *self._next(buffer, turn)
-        )
+        filling = wanted * 2 * _LARGEST_COPIED
+        self._filling += filling
+        try:
+            rows = await self._fetch(
+                "topic_prefetch",
+                buffer.topic.id,
+                buffer.token,
+                wanted,
+                *place,
+                _LARGEST_COPIED,
+                *self._next(buffer, turn),
+            )
+        finally:
+            self._filling -= filling
         if before is None:
             buffer.dry = len(rows) < wanted
         self.stats.fills += 1
@@ -323,7 +358,7 @@ class PrefetchBuffers:
         if not large:
             return
         for row in await self._fetch("topic_payloads", list(large)):
-            add_payload(large[row["id"]], row["payload"], row["is_json"])
+            add_payload(large[row["id"]], row["payload"], row["is_json"], row["metadata"])
         for items in dealt:
             items[:] = [item for item in items if item.whole]
 
@@ -348,6 +383,7 @@ def _ahead(row: Record, topic: Topic) -> ReadyItem:
         to_micros(expires_at) if expires_at is not None else None,
         whole,
         rendered,
+        nbytes=row["nbytes"],
     )
 
 

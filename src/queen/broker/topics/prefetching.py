@@ -210,7 +210,7 @@ class PrefetchingDequeuer(Dequeuer):
             if topic is None or topic.paused:
                 raise NotBuffered
             leases = [lease_seconds_of(request, topic) for request in batch]
-            items = await self._buffers.take(
+            items, cut = await self._buffers.take(
                 topic,
                 [PrefetchRequest(self._ids.uuid(), one.limit, lease) for one, lease in zip(batch, leases, strict=True)],
             )
@@ -219,6 +219,8 @@ class PrefetchingDequeuer(Dequeuer):
                 self.batcher.submit(request)
             return
         topics = {topic.key: topic}
+        for request in batch:
+            request.again = cut
         await self.remove_unacknowledged(batch, topics, items)
         for some, lease in zip(items, leases, strict=True):
             if some:

@@ -143,6 +143,18 @@ class Settler:
         """End leases early: the items are ready again, without a failure being counted."""
         return _submit(self._releases, refs)
 
+    async def set_lease(self, refs: Sequence[ItemRef], seconds: Sequence[float]) -> list[bool | None]:
+        """Have leases expire so many seconds from now, sooner or later than they would."""
+        wanted = {id(ref): lasting for ref, lasting in zip(refs, seconds, strict=True)}
+        places = await self.places_to_change(refs)
+        outcomes: list[bool | None] = [None] * len(refs)
+        if places:
+            lasting = [wanted[id(place.ref)] for place in places]
+            for row in await self._links.fetch("topic_set_lease", *_columns(places), lasting):
+                outcomes[places[row["slot"] - 1].index] = True
+                self._on_leased(lasting[row["slot"] - 1])
+        return outcomes
+
     async def stop(self) -> None:
         for batcher in (self._acks, self._nacks, self._extensions, self._releases):
             await batcher.join()

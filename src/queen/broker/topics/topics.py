@@ -156,6 +156,7 @@ class Topics:
             context.ids,
             shared=self.redis is not None,
             size=settings.topic_ready_items,
+            most_bytes=context.most_bytes,
             on_freed=lambda topic: self._fed([(topic.key, 0.0)]),
         )
         self._lease_daemon = prefetching.LeaseDaemon(database, catalog, buffers)

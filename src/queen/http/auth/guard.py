@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from queen.errors import BadRequest, SettingsError
 from queen.http.auth import resources
@@ -22,8 +22,18 @@ from queen.settings import Settings
 if TYPE_CHECKING:
     from queen.http.auth.tokens import TokenVerifier
 
-IdentifySession = Callable[[Request, bytes | None], Awaitable[Principal | Response | None]]
 Refusal = Response | None | Awaitable[Response | None]
+
+
+class SessionLookup(Protocol):
+    """Whose session a token or, where there is none, a cookie is."""
+
+    def recall(self, request: Request, token: bytes | None) -> Principal | None:
+        """Who has sent the like of it a moment ago; None: it has to be looked at again."""
+
+    async def identify(self, request: Request, token: bytes | None) -> Principal | Response | None:
+        """A refusal where another site sent it; None where there is no such session."""
+
 
 _CHALLENGE: Final = b'Bearer realm="queen"'
 _INSUFFICIENT: Final = "Insufficient permissions"
@@ -134,8 +144,8 @@ class Guard:
         self._skipped = frozenset(skip_paths)
         self._skipped_below = tuple(path for path in skip_paths if path.endswith("/") and len(path) > 1)
         self._certificate_principal = certificate_principal
-        self.identify_session: IdentifySession | None = None
-        """Whose session a token or a cookie is, where people log in at the server itself."""
+        self.sessions: SessionLookup | None = None
+        """Where people log in at the server itself."""
         self._known: Generations[bytes, Verified] = Generations(_KNOWN_HEADERS)
         self.refused: Counter[str] = Counter()
         """How many requests were refused, by reason."""
@@ -193,8 +203,8 @@ class Guard:
         token = bearer_token(request)
         if token is None:
             principal = self._certificate_principal(request)
-            if principal is None and self.identify_session is not None and b"cookie" in headers:
-                return self._check_session(request, route, self.identify_session, None)
+            if principal is None and self.sessions is not None and b"cookie" in headers:
+                return self._check_session(request, route, self.sessions, None)
             if principal is None:
                 return self._refuse(request, 401, "missing", "Authentication required")
             return self._admit(request, route, principal)
@@ -208,9 +218,9 @@ class Guard:
             return self._refuse_token(request, unknown)
         except TokenRefused as refused:
             return self._refuse_token(request, refused)
-        if self.identify_session is not None and is_session(verified.claims):
+        if self.sessions is not None and is_session(verified.claims):
             # It may have been ended, and its owner may have another role by now.
-            return self._check_session(request, route, self.identify_session, token)
+            return self._check_session(request, route, self.sessions, token)
         if header is not None and len(header) <= _LONGEST_KNOWN:
             # Clients send the same header again and again: it need not even be hashed.
             self._known.put(header, verified)
@@ -230,7 +240,7 @@ class Guard:
         if token is None:
             principal = self._certificate_principal(request)
             if principal is None:
-                if self.identify_session is not None and b"cookie" in headers:
+                if self.sessions is not None and b"cookie" in headers:
                     return None
                 return self._refuse(request, 401, "missing", "Authentication required")
         elif self._verifier is None:
@@ -242,7 +252,7 @@ class Guard:
                 return None
             except TokenRefused as refused:
                 return self._refuse_token(request, refused)
-            if self.identify_session is not None and is_session(verified.claims):
+            if self.sessions is not None and is_session(verified.claims):
                 return None
             principal = verified.principal
         return self._check_role(request, route, principal)
@@ -250,10 +260,16 @@ class Guard:
     def _generation(self) -> int:
         return self._verifier.keys.generation if self._verifier is not None else 0
 
-    async def _check_session(
-        self, request: Request, route: Route, identify: IdentifySession, token: bytes | None
+    def _check_session(self, request: Request, route: Route, sessions: SessionLookup, token: bytes | None) -> Refusal:
+        known = sessions.recall(request, token)
+        if known is not None:
+            return self._admit(request, route, known)
+        return self._look_up_session(request, route, sessions, token)
+
+    async def _look_up_session(
+        self, request: Request, route: Route, sessions: SessionLookup, token: bytes | None
     ) -> Response | None:
-        found = await identify(request, token)
+        found = await sessions.identify(request, token)
         if isinstance(found, Response):
             self.refused["browser"] += 1
             return found

@@ -79,7 +79,7 @@ class HttpServer:
         """`gate` sees every request that has a route before the handler does, and may answer in its place, at once or
         after a while. `header_lines` are part of every answer, and what `lines_for` makes of a request that names
         an `Origin` part of its own. A request for a host that `admits_host` does not know is refused, and so is one
-        with a large body for which `check_head` has an answer, before the body is read.
+        for which `check_head` has an answer, before its body has come.
 
         A connection is closed after `idle_seconds` without a request, or without any progress in reading its
         answer. A request has `arrival_seconds` to arrive. A client that is refused and goes on sending is cut

@@ -15,8 +15,6 @@ from queen.http.server.router import Generations, Match, Router
 
 LONGEST_HEAD: Final = 2048
 _LONGEST_LENGTH: Final = 19
-# Bodies whose length has so many digits have come when it is decided whether they may.
-_SHORT_LENGTHS: Final = frozenset({1, 2, 3, 4})
 # A body in more chunks than this has to have some bytes in each: two bytes at a time keep a worker busy for minutes.
 MOST_SMALL_CHUNKS: Final = 4096
 SMALL_CHUNK_BYTES: Final = 16
@@ -85,6 +83,7 @@ class RequestReader:
         "_router",
         "_serving_bytes",
         "_target",
+        "_unchecked",
         "_upgrade",
         "_waiting_bytes",
         "admits_host",
@@ -141,6 +140,7 @@ class RequestReader:
         self._progressed = False
         self._eventless_bytes = 0
         self._replay = False
+        self._unchecked = False
         self._upgrade: UpgradeHandler | None = None
 
         self.closed = False
@@ -270,6 +270,10 @@ class RequestReader:
             self.refuse(400, f"Malformed HTTP request: {error}")
         if self.receiving:
             self._measure_overhead(len(data))
+            if self._unchecked:
+                # The usual body comes with its head, and is checked with it when it is served.
+                self._unchecked = False
+                self._refuse_head_of(self._head)
 
     def _keep_leftover(self, data: bytes | memoryview) -> None:
         self.excess = True
@@ -312,6 +316,7 @@ class RequestReader:
         self._target = b""
         self._headers = {}
         self._progressed = True
+        self._unchecked = False
         self._eventless_bytes = 0
 
     def on_url(self, url: bytes) -> None:
@@ -332,22 +337,26 @@ class RequestReader:
             return
         self._progressed = True
         self._eventless_bytes = 0
-        self._check_host(headers.get(b"host"))
+        host = headers.get(b"host")
+        self._check_host(host)
+        if host is not None and not self._target.startswith(b"/") and b"://" in self._target:
+            # It says itself whom it is for.
+            named = self._target.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0]
+            self._check_host(named.rpartition(b"@")[2])
         length = headers.get(b"content-length")
         if length is not None and (len(length) > _LONGEST_LENGTH or int(length) > self._max_body_bytes):
             self._refuse_body(f"The request body of {length[:_LONGEST_LENGTH].decode('latin-1')} bytes")
         if b"transfer-encoding" in headers:
             self._expect_chunks(headers[b"transfer-encoding"])
             length = b""
-        if self.check_head is not None and length is not None and not self.closed and len(length) not in _SHORT_LENGTHS:
-            self._refuse_head_of(headers)
+        self._unchecked = length is not None and not self.closed
         if b"expect" in headers:
             self._expect(headers[b"expect"])
         if b"upgrade" in headers and not self.closed and self._parser.should_upgrade():
             self._consider_upgrade()
 
     def _refuse_head_of(self, headers: dict[bytes, bytes]) -> None:
-        """Refuse a large body by its head if the client may not send it."""
+        """Refuse a body that is still to come by its head if the client may not send it."""
         method, path, params, query, _, route, args = self._router.match(self._parser.get_method(), self._target)
         if route is None or self.check_head is None:
             return

@@ -50,7 +50,8 @@ WITH firsts AS MATERIALIZED (
     ORDER BY p.priority, p.deliver_after, p.id LIMIT $2
 ), locked AS MATERIALIZED (
     -- Only what will be leased is locked: SKIP LOCKED passes over every locked item.
-    SELECT i.ctid AS place, i.id, i.priority, i.deliver_after, octet_length(i.payload) + 400 AS nbytes
+    SELECT i.ctid AS place, i.id, i.priority, i.deliver_after,
+        octet_length(i.payload) + coalesce(octet_length(i.metadata), 0) + 400 AS nbytes
     FROM queen.topic_items i
     WHERE i.id = ANY (ARRAY(SELECT id FROM seen)) AND i.leased_until IS NULL
     FOR UPDATE SKIP LOCKED

@@ -41,7 +41,7 @@ WHERE r.token IS NOT NULL AND r.until <= clock_timestamp();
 
 -- name: topic_prefetch
 -- Lease the first items of a topic that are ready and due for its buffer ($2), so many ($3); those before a place
--- ($4, $5, $6), if it is given. The buffer is in turn $8, and will be in $9.
+-- ($4, $5, $6), if it is given. What has more than $7 bytes stays here. The buffer is in turn $8, and will be in $9.
 WITH mine AS (
     UPDATE queen.topic_ready SET turn = $9 WHERE topic_id = $1 AND token = $2 AND turn = $8 AND until > clock_timestamp()
     RETURNING topic_id
@@ -61,8 +61,10 @@ WITH mine AS (
 )
 UPDATE queen.topic_items i SET leased_until = 'infinity', lease_owner = NULL
 WHERE i.id = ANY (ARRAY(SELECT id FROM picked)) AND i.leased_until IS NULL
-RETURNING i.id, i.topic_id, i.priority, i.deliver_after, i.retries, i.created_at, i.first_failed_at, i.last_error, i.expires_at, i.idempotency_key, i.is_json, i.metadata,
-    CASE WHEN octet_length(i.payload) <= $7::integer THEN i.payload END AS payload;
+RETURNING i.id, i.topic_id, i.priority, i.deliver_after, i.retries, i.created_at, i.first_failed_at, i.last_error, i.expires_at, i.idempotency_key, i.is_json,
+    octet_length(i.payload) + coalesce(octet_length(i.metadata), 0) AS nbytes,
+    CASE WHEN octet_length(i.payload) + coalesce(octet_length(i.metadata), 0) <= $7::integer THEN i.metadata END AS metadata,
+    CASE WHEN octet_length(i.payload) + coalesce(octet_length(i.metadata), 0) <= $7::integer THEN i.payload END AS payload;
 
 -- name: topic_hand_out
 -- Hand out items ($10) of a buffer ($2): each of $7 leases for $8 seconds so many ($9) of them. Nothing is handed
@@ -158,4 +160,4 @@ SELECT count(*) AS freed FROM back;
 
 -- name: topic_payloads
 -- The payloads of items.
-SELECT id, is_json, payload FROM queen.topic_items WHERE id = ANY ($1::bigint[]);
+SELECT id, is_json, payload, metadata FROM queen.topic_items WHERE id = ANY ($1::bigint[]);

@@ -132,7 +132,8 @@ WITH picked AS MATERIALIZED (
             SELECT r.place, r.id, r.priority, r.deliver_after, r.nbytes
             FROM queen.topic_heads h
             CROSS JOIN LATERAL (
-                SELECT i.ctid AS place, i.id, i.priority, i.deliver_after, octet_length(i.payload) + 400 AS nbytes
+                SELECT i.ctid AS place, i.id, i.priority, i.deliver_after,
+                    octet_length(i.payload) + coalesce(octet_length(i.metadata), 0) + 400 AS nbytes
                 FROM queen.topic_items i
                 WHERE i.topic_id = h.topic_id AND i.priority = h.priority AND i.leased_until IS NULL
                     AND i.deliver_after >= h.head AND i.deliver_after <= statement_timestamp()
@@ -222,6 +223,15 @@ FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::float8[]) WITH ORDINALI
 WHERE i.id = e.id AND i.topic_id = e.topic_id AND i.leased_until > clock_timestamp() AND i.lease_owner IS NOT NULL
     AND (e.owner IS NULL OR e.owner = i.lease_owner)
 RETURNING e.slot, i.leased_until, i.lease_owner;
+
+-- name: topic_set_lease
+-- Make live leases end so many seconds from now, sooner or later than they would.
+UPDATE queen.topic_items i
+SET leased_until = clock_timestamp() + make_interval(secs => e.seconds), updated_at = clock_timestamp()
+FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::float8[]) WITH ORDINALITY
+    AS e (id, topic_id, owner, seconds, slot)
+WHERE i.id = e.id AND i.topic_id = e.topic_id AND i.leased_until > clock_timestamp() AND i.lease_owner = e.owner
+RETURNING e.slot;
 
 -- name: topic_nack
 -- Leased items that failed wait longer each time, and become dead letters when their retries are used up.

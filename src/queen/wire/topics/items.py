@@ -34,7 +34,7 @@ class _Item(msgspec.Struct):
     priority: int
     payload: bytes | msgspec.UnsetType
     data: msgspec.Raw | msgspec.UnsetType
-    metadata: msgspec.Raw
+    metadata: msgspec.Raw | msgspec.UnsetType
     deliver_after: datetime
     status: Status
     retries: int
@@ -68,16 +68,20 @@ def render_mixed_items(rows: Iterable[Row], namespace: str, topics: Mapping[int,
 
 
 def render_ahead(row: Row, namespace: str, topic: str) -> tuple[bytes, bool]:
-    """A prefetched item as JSON without its id and lease, and whether its payload is included."""
+    """A prefetched item as JSON without its id and lease, and whether its payload and metadata are included."""
     item = _item(row, namespace, topic, Status.LEASED, False)
     item.id = 0
     item.expires_at = row["expires_at"]
-    return _encode(item)[len(_BEFORE) : -1], row["payload"] is not None
+    whole = row["payload"] is not None
+    if not whole:
+        item.metadata = msgspec.UNSET
+    return _encode(item)[len(_BEFORE) : -1], whole
 
 
-def add_payload(item: ReadyItem, payload: bytes, is_json: bool) -> None:
-    """Add the payload of an item that stayed in PostgreSQL."""
-    item.rendered += b',"data":' + payload if is_json else b',"payload":' + _encode(payload)
+def add_payload(item: ReadyItem, payload: bytes, is_json: bool, metadata: bytes | None) -> None:
+    """Add what of an item stayed in PostgreSQL."""
+    body = b'"data":' + payload if is_json else b'"payload":' + _encode(payload)
+    item.rendered += b',"metadata":%b,%b' % (metadata or b"null", body)
     item.whole = True
 
 
@@ -144,7 +148,8 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 class ReadyItem(msgspec.Struct, array_like=True):
     """`due` and `expires` are microseconds since 1970; `rendered` is the item as JSON between its id and its lease.
 
-    A large payload is not included (`whole` is false then): it is read from PostgreSQL.
+    A large payload is not included, and neither is its metadata (`whole` is false then): they are read from PostgreSQL.
+    `nbytes` is what they have there.
     """
 
     id: int
@@ -157,9 +162,15 @@ class ReadyItem(msgspec.Struct, array_like=True):
     lease_owner: str | None = None
     leased_until: datetime | None = None
     updated_at: datetime | None = None
+    nbytes: int = 0
 
     def __getitem__(self, column: str) -> Any:
         return getattr(self, column)
+
+    @property
+    def size(self) -> int:
+        """What it takes when it is handed out."""
+        return len(self.rendered) + (0 if self.whole else self.nbytes) + 400
 
     @property
     def place(self) -> tuple[int, int, int]:

@@ -1,0 +1,1 @@
+"""Amazon's SQS: its two protocols, on topics (standard queues) and queues (FIFO queues)."""
