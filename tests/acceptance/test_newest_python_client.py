@@ -20,8 +20,8 @@ _FIXTURES: Final = Path(__file__).with_name("newest_fixtures.py")
 
 _REFUSED: Final = {
     "tests/test_ack_window.py::test_renew_of_a_released_lease_reports_failure": (
-        "a lease that is lost is a 404, because clients of 0.15 take any 200 for a renewal; this one reports the failure"
-        " all the same, but not `renewed: 0`"
+        "a lease that is lost is a 404, because clients of 0.15 take any 200 for a renewal; this one reports the"
+        " failure all the same, but not `renewed: 0`"
     ),
 }
 _NEEDS_TOKENS: Final = {
