@@ -23,7 +23,7 @@ from tests.support.api import Api
 from tests.support.array_types import ask_once_for_array_types
 from tests.support.databases import fresh_database, make_template
 from tests.support.proxy import Proxy, proxied
-from tests.support.together import ByGroup
+from tests.support.together import ByGroup, is_short
 
 # A busy machine is no fault of the code; how long things may take is for the benchmarks to say.
 settings.register_profile("default", deadline=None)
@@ -64,6 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: is_short(item.nodeid))
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             item.obj = _in_time(item.obj, item.get_closest_marker("timeout"))

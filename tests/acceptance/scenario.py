@@ -93,7 +93,8 @@ def scenario(
 ) -> Callable[[Callable[[Scene], Awaitable[None]]], Scenario]:
     """Make a scenario of a coroutine function.
 
-    `seconds` is the time it may take; `alone` keeps others from running at the same time, because it is heavy.
+    `seconds` is the time it takes at most on a quiet machine; `alone` keeps others from running at the same time,
+    because it is heavy.
     """
 
     def make(function: Callable[[Scene], Awaitable[None]]) -> Scenario:

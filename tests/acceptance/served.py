@@ -43,14 +43,14 @@ def served(
     """A server with these settings and no others; it keeps everything in `directory`. `prefix` runs the command."""
     port = free_port()
     command = [*prefix, str(Path(sys.executable).with_name("queen")), "serve", "--port", str(port), "--host", host]
-    command += ["--data-dir", str(directory / "data"), "--workers", "2"]
+    command += ["--data-dir", str(directory / "data")]
     server = Served(f"http://{host}:{port}", directory / "log")
     with server.log.open("wb") as log:
         process = subprocess.Popen(
             command,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environ_without_settings() | {"STATS_CACHE_MS": "0"} | settings,
+            env=environ_without_settings() | {"NUM_WORKERS": "2", "STATS_CACHE_MS": "0"} | settings,
         )
     server = dataclasses.replace(server, pid=process.pid)
     try:

@@ -89,7 +89,7 @@ async def test_a_parked_pop_finds_what_the_other_stored_by_its_slow_poll(hosts: 
     for partition in (None, "Default", "new"):
         waiting = asyncio.create_task(there.pop("q", partition, wait=True, timeout=10_000, autoAck=True))
         await asyncio.sleep(0.05)
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(30):
             await here.push("q", 1, partition=partition or "other")
             assert [message["data"] for message in await waiting] == [1]
 

@@ -61,7 +61,7 @@ async def test_a_pop_parked_at_one_is_woken_by_a_push_to_the_other(pair: Pair, p
     for number in range(10):
         waiting = asyncio.create_task(there.pop("q", partition, wait=True, timeout=20_000, autoAck=True))
         await asyncio.sleep(0.02)
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(30):
             await here.push("q", number, partition="p")
             assert payloads(await waiting) == [number]
 
@@ -72,7 +72,7 @@ async def test_a_pop_parked_at_one_is_woken_when_the_other_frees_the_partition(p
     messages = await here.pop("q")
     waiting = asyncio.create_task(there.pop("q", wait=True, timeout=20_000))
     await asyncio.sleep(0.1)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         await here.ack(messages)
         assert payloads(await waiting) == [2]
 
@@ -84,7 +84,7 @@ async def test_a_failed_batch_wakes_the_other_after_its_delay(pair: Pair, connec
     messages = await here.pop("q", batch=2)
     waiting = asyncio.create_task(there.pop("q", batch=2, wait=True, timeout=20_000))
     await asyncio.sleep(0.1)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         await here.ack(messages, ["completed", "failed"])
         assert payloads(await waiting) == [2]
 
@@ -171,13 +171,20 @@ async def test_many_queues_made_at_once_are_known_to_pops_parked_at_the_other(pa
     items = [{"queue": name, "payload": number} for number, name in enumerate(names)]
     answer = await here.call("POST", "/api/v1/push", {"items": items})
     assert answer.status == 201
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         delivered = await asyncio.gather(*parked)
     assert [payloads(messages) for messages in delivered] == [[number] for number in range(200)]
 
 
+@pytest.fixture
+async def late_deadlocks(connection: Connection) -> None:
+    """Sessions that are opened from now on wait for each other for minutes before PostgreSQL ends one of them."""
+    name = await connection.fetchval("SELECT current_database()")
+    await connection.execute(f"ALTER DATABASE {name} SET deadlock_timeout = '10min'")
+
+
 async def test_workers_that_lease_the_same_partitions_in_opposite_orders_do_not_block_each_other(
-    pair: Pair, connection: Connection
+    late_deadlocks: None, pair: Pair, connection: Connection
 ) -> None:
     """Each is stopped half way, by a lock on the cursor in the middle, and then let go."""
     here, there = pair
@@ -200,7 +207,7 @@ async def test_workers_that_lease_the_same_partitions_in_opposite_orders_do_not_
             break
         await asyncio.sleep(0.01)
     await transaction.rollback()
-    async with asyncio.timeout(0.9):
+    async with asyncio.timeout(30):
         delivered = await asyncio.gather(*pops)
     assert sum(len(messages) for messages in delivered) == 12
 
@@ -220,7 +227,7 @@ async def test_an_ack_that_is_applied_is_answered_though_another_waits_for_a_loc
         first = asyncio.create_task(here.ack(popped["a"]))
         failure = asyncio.create_task(here.ack(popped["b"], ["failed"]))
         later = asyncio.create_task(here.ack(popped["c"]))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert [result["success"] for result in await first + await later] == [True, True]
         assert not failure.done()
     assert (await failure)[0]["success"]

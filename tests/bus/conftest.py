@@ -14,6 +14,7 @@ from queen.bus.members import PeerStats
 from queen.server import Worker
 from queen.settings import Settings
 from tests.support.api import Api
+from tests.support.ports import free_port
 
 SECRET = "5e" * 32
 
@@ -46,13 +47,7 @@ class Ports:
     kind: socket.SocketKind
 
     def free(self, count: int) -> list[int]:
-        sockets = [socket.socket(socket.AF_INET, self.kind) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        ports: list[int] = [one.getsockname()[1] for one in sockets]
-        for one in sockets:
-            one.close()
-        return ports
+        return [free_port(self.kind) for _ in range(count)]
 
 
 @pytest.fixture

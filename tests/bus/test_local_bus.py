@@ -26,7 +26,7 @@ async def test_a_busy_worker_is_told_everything_in_order_but_no_hint_that_would_
         async def all_heard() -> bool:
             return len(heard) > len(told)
 
-        await until(all_heard, 20)
+        await until(all_heard)
         sender.send(b"the end")
         receiver.drain()
     finally:

@@ -49,7 +49,7 @@ async def test_when_the_worker_that_listens_is_killed_another_one_listens(
             found = listener(there, ports[1])
             return found is not None and found.pid != killed.pid
 
-        await until(another_listens, seconds=2)
+        await until(another_listens)
         await wakes(here, there)
 
 
@@ -74,7 +74,7 @@ async def wakes(pushing: Served, popping: Served) -> None:
         # Each over a connection of its own, so that they are at both workers.
         waiting = [asyncio.create_task(api.pop("q", wait=True, timeout=30_000, autoAck=True)) for api in pops]
         await asyncio.sleep(0.5)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             for number in range(len(pops)):
                 await here.push("q", number)
             for answer in waiting:

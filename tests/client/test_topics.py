@@ -255,7 +255,7 @@ async def test_stopping_consumer_that_waits_does_not_wait_out_its_poll(queen: Qu
     consuming = asyncio.ensure_future(queen.topic("ns", "t").concurrency(3).consume(handle, signal=stop))
     await queen.request("GET", "/health")
     stop.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await consuming
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import asyncpg
@@ -11,6 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.dashboard.conftest import OpenPage, Site, Window, run_aside
+from tests.support.ageing import block_until
 
 
 def confirm(page: Page, *, effect: str = "", typed: str = "") -> None:
@@ -23,15 +22,6 @@ def confirm(page: Page, *, effect: str = "", typed: str = "") -> None:
         dialog.locator("[name=typed]").fill(typed)
     dialog.locator(".confirm").click()
     expect(dialog).to_be_hidden()
-
-
-def eventually(true: Callable[[], bool]) -> None:
-    """Workers hear from each other what was switched."""
-    for _ in range(200):
-        if true():
-            return
-        time.sleep(0.05)
-    pytest.fail("it did not become true within 10 s")
 
 
 def toast(page: Page, text: str) -> None:
@@ -382,10 +372,10 @@ def test_maintenance_is_switched_on_shown_everywhere_and_undone(
     page = window.visit("/maintenance")
     page.get_by_role("button", name=f"Switch {kind} maintenance on").click()
     confirm(page, effect="It holds across restarts.")
-    eventually(lambda: site.call("GET", "/api/v1/system/maintenance")[field])
+    block_until(lambda: site.call("GET", "/api/v1/system/maintenance")[field], "it is on at every worker")
     expect(page.get_by_text(f"{kind.capitalize()} maintenance is on.")).to_be_visible()
     undo(page)
-    eventually(lambda: not site.call("GET", "/api/v1/system/maintenance")[field])
+    block_until(lambda: not site.call("GET", "/api/v1/system/maintenance")[field], "it is off at every worker")
     expect(page.locator(".banner")).to_have_count(0)
 
 
@@ -413,7 +403,14 @@ def test_ten_thousand_queues_are_searched_and_paged(window: Window, site: Site) 
     run_aside(
         execute(
             "INSERT INTO queen.queues (name, namespace) SELECT 'bulk-' || lpad(n::text, 5, '0'), 'bulk'"
-            " FROM generate_series(1, 10000) n"
+            " FROM generate_series(1, 10000) n;"
+            "INSERT INTO queen.groups (name) VALUES ('bulk-readers');"
+            "INSERT INTO queen.partitions (queue_id, name, next_offset, last_at)"
+            " SELECT id, 'p-' || lpad(n::text, 5, '0'), 3, now() FROM queen.queues, generate_series(1, 12000) n"
+            " WHERE name = 'bulk-09999';"
+            "INSERT INTO queen.cursors (partition_id, group_id, committed) SELECT p.id, g.id, 3"
+            " FROM queen.partitions p JOIN queen.queues q ON q.id = p.queue_id, queen.groups g"
+            " WHERE q.name = 'bulk-09999' AND g.name = 'bulk-readers'"
         )
     )
     try:
@@ -424,6 +421,20 @@ def test_ten_thousand_queues_are_searched_and_paged(window: Window, site: Site) 
         expect(page.locator("tbody a.main").first).to_have_text("bulk-00051")
         page.get_by_label("Search by name").fill("09999")
         expect(page.locator("tbody a.main")).to_have_text(["bulk-09999"])
+        for path in ("/queues/bulk-09999?tab=partitions", "/consumers/bulk-readers?sort=name"):
+            window.visit(path)
+            expect(page.locator("tbody tr")).to_have_count(50)
+            page.get_by_role("button", name="Next page").click()
+            expect(page.get_by_text("100 of 12,000")).to_be_visible()
+            expect(page.locator("tbody a.main").first).to_have_text("p-00051")
+            page.get_by_label("Search partitions").fill("p-1199")
+            expect(page.locator("tbody a.main")).to_have_count(10)
         assert not window.watch.problems()
     finally:
-        run_aside(execute("DELETE FROM queen.queues WHERE namespace = 'bulk'"))
+        run_aside(
+            execute(
+                "DELETE FROM queen.cursors USING queen.groups g WHERE group_id = g.id AND g.name = 'bulk-readers';"
+                "DELETE FROM queen.groups WHERE name = 'bulk-readers';"
+                "DELETE FROM queen.queues WHERE namespace = 'bulk'"
+            )
+        )

@@ -80,4 +80,4 @@ async def test_clients_never_see_the_state_of_the_driver(api: Api, connection: C
         )
         return bool(stored >= len(pushed))
 
-    await until(all_stored, 20)
+    await until(all_stored)

@@ -50,7 +50,7 @@ class Behind:
             self.writer.transport.abort()
 
     async def until(self, text: bytes) -> None:
-        async with asyncio.timeout(20), self._news:
+        async with asyncio.timeout(30), self._news:
             await self._news.wait_for(lambda: text in self.received)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

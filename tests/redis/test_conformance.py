@@ -139,7 +139,7 @@ async def test_a_key_is_forgotten_after_its_time(keys: Keys) -> None:
     async def forgotten() -> bool:
         return await keys.known("ns", ["soon", "later"]) == {"later"}
 
-    await until(forgotten, 10)
+    await until(forgotten)
 
 
 async def test_of_too_many_keys_in_memory_the_oldest_are_forgotten() -> None:

@@ -380,7 +380,7 @@ def test_a_file_is_finished_when_it_is_full_or_nobody_writes_to_it(board: Shared
         assert are_finished()
         await writer.append([record(3)], due_at=0.0, flush_at=1)
         assert [path.suffix for path in _files(tmp_path)] == [".buf", ".tmp"]
-        await until(are_finished, 5)
+        await until(are_finished)
         await writer.close()
 
     asyncio.run(write())

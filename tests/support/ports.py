@@ -25,10 +25,10 @@ def _candidates() -> list[int]:
 _ports: Final = itertools.cycle(_candidates())
 
 
-def free_port() -> int:
+def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
     """A port of this host that nobody listens on, and that this process has not asked for before."""
     for port in _ports:
-        with socket.socket() as probe:
+        with socket.socket(type=kind) as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:

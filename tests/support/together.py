@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 TOGETHER: Final = {
     # All scenarios of a client are one run.
     "tests/acceptance/": "acceptance",
-    # One JVM each.
+    # One JVM. Spark gives the process of a stream ten seconds to start, which two JVMs at once may take from it.
     "tests/spark/": "spark",
-    "tests/pipelines/": "pipelines",
+    "tests/pipelines/": "spark",
     # One server on one copy of the old data.
     "tests/compat/": "compat",
     # One server.
@@ -32,6 +32,26 @@ TOGETHER: Final = {
     "tests/storage/test_postgres_versions.py": "versions",
     "tests/embedded/test_postgres.py": "embedded",
 }
+
+LONG: Final = (
+    "tests/campaign/test_campaign.py",
+    "tests/campaign/test_fuzz.py",
+    "tests/deploy/",
+    "tests/faults/",
+    "tests/http/api/test_contract.py",
+    "tests/proxy/test_openid_provider.py",
+    "tests/cli/serve/",
+    "tests/bus/test_processes.py",
+    "tests/monitoring/test_pollers.py",
+    "tests/streams/",
+    "tests/broker/sharding/test_clients.py",
+    "tests/broker/sharding/test_commands.py",
+)
+"""Tests of many seconds each come before the thousands of short ones: else one of them would be the last of a run."""
+
+
+def is_short(nodeid: str) -> bool:
+    return not nodeid.startswith(LONG)
 
 
 def group_of(nodeid: str) -> str:

@@ -506,6 +506,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/consumer-groups/{group}/queues/{queue}/partitions": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * The positions of a group on a queue, page by page
+         * @description Access: read-only.
+         */
+        get: operations["listGroupPartitions"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/consumer-groups/{group}/queues/{queue}": {
         parameters: {
             query?: never;
@@ -1730,6 +1750,96 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/locks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Acquire, renew and release locks
+         * @description A permit expires unless it is renewed, and nobody tells its holder: put its `guard` at `kv` of a transaction, which then happens only while the permit is held.
+         *
+         *     Access: read-write.
+         */
+        post: operations["locks"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/timers": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Schedule and cancel timers
+         * @description A timer pushes its message when it is due, not before, and once; until then it can be replaced by one of the same key, or cancelled.
+         *
+         *     Access: read-write.
+         */
+        post: operations["scheduleTimers"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/timers/{queue}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * The pending timers of a queue
+         * @description Access: read-only.
+         */
+        get: operations["listTimers"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/timers/{queue}/{timer}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * A pending timer
+         * @description Access: read-only.
+         */
+        get: operations["timer"];
+        put?: never;
+        post?: never;
+        /**
+         * Cancel a timer
+         * @description `absent` means that none is pending: it may have fired already.
+         *
+         *     Access: read-write.
+         */
+        delete: operations["cancelTimer"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/enqueue": {
         parameters: {
             query?: never;
@@ -2922,6 +3032,20 @@ export interface components {
             error?: string | null;
         };
         /**
+         * Acquire
+         * @description Take a permit, of which there are `limit`, the same for all who name the lock.
+         */
+        Acquire: {
+            /** @enum {unknown} */
+            op: "acquire";
+            name: string;
+            ttlSeconds: number;
+            /** @default null */
+            owner?: string | null;
+            /** @default 1 */
+            limit?: number;
+        };
+        /**
          * ActiveQuery
          * @description What is being run, and for how many seconds.
          */
@@ -3162,6 +3286,18 @@ export interface components {
         CacheSummary: {
             tables: components["schemas"]["CacheSum"];
             indexes: components["schemas"]["CacheSum"];
+        };
+        /**
+         * Cancel
+         * @description Push nothing. `txn` is answered where no timer is pending: it may have fired, and then names its message.
+         */
+        Cancel: {
+            /** @enum {unknown} */
+            op: "cancel";
+            queue: string;
+            timerKey: string;
+            /** @default  */
+            txn?: string;
         };
         /**
          * Changed
@@ -3727,10 +3863,20 @@ export interface components {
         };
         /**
          * GroupPage
-         * @description A page of groups.
+         * @description A page of groups; `total` counts each with each of its queues, `groups` once.
          */
         GroupPage: {
             consumer_groups: components["schemas"]["GroupSummary"][];
+            total: number;
+            groups: number;
+            pagination: components["schemas"]["Pagination"];
+        };
+        /**
+         * GroupPartitions
+         * @description A page of the partitions of a queue that a group knows, and how many those are.
+         */
+        GroupPartitions: {
+            partitions: components["schemas"]["GroupOnPartition"][];
             total: number;
             pagination: components["schemas"]["Pagination"];
         };
@@ -3749,7 +3895,8 @@ export interface components {
          * GroupSummary
          * @description A group on one queue; `members` counts the partitions it knows, `maxTimeLag` is in seconds.
          *
-         *         Nothing is delivered to it while it is `paused`, or while its queue is (`queuePaused`).
+         *         Nothing is delivered to it while it is `paused`, or while its queue is (`queuePaused`). `leases` are the partitions
+         *         that are leased to it now, `totalConsumed` the messages that it has acknowledged ever.
          */
         GroupSummary: {
             name: string;
@@ -3765,6 +3912,20 @@ export interface components {
             subscriptionCreatedAt: string | null;
             paused: boolean;
             queuePaused: boolean;
+            leases: number;
+            totalConsumed: number;
+        };
+        /**
+         * Guard
+         * @description An operation at `kv` that holds while the permit does.
+         */
+        Guard: {
+            /** @enum {unknown} */
+            op: "check";
+            ns: string;
+            key: string;
+            expect: number;
+            required: boolean;
         };
         /**
          * Health
@@ -3779,6 +3940,20 @@ export interface components {
             worker_id: number;
             version: string;
             queen: components["schemas"]["WorkerState"];
+        };
+        /**
+         * Holder
+         * @description Who holds a permit, since when and until when.
+         */
+        Holder: {
+            slot: number;
+            owner: string;
+            token: number;
+            /** Format: date-time */
+            since: string;
+            expiresAt: string | null;
+            /** Format: date-time */
+            renewedAt: string;
         };
         /**
          * HostMetrics
@@ -4105,6 +4280,43 @@ export interface components {
             poolActive: number;
         };
         /**
+         * LockAnswer
+         * @description One result for each operation, in order.
+         */
+        LockAnswer: {
+            results: components["schemas"]["LockResult"][];
+        };
+        /**
+         * LockBody
+         * @description Operations on different locks; each is done by itself.
+         */
+        LockBody: {
+            operations: (components["schemas"]["Acquire"] | components["schemas"]["Renew"] | components["schemas"]["queen.wire.locks.Release"] | components["schemas"]["Look"])[];
+        };
+        /**
+         * LockResult
+         * @description `acquired`, `renewed`, `released` or `held`, as was asked for; the `token` only rises on a lock.
+         *
+         *         `already`: the owner had the permit before. Else the `reason` is `held` (by the `holders`) or `lost`.
+         */
+        LockResult: {
+            index: number;
+            name: string;
+            acquired?: boolean;
+            renewed?: boolean;
+            released?: boolean;
+            held?: boolean;
+            already?: boolean;
+            /** @enum {unknown} */
+            reason?: "held" | "lost";
+            slot?: number;
+            token?: number;
+            owner?: string;
+            expiresAt?: string | null;
+            guard?: components["schemas"]["Guard"];
+            holders?: components["schemas"]["Holder"][];
+        };
+        /**
          * LogPosition
          * @description The offsets that a partition holds, [firstOffset, nextOffset), and the first that was stored at `at` or later.
          */
@@ -4123,6 +4335,15 @@ export interface components {
         LogPositions: {
             queue: string;
             partitions: components["schemas"]["LogPosition"][];
+        };
+        /**
+         * Look
+         * @description Who holds the permits.
+         */
+        Look: {
+            /** @enum {unknown} */
+            op: "get";
+            name: string;
         };
         /**
          * LooseItem
@@ -4260,7 +4481,7 @@ export interface components {
         };
         /**
          * MessageList
-         * @description A page of messages, newest first.
+         * @description A page of messages, newest first. Unless all that match were `counted`, there are at least `total`.
          */
         MessageList: {
             messages: components["schemas"]["MessageInList"][];
@@ -4268,6 +4489,7 @@ export interface components {
             limit: number;
             offset: number;
             mode: components["schemas"]["ConsumptionMode"];
+            counted: boolean;
         };
         /**
          * MessageQueue
@@ -4967,6 +5189,8 @@ export interface components {
         /**
          * QueueInList
          * @description A queue and what it holds; while it is `paused`, nothing is delivered from it.
+         *
+         *         What a queue of very many partitions holds was counted at `countedAt`; without it, just now.
          */
         QueueInList: {
             /** Format: uuid */
@@ -4979,6 +5203,8 @@ export interface components {
             partitions: number;
             messages: components["schemas"]["ShortCounters"];
             paused: boolean;
+            /** Format: date-time */
+            countedAt?: string;
         };
         /**
          * QueueList
@@ -5009,13 +5235,14 @@ export interface components {
         };
         /**
          * QueueOperations
-         * @description What was counted for queues, oldest first.
+         * @description What was counted for queues, oldest first; with `busiest`, also for all of them `together`.
          */
         QueueOperations: {
             timeRange: components["schemas"]["TimeRange"];
             bucketMinutes: number;
             series: components["schemas"]["QueuePoint"][];
             queues: string[];
+            together?: components["schemas"]["QueuePoint"][];
         };
         /**
          * QueueOptions
@@ -5214,14 +5441,6 @@ export interface components {
             response: components["schemas"]["Sampled"];
         };
         /**
-         * Release
-         * @description Which lease is meant; without an id, the one there is.
-         */
-        Release: {
-            /** @default null */
-            leaseId?: string | null;
-        };
-        /**
          * Removed
          * @description Messages that were removed, by what removed them; `evictionMsgs` includes those that expired.
          */
@@ -5244,6 +5463,21 @@ export interface components {
             eventCount: number;
             /** Format: date-time */
             bucket: string;
+        };
+        /**
+         * Renew
+         * @description Have a permit last longer, from now; it gets a new token. With `owner` also after its answer was lost.
+         */
+        Renew: {
+            /** @enum {unknown} */
+            op: "renew";
+            name: string;
+            token: number;
+            ttlSeconds: number;
+            /** @default 0 */
+            slot?: number;
+            /** @default null */
+            owner?: string | null;
         };
         /**
          * Replay
@@ -5287,6 +5521,29 @@ export interface components {
             push: number;
             pop: number;
             ack: number;
+        };
+        /**
+         * Reschedule
+         * @description The same.
+         */
+        Reschedule: {
+            /** @enum {unknown} */
+            op: "reschedule";
+            queue: string;
+            timerKey: string;
+            /** @description JSON in Base64. */
+            payload: string;
+            /** @description From now; may be past. */
+            delayMs: number;
+            /** @default Default */
+            partition?: string;
+            /**
+             * @description The transaction id of the message; made by the server when absent.
+             * @default
+             */
+            txn?: string;
+            /** @default false */
+            payloadZstd?: boolean;
         };
         /**
          * Retention
@@ -5378,6 +5635,29 @@ export interface components {
             min: number | null;
             max: number | null;
             last: number | null;
+        };
+        /**
+         * Schedule
+         * @description Push a message later; a timer of the same queue and key is replaced.
+         */
+        Schedule: {
+            /** @enum {unknown} */
+            op: "schedule";
+            queue: string;
+            timerKey: string;
+            /** @description JSON in Base64. */
+            payload: string;
+            /** @description From now; may be past. */
+            delayMs: number;
+            /** @default Default */
+            partition?: string;
+            /**
+             * @description The transaction id of the message; made by the server when absent.
+             * @default
+             */
+            txn?: string;
+            /** @default false */
+            payloadZstd?: boolean;
         };
         /**
          * SearchResult
@@ -6045,6 +6325,102 @@ export interface components {
             to: string;
         };
         /**
+         * TimerAnswer
+         * @description One result for each operation, in order.
+         */
+        TimerAnswer: {
+            results: components["schemas"]["TimerResult"][];
+        };
+        /**
+         * TimerBody
+         * @description Operations on different timers, done in one transaction.
+         */
+        TimerBody: {
+            operations: (components["schemas"]["Schedule"] | components["schemas"]["Reschedule"] | components["schemas"]["Cancel"])[];
+        };
+        /**
+         * TimerDone
+         * @description What came of an operation on timers.
+         */
+        TimerDone: {
+            /** @enum {unknown} */
+            type: "timer";
+            index: number;
+            ok: boolean;
+            /** @enum {unknown} */
+            status: "absent" | "cancelled" | "rescheduled" | "scheduled";
+            queue: string;
+            timerKey: string;
+            txn?: string | null;
+            /** Format: uuid */
+            messageId?: string;
+            /** Format: date-time */
+            deliverAt?: string;
+        };
+        /**
+         * TimerList
+         * @description Timers of a queue by key; `nextAfter` is the `after` of the next page.
+         */
+        TimerList: {
+            rows: components["schemas"]["TimerRow"][];
+            truncated: boolean;
+            nextAfter: string | null;
+        };
+        /**
+         * TimerResult
+         * @description What came of one operation. `absent`: no such timer is pending, because it was cancelled, fired, or never was.
+         *
+         *         `messageId` names the timer; the message that it pushes is known by its transaction id, `txn`.
+         */
+        TimerResult: {
+            index: number;
+            ok: boolean;
+            /** @enum {unknown} */
+            status: "absent" | "cancelled" | "rescheduled" | "scheduled";
+            queue: string;
+            timerKey: string;
+            txn?: string | null;
+            /** Format: uuid */
+            messageId?: string;
+            /** Format: date-time */
+            deliverAt?: string;
+        };
+        /**
+         * TimerRow
+         * @description A timer that is pending; `lastError` is why it could not be pushed when it was due.
+         */
+        TimerRow: {
+            timerKey: string;
+            /** Format: uuid */
+            messageId: string;
+            partition: string;
+            txn: string;
+            /** Format: date-time */
+            deliverAt: string;
+            /** Format: date-time */
+            scheduledAt: string;
+            attempts: number;
+            lastError: string | null;
+        };
+        /**
+         * TimerView
+         * @description A timer with its payload; `found` alone where none is pending.
+         */
+        TimerView: {
+            found: boolean;
+            queue?: string;
+            timerKey?: string;
+            /** Format: uuid */
+            messageId?: string;
+            partition?: string;
+            txn?: string;
+            /** Format: date-time */
+            deliverAt?: string;
+            payload?: unknown;
+            attempts?: number;
+            lastError?: string | null;
+        };
+        /**
          * TopError
          * @description What the newest dead letters died of.
          */
@@ -6270,7 +6646,8 @@ export interface components {
          * TransactionBody
          * @description Operations that all happen, or none does. `requiredLeases` is accepted and not used.
          *
-         *         `kv` are operations on keys that belong to it; they are judged first, and their results come after the others.
+         *         `kv` are operations on keys that belong to it, and `timers` those on timers. Keys are judged first; the results of
+         *         these come after the others.
          */
         TransactionBody: {
             operations: (components["schemas"]["PushStep"] | components["schemas"]["AckStep"] | components["schemas"]["EnqueueStep"] | components["schemas"]["AckItemStep"])[];
@@ -6278,6 +6655,8 @@ export interface components {
             requiredLeases?: unknown;
             /** @default null */
             kv?: (components["schemas"]["KvGet"] | components["schemas"]["KvGetMany"] | components["schemas"]["KvGetPrefix"] | components["schemas"]["KvPut"] | components["schemas"]["KvPutIfAbsent"] | components["schemas"]["KvDelete"] | components["schemas"]["KvIncr"] | components["schemas"]["KvCheck"])[] | null;
+            /** @default null */
+            timers?: (components["schemas"]["Schedule"] | components["schemas"]["Reschedule"] | components["schemas"]["Cancel"])[] | null;
         };
         /**
          * TransactionItem
@@ -6310,7 +6689,7 @@ export interface components {
             /** Format: uuid */
             transactionId: string;
             success: boolean;
-            results: (components["schemas"]["PushDone"] | components["schemas"]["AckDone"] | components["schemas"]["EnqueueDone"] | components["schemas"]["AckItemDone"] | components["schemas"]["KvDone"])[];
+            results: (components["schemas"]["PushDone"] | components["schemas"]["AckDone"] | components["schemas"]["EnqueueDone"] | components["schemas"]["AckItemDone"] | components["schemas"]["KvDone"] | components["schemas"]["TimerDone"])[];
             error?: string;
             /** @enum {unknown} */
             reason?: "kv_precondition";
@@ -6485,6 +6864,26 @@ export interface components {
             totalAckFailed: number;
             totalDlq: number;
             pendingMessages: number;
+        };
+        /**
+         * Release
+         * @description Which lease is meant; without an id, the one there is.
+         */
+        "queen.wire.api.resources.groups.Release": {
+            /** @default null */
+            leaseId?: string | null;
+        };
+        /**
+         * Release
+         * @description Give a permit back.
+         */
+        "queen.wire.locks.Release": {
+            /** @enum {unknown} */
+            op: "release";
+            name: string;
+            token: number;
+            /** @default 0 */
+            slot?: number;
         };
     };
     responses: never;
@@ -8933,6 +9332,100 @@ export interface operations {
             };
         };
     };
+    listGroupPartitions: {
+        parameters: {
+            query?: {
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+                /** @description The number of entries to skip. */
+                offset?: number;
+                /** @description Only partitions with this text in their names, in any case. */
+                search?: string;
+                /** @description What they are sorted by: names ascending, counts and the time last consumed descending. */
+                sort?: "behind" | "consumed" | "last" | "name";
+                /** @description Ascending or descending; by default as `sort` says. */
+                order?: "asc" | "desc";
+            };
+            header?: never;
+            path: {
+                /** @description The name of a consumer group. */
+                group: string;
+                /** @description The name of a queue. */
+                queue: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GroupPartitions"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
     deleteGroupForQueue: {
         parameters: {
             query?: {
@@ -9600,7 +10093,7 @@ export interface operations {
         };
         requestBody?: {
             content: {
-                "application/json": components["schemas"]["Release"];
+                "application/json": components["schemas"]["queen.wire.api.resources.groups.Release"];
             };
         };
         responses: {
@@ -9717,6 +10210,8 @@ export interface operations {
                 from?: string;
                 /** @description Only messages stored until the end of this minute. */
                 to?: string;
+                /** @description Whether all that match are counted, or no more than a page takes. */
+                count?: boolean;
                 /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
                 limit?: number;
                 /** @description The number of entries to skip. */
@@ -12299,6 +12794,8 @@ export interface operations {
                 namespace?: string;
                 /** @description Only queues of this task. */
                 task?: string;
+                /** @description Whether the queues are listed, and not only counted. */
+                includeQueues?: boolean;
             };
             header?: never;
             path?: never;
@@ -13023,6 +13520,8 @@ export interface operations {
                 to?: string;
                 /** @description Only this queue. */
                 queue?: string;
+                /** @description Only so many queues, those with the most messages, and all together. */
+                busiest?: number;
             };
             header?: never;
             path?: never;
@@ -14343,6 +14842,459 @@ export interface operations {
             };
             /** @description A web page has to send JSON. */
             415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    locks: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "operations": [
+                 *         {
+                 *           "op": "acquire",
+                 *           "name": "daily-report",
+                 *           "ttlSeconds": 30,
+                 *           "owner": "worker-1"
+                 *         }
+                 *       ]
+                 *     }
+                 */
+                "application/json": components["schemas"]["LockBody"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LockAnswer"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    scheduleTimers: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "operations": [
+                 *         {
+                 *           "op": "schedule",
+                 *           "queue": "orders",
+                 *           "timerKey": "order-7",
+                 *           "payload": "eyJvcmRlciI6N30=",
+                 *           "delayMs": 1000
+                 *         }
+                 *       ]
+                 *     }
+                 */
+                "application/json": components["schemas"]["TimerBody"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TimerAnswer"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The request contradicts what is stored, or an encrypted message lacks its key. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    listTimers: {
+        parameters: {
+            query?: {
+                /** @description The last key of the page before. */
+                after?: string;
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                /** @description The name of a queue. */
+                queue: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TimerList"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    timer: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The name of a queue. */
+                queue: string;
+                /** @description The timer. */
+                timer: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TimerView"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The request contradicts what is stored, or an encrypted message lacks its key. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    cancelTimer: {
+        parameters: {
+            query?: {
+                /** @description Answered where no timer is pending. */
+                txn?: string;
+            };
+            header?: never;
+            path: {
+                /** @description The name of a queue. */
+                queue: string;
+                /** @description The timer. */
+                timer: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TimerResult"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
                 headers: {
                     [name: string]: unknown;
                 };

@@ -25,10 +25,13 @@ from queen.broker.push.append_lock import AppendLock
 from queen.broker.push.pusher import Pusher
 from queen.broker.push.replay import SpoolDrainer
 from queen.broker.state.key_values import KeyValues
+from queen.broker.state.locks import Locks
+from queen.broker.state.timers import Timers
 from queen.broker.topics.topics import Topics
 from queen.broker.transactions.inbox import InboxDrainer
 from queen.broker.transactions.stream_cycles import StreamCycles
 from queen.broker.transactions.stream_queries import StreamQueries
+from queen.broker.transactions.timer_firing import TimerFiring
 from queen.broker.transactions.transactions import Transactions
 from queen.bus.peers import Peers
 from queen.log.catalog import Catalog
@@ -76,6 +79,9 @@ class Broker:
     dead_letters: DeadLetters
     topics: Topics
     key_values: KeyValues
+    locks: Locks
+    timers: Timers
+    timer_firing: TimerFiring
     transactions: Transactions
     stages: Stages
     inbox: InboxDrainer
@@ -99,11 +105,13 @@ class Broker:
         self.changes.start()
         self.peers.start()
         self.jobs.start()
+        self.timer_firing.start()
         if self.settings.queen_sql_push:
             self.inbox.start()
 
     async def stop(self) -> None:
         """Finish what was accepted, answer parked pops, and close."""
+        await self.timer_firing.stop()
         await self.inbox.stop()
         await self.jobs.stop()
         await self.changes.stop()

@@ -89,6 +89,7 @@ class Queues:
                 dropped = await transaction.fetch("drop_queue_partitions", held[0]["id"])
                 await transaction.fetch("drop_queue", held[0]["id"])
             await transaction.fetch("kv_remove_namespace", name)
+            await transaction.fetch("timers_remove_queue", name)
         # Also if it does not exist: another worker may have it cached.
         self._publish([named(EventKind.QUEUE_GONE, name)])
         if held:

@@ -13,6 +13,7 @@ from queen.wire.ack import decode_object
 from queen.wire.decode import field_names, unknown
 from queen.wire.kv import KvOperation, decode_riders
 from queen.wire.push import NULL, LooseItem, NameText, PushItem, check_items, check_name, check_utf8, read_items
+from queen.wire.timers import TimerOperation, decode_timer_riders
 from queen.wire.topics.requests import (
     EnqueueItem,
     ItemRef,
@@ -56,11 +57,18 @@ class KvRider:
 
 
 @dataclass(frozen=True, slots=True)
+class TimerRider:
+    operation: TimerOperation
+
+
+@dataclass(frozen=True, slots=True)
 class UnknownOperation:
     type: str
 
 
-Operation: TypeAlias = PushOperation | AckOperation | EnqueueOperation | AckItemOperation | KvRider | UnknownOperation
+Operation: TypeAlias = (
+    PushOperation | AckOperation | EnqueueOperation | AckItemOperation | KvRider | TimerRider | UnknownOperation
+)
 
 
 class TransactionItem(PushItem):
@@ -102,12 +110,14 @@ Step: TypeAlias = PushStep | AckStep | EnqueueStep | AckItemStep
 class TransactionBody(msgspec.Struct, forbid_unknown_fields=True):
     """Operations that all happen, or none does. `requiredLeases` is accepted and not used.
 
-    `kv` are operations on keys that belong to it; they are judged first, and their results come after the others.
+    `kv` are operations on keys that belong to it, and `timers` those on timers. Keys are judged first; the results of
+    these come after the others.
     """
 
     operations: list[Step]
     required_leases: Any = msgspec.field(default=None, name="requiredLeases")
     kv: list[KvOperation] | None = None
+    timers: list[TimerOperation] | None = None
 
 
 class _Operation(msgspec.Struct, forbid_unknown_fields=True):
@@ -129,12 +139,14 @@ class _Strict(msgspec.Struct, forbid_unknown_fields=True):
     operations: list[Step]
     required_leases: Any = msgspec.field(default=None, name="requiredLeases")
     kv: msgspec.Raw = NULL
+    timers: msgspec.Raw = NULL
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
     operations: list[_Operation]
     required_leases: Any = msgspec.field(default=None, name="requiredLeases")
     kv: msgspec.Raw = NULL
+    timers: msgspec.Raw = NULL
 
 
 _transaction = msgspec.json.Decoder(_Strict)
@@ -178,9 +190,11 @@ def decode_transaction(body: bytes) -> list[Operation]:
 
 
 def _with_riders(read: list[Operation], sent: _Strict | _Body) -> list[Operation]:
-    """The operations, and those on keys after them."""
+    """The operations, those on keys after them, and then those on timers."""
     if sent.kv != NULL:
         read += map(KvRider, decode_riders(sent.kv))
+    if sent.timers != NULL:
+        read += map(TimerRider, decode_timer_riders(sent.timers))
     if not sent.operations and not read:
         raise BadRequest("operations array cannot be empty")
     return read

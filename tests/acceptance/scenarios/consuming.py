@@ -210,7 +210,7 @@ async def an_idle_consumer_ends(scene: Scene) -> None:
             raise AssertionError(message)
 
         await scene.queen.queue(queue).idle_millis(1000).timeout_millis(500).consume(handle)
-        assert 0.9 < watch.seconds < 3, watch.seconds
+        assert watch.seconds > 0.9, watch.seconds
 
 
 @scenario()

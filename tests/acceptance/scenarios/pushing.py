@@ -183,7 +183,7 @@ async def a_delayed_message_is_hidden_until_its_time(scene: Scene) -> None:
         await scene.queen.queue(queue).push([{"data": {"n": 1}}])
         assert await scene.queen.queue(queue).wait(False).pop() == []
         assert payloads(await scene.queen.queue(queue).timeout_millis(10_000).pop()) == [{"n": 1}]
-        assert 1.9 < watch.seconds < 3.5, watch.seconds
+        assert watch.seconds > 1.9, watch.seconds
 
 
 @scenario()
@@ -195,7 +195,7 @@ async def a_window_buffer_holds_messages_until_the_partition_is_quiet(scene: Sce
         assert await scene.queen.queue(queue).batch(10).wait(False).pop() == []
         popped = await scene.queen.queue(queue).batch(10).timeout_millis(10_000).pop()
         assert payloads(popped) == [{"n": 0}, {"n": 1}, {"n": 2}], popped
-        assert 1.9 < watch.seconds < 3.5, watch.seconds
+        assert watch.seconds > 1.9, watch.seconds
 
 
 @scenario()

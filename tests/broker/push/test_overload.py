@@ -79,7 +79,7 @@ async def test_what_waits_too_long_for_a_lock_is_to_be_tried_again(
         ("POST", "/api/v1/transaction", {"operations": [{"type": "push", **push}]}),
         ("POST", "/api/v1/transaction", {"operations": [{"type": "ack", **ack}]}),
     ]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         answers = await asyncio.gather(*(api.call(method, path, body) for method, path, body in requests))
     assert {answer.status for answer in answers} == {503}
     assert {answer.headers["Retry-After"] for answer in answers} == {"1"}

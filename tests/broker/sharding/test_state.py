@@ -1,4 +1,4 @@
-"""Keys and reads by offset on two shards: each with its queue, before and after it moves."""
+"""Keys, timers and reads by offset on two shards: each with its queue, before and after it moves."""
 
 from __future__ import annotations
 
@@ -56,3 +56,19 @@ async def test_offsets_of_queues_on_all_shards_are_read_at_once(api: Api, dsns: 
         assert [len(entry["partitions"]) for entry in changed.body["entries"]] == [1, 0, 1]
         await move(dsns, Name.queue(HERE), 1)
     assert (await api.call("POST", "/api/v1/fetch", {"entries": []})).body == {"entries": []}
+
+
+async def test_timers_move_with_their_queue_and_fire_there(api: Api, dsns: tuple[str, str]) -> None:
+    timer = {"op": "schedule", "queue": HERE, "timerKey": "t", "payload": "MQ==", "delayMs": 600_000}
+    assert (await api.call("POST", "/api/v1/timers", {"operations": [timer]})).body["results"][0]["ok"]
+    assert await move(dsns, Name.queue(HERE), 1)
+    assert (await api.call("GET", f"/api/v1/timers/{HERE}/t")).body["found"]
+    await api.call("POST", "/api/v1/timers", {"operations": [timer | {"delayMs": 10}]})
+    (message,) = await api.pop(HERE, wait=True)
+    assert message["data"] == 1
+    (permit,) = (
+        await api.call(
+            "POST", "/api/v1/locks", {"operations": [{"op": "acquire", "name": "n", "ttlSeconds": 60, "owner": "o"}]}
+        )
+    ).body["results"]
+    assert permit["acquired"]

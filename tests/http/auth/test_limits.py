@@ -140,7 +140,7 @@ async def test_connections_are_limited(start_server: StartServer, setting: str, 
     assert await status_of(reader) == status
     writer.close()
     opened.pop()[1].close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             reader, writer = await connect(api)
             writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -51,6 +51,7 @@ PUBLIC = {
 }
 # What may be asked of one's own with a token for some queues, topics and namespaces; everything else is about all.
 CLOSED_TO_LIMITED = {
+    "POST /api/v1/locks",
     "DELETE /api/v1/consumer-groups/{group}",
     "GET /api/v1/analytics/postgres-stats",
     "GET /api/v1/analytics/system-metrics",
@@ -293,6 +294,8 @@ CHANGES_WITHOUT_GROUPS = {
     "DELETE /api/v1/messages/{partition}/{transaction}",
     "POST /api/v1/configure",
     "POST /api/v1/kv",
+    "POST /api/v1/timers",
+    "DELETE /api/v1/timers/{queue}/{timer}",
     "POST /api/v1/lease/{lease}/extend",
     "POST /api/v1/push",
     "POST /api/v1/stages",

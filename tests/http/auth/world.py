@@ -69,6 +69,7 @@ class Tenant:
             "transaction": self._leased["transactionId"],
             "lease": self._leased["leaseId"],
             "name": f"{self.name}-trace",
+            "timer": "t",
             "stream": f"{self.name}-stream",
             "pipeline": f"{self.name}-pipeline",
         }
@@ -130,6 +131,12 @@ class Tenant:
                 "operations": [{"type": "push", "items": [{"queue": self.queue, "payload": 1}]}]
             },
             "POST /api/v1/lease/{lease}/extend": {"seconds": 900},
+            "POST /api/v1/locks": {"operations": [{"op": "get", "name": self.name}]},
+            "POST /api/v1/timers": {
+                "operations": [
+                    {"op": "schedule", "queue": self.queue, "timerKey": "t", "payload": "MQ==", "delayMs": 600_000}
+                ]
+            },
             "POST /api/v1/fetch": {"entries": [{"queue": self.queue}]},
             "POST /api/v1/partitions/changed": {"entries": [{"queue": self.queue}]},
             "POST /api/v1/kv": {

@@ -413,7 +413,7 @@ async def test_a_server_that_stops_lets_consumers_ack_and_closes_with_1001(start
         assert not stopping.done()
         assert (await busy.ack(messages))[0]["success"]
         assert await busy.closed() == 1001
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await stopping
 
 
@@ -426,7 +426,7 @@ async def test_a_server_that_stops_releases_what_is_not_acked_in_time(
     async with consuming(api) as consumer:
         await consumer.subscribe("q")
         await consumer.batch()
-        async with asyncio.timeout(6):
+        async with asyncio.timeout(30):
             stopping = asyncio.create_task(api.worker.stop())
             assert await consumer.closed() == 1001
             await stopping

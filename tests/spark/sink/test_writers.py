@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from queen.embedded import EmbeddedPostgres
 from tests.conftest import StartServer
-from tests.spark.conftest import Read, in_thread
+from tests.spark.conftest import Read, in_thread, run_to_end
 from tests.support.api import Api
 from tests.support.database import Connection, stored_messages
 from tests.support.databases import fresh_database
@@ -32,20 +32,8 @@ async def write(frame: DataFrame, dsn: str, **options: str) -> None:
 async def pour(stream: DataFrame, dsn: str, checkpoint: Path, **options: str) -> list[int]:
     """Write everything that a stream has now; returns the numbers of its batches."""
     where = {} if "server" in options else {"databaseUrls": dsn}
-    batches: list[int] = []
-
-    def run() -> None:
-        query = (
-            stream.writeStream.format("queen")
-            .options(**where, **options, checkpointLocation=str(checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-        batches.extend(progress.batchId for progress in query.recentProgress)
-
-    await in_thread(stream.sparkSession, run)
-    return batches
+    writer = stream.writeStream.format("queen").options(**where, **options, checkpointLocation=str(checkpoint))
+    return await in_thread(stream.sparkSession, lambda: run_to_end(writer.trigger(availableNow=True).start))
 
 
 async def numbers(connection: Connection, queue: str, partition: str = "Default") -> list[int]:

@@ -104,6 +104,7 @@ class QueueContents:
             ("trace_names", self._id, None),
             ("stream_state", self._id, of_query),
             ("kv", self._name, None),
+            ("timers", self._name, None),
         )
         for table, argument, change in tables:
             await transfer(source, target, move_id, table, argument, change=change)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
@@ -42,6 +42,12 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 _payloads = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class InboxRow(Protocol):
+    """Messages for one partition: a row of the inbox, or what has the same fields."""
+
+    def __getitem__(self, field: str, /) -> Any: ...
 
 
 class QueuesHeld(QueenError):
@@ -116,7 +122,7 @@ class InboxAppender:
     async def append(self, fetcher: Fetcher, rows: Sequence[Record]) -> Appended:
         """Append rows in their order. Raises `QueuesHeld` when some have to wait, and whatever a push raises."""
         appended = Appended()
-        await self._append_messages(fetcher, [row for row in rows if not row["topic"]], appended)
+        await self.append_messages(fetcher, [row for row in rows if not row["topic"]], appended)
         await self._append_items(fetcher, [row for row in rows if row["topic"]], appended)
         await fetcher.fetch("inbox_count", appended.stored, appended.duplicates, appended.dead)
         return appended
@@ -127,10 +133,11 @@ class InboxAppender:
             self._pusher.settle_batches(appended.batches, appended.times)
         self._topics.transaction_ops.settle(appended.items)
 
-    async def _append_messages(self, fetcher: Fetcher, rows: Sequence[Record], appended: Appended) -> None:
+    async def append_messages(self, fetcher: Fetcher, rows: Sequence[InboxRow], appended: Appended) -> None:
+        """Append messages alone, and note in `appended` what came of them."""
         if not rows:
             return
-        by_target: dict[Target, list[Record]] = {}
+        by_target: dict[Target, list[InboxRow]] = {}
         for row in rows:
             by_target.setdefault((row["queue"], row["partition"]), []).append(row)
         slices = [
@@ -154,7 +161,7 @@ class InboxAppender:
             if ItemOutcome.REFUSED in batch.outcomes:
                 appended.dead += await self._dead_letter(fetcher, batch, by_target[batch.slices[0].target])
 
-    def _messages(self, target: Target, rows: Sequence[Record]) -> list[PushItem]:
+    def _messages(self, target: Target, rows: Sequence[InboxRow]) -> list[PushItem]:
         items: list[PushItem] = []
         for row in rows:
             payloads = _payloads.decode(row["body"])
@@ -188,7 +195,7 @@ class InboxAppender:
         if encrypted:
             raise QueuesHeld(encrypted, 30.0, "encrypted queue, and the server has no QUEEN_ENCRYPTION_KEY")
 
-    async def _dead_letter(self, fetcher: Fetcher, batch: AppendBatch, rows: Sequence[Record]) -> int:
+    async def _dead_letter(self, fetcher: Fetcher, batch: AppendBatch, rows: Sequence[InboxRow]) -> int:
         """Keep messages that do not fit their queue as its dead letters; they have no offset, so theirs is negative."""
         assert batch.outcomes is not None
         group_id = await self._catalog.group(QUEUE_MODE)
@@ -258,12 +265,12 @@ class InboxAppender:
             self._meter.topic_items("dead", item.namespace, item.topic, 1)
 
 
-def transaction_id(row: Record) -> str:
+def transaction_id(row: InboxRow) -> str:
     """The id of a message that was pushed without one: the caller has been given it by `queen.push`."""
     return f"sql-{row['id']}-{(row['pushed_at'] - _EPOCH) // _MICROSECOND}"
 
 
-def _origins(rows: Sequence[Record]) -> Iterator[tuple[Record, int]]:
+def _origins(rows: Sequence[InboxRow]) -> Iterator[tuple[InboxRow, int]]:
     """For each message of rows, its row and its place in it."""
     for row in rows:
         for index in range(len(_payloads.decode(row["body"]))):

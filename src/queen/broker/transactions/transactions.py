@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from queen.broker.ack.cursors import CursorKey, apply_decisions, lock_cursors
 from queen.broker.ack.leases import LeaseBook, OnFreed
 from queen.broker.ack.rules import INVALID_LEASE, NOT_FOUND, Ack, Cursor, Decision, decide_in_transaction, parse_status
 from queen.broker.push.pusher import NotStored, Pusher, StoredPush
 from queen.broker.state.key_values import KeyValues, PreconditionLost
+from queen.broker.state.timers import Timers
 from queen.broker.topics.transaction_ops import TopicTransactionOps
 from queen.log.catalog import QUEUE_MODE, Catalog, Partition, Queue
 from queen.log.segments import leased_offsets, locate
@@ -22,12 +24,14 @@ from queen.wire.api.messages.messaging import (
     KvDone,
     OperationResult,
     PushDone,
+    TimerDone,
     TransactionResult,
 )
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource, is_uuid, parse_partition_uuid
 from queen.wire.kv import KvResult
 from queen.wire.segment import transaction_hash
+from queen.wire.timers import TimerResult
 from queen.wire.transaction import (
     AckItemOperation,
     AckOperation,
@@ -35,6 +39,7 @@ from queen.wire.transaction import (
     KvRider,
     Operation,
     PushOperation,
+    TimerRider,
     UnknownOperation,
 )
 
@@ -54,6 +59,7 @@ class Transactions:
         meter: Meter,
         topics: TopicTransactionOps,
         key_values: KeyValues,
+        timers: Timers,
     ) -> None:
         self._database = database
         self._catalog = catalog
@@ -65,6 +71,7 @@ class Transactions:
         self._meter = meter
         self._topics = topics
         self._key_values = key_values
+        self._timers = timers
 
     async def run(self, operations: Sequence[Operation], subject: str | None = None) -> TransactionResult:
         """Carry out all operations, or none; the answer says which, and why not."""
@@ -96,10 +103,14 @@ class Transactions:
         refs = [operation.ref for operation in operations if isinstance(operation, AckItemOperation)]
         entries = [Entry(operation.item) for operation in operations if isinstance(operation, EnqueueOperation)]
         riders = [operation.operation for operation in operations if isinstance(operation, KvRider)]
+        timers = [operation.operation for operation in operations if isinstance(operation, TimerRider)]
+        first = len(operations) - len(riders) - len(timers)
         await self._key_values.prepare(riders)
+        await self._timers.prepare(timers)
         async with self._database.transaction() as transaction:
             # First, because all who lock keys and cursors lock keys first.
-            kv = await self._key_values.run_in(transaction, riders, len(operations) - len(riders))
+            kv = await self._key_values.run_in(transaction, riders, first)
+            timed = await self._timers.run_in(transaction, timers, first + len(riders))
             decisions, outcomes, available = await self._ack(transaction, acks, places, partitions, queues)
             stored = await self._pusher.store_in(transaction, items, subject)
             await self._topics.ack_in(transaction, refs)
@@ -107,7 +118,9 @@ class Transactions:
         self._settle(decisions, available, partitions, stored)
         self._count(decisions, partitions, stored)
         self._topics.settle(enqueued)
-        return [*_results(operations, outcomes, stored, entries), *map(_kv_done, kv)]
+        self._timers.settle(timed)
+        results = _results(operations, outcomes, stored, entries)
+        return [*results, *[KvDone(**_fields(one)) for one in kv], *[TimerDone(**_fields(one)) for one in timed]]
 
     async def _places(self, acks: Sequence[AckOperation]) -> list[CursorKey]:
         places = []
@@ -213,8 +226,8 @@ class Transactions:
         self._meter.transacted(touched)
 
 
-def _kv_done(result: KvResult) -> KvDone:
-    return KvDone(**{name: getattr(result, name) for name in result.__struct_fields__})
+def _fields(result: KvResult | TimerResult) -> dict[str, Any]:
+    return {name: getattr(result, name) for name in result.__struct_fields__}
 
 
 def _results(

@@ -17,9 +17,11 @@ from queen.log.catalog import QUEUE_MODE, namespace_and_task
 from queen.wire.ack import decode_ack, decode_ack_batch, decode_object, optional_str
 from queen.wire.api.messages.reading import decode_changed, decode_fetch
 from queen.wire.kv import decode_kv, namespaces_of
+from queen.wire.locks import NAMESPACE
 from queen.wire.push import PushItem, decode_push
 from queen.wire.stages import decode_batch_ref, decode_publish, decode_stage
 from queen.wire.streams import decode_cycle, decode_registration, decode_state_query
+from queen.wire.timers import decode_timers
 from queen.wire.topics.requests import (
     ItemRef,
     decode_acks,
@@ -38,6 +40,7 @@ from queen.wire.transaction import (
     EnqueueOperation,
     KvRider,
     PushOperation,
+    TimerRider,
     decode_transaction,
 )
 
@@ -68,6 +71,11 @@ _WITHOUT_GROUPS: Final = frozenset(
         "POST /api/v1/fetch",
         "POST /api/v1/partitions/changed",
         "POST /api/v1/kv",
+        "POST /api/v1/locks",
+        "POST /api/v1/timers",
+        "GET /api/v1/timers/{queue}",
+        "GET /api/v1/timers/{queue}/{timer}",
+        "DELETE /api/v1/timers/{queue}/{timer}",
         "GET /api/v1/analytics/queue-lag",
         "GET /api/v1/analytics/queue-ops",
         "GET /api/v1/analytics/queue-parked-replicas",
@@ -314,12 +322,24 @@ def _transaction(request: Request, named: Named) -> None:
             named.topics.add((operation.ref.namespace, operation.ref.topic))
         elif isinstance(operation, KvRider):
             named.queues.add(operation.operation.ns)
+        elif isinstance(operation, TimerRider):
+            named.queues.add(operation.operation.queue)
 
 
 def _kv(request: Request, named: Named) -> None:
     """A namespace is for those whom the queue of its name is for."""
     named.unlimited = True  # of nothing at all
     named.queues.update(namespaces_of(decode_kv(request.body)))
+
+
+def _locks(request: Request, named: Named) -> None:
+    """All locks are keys of one namespace."""
+    named.queues.add(NAMESPACE)
+
+
+def _timers(request: Request, named: Named) -> None:
+    named.unlimited = True  # of nothing at all
+    named.queues.update(operation.queue for operation in decode_timers(request.body))
 
 
 def _fetch(request: Request, named: Named) -> None:
@@ -499,6 +519,8 @@ READERS: Final[Mapping[str, BodyReader]] = {
     "POST /api/v1/messages/dlq": _bulk_dead_letters,
     "POST /api/v1/messages/{partition}/{transaction}/dlq": _give_up,
     "POST /api/v1/kv": _kv,
+    "POST /api/v1/locks": _locks,
+    "POST /api/v1/timers": _timers,
     "POST /api/v1/fetch": _fetch,
     "POST /api/v1/partitions/changed": _changed,
     "GET /api/v1/resources/queues/{queue}/depth": _by_query("group"),

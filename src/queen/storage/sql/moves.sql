@@ -125,6 +125,10 @@ WHERE partition_id IN (SELECT id FROM queen.partitions WHERE queue_id = $1);
 -- The keys of the namespace of a queue, by its name.
 SELECT to_jsonb(t) FROM queen.kv t WHERE namespace = $1;
 
+-- name: move_read_timers
+-- The timers of a queue, by its name.
+SELECT to_jsonb(t) FROM queen.timers t WHERE queue = $1;
+
 -- name: move_queue_groups
 -- The groups of which rows of a queue (id $1, name $2) speak.
 SELECT DISTINCT group_id FROM queen.cursors
@@ -168,6 +172,8 @@ WITH cursors AS (
     DELETE FROM queen.dead_letters WHERE queue_id = $1
 ), traces AS (
     DELETE FROM queen.traces WHERE queue_id = $1
+), timers AS (
+    DELETE FROM queen.timers WHERE queue = $2
 ), keys AS (
     DELETE FROM queen.kv WHERE namespace = $2
 ), subscriptions AS (

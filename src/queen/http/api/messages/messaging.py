@@ -38,6 +38,7 @@ from queen.wire.transaction import (
     KvRider,
     Operation,
     PushOperation,
+    TimerRider,
     TransactionBody,
     decode_transaction,
 )
@@ -351,6 +352,8 @@ def _name(operation: Operation) -> Name | None:
         return Name.topic(operation.ref.namespace, operation.ref.topic)
     if isinstance(operation, KvRider):
         return Name.queue(operation.operation.ns)
+    if isinstance(operation, TimerRider):
+        return Name.queue(operation.operation.queue)
     return None
 
 

@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType, field
 
 from queen.wire.api.fields import CLAMPED, Answer, Body, Count, OptionalName, Query, SnakeAnswer, Time, Uuid
 from queen.wire.kv import KvReason, KvResult
+from queen.wire.timers import TimerResult
 
 
 class PushResult(SnakeAnswer):
@@ -115,7 +116,11 @@ class KvDone(KvResult, tag_field="type", tag="kv"):
     """What came of an operation on keys."""
 
 
-OperationResult: TypeAlias = PushDone | AckDone | EnqueueDone | AckItemDone | KvDone
+class TimerDone(TimerResult, tag_field="type", tag="timer"):
+    """What came of an operation on timers."""
+
+
+OperationResult: TypeAlias = PushDone | AckDone | EnqueueDone | AckItemDone | KvDone | TimerDone
 
 
 class TransactionResult(Answer):

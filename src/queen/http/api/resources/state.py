@@ -1,0 +1,162 @@
+"""Keys and values, locks, timers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from queen.broker.sharding.shard_router import ShardRouter
+from queen.http.routing.call import Call
+from queen.http.routing.context import Shard
+from queen.http.routing.placement import Custom, Invoke, Placement, by_queue
+from queen.http.routing.route import DATABASE, SEALED, RouteTable
+from queen.http.server.message import Access
+from queen.wire.kv import KvAnswer, KvBody, KvOperation, decode_kv, namespaces_of
+from queen.wire.locks import NAMESPACE, LockAnswer, LockBody, LockOperation, decode_locks
+from queen.wire.shards import Name
+from queen.wire.timers import (
+    Cancel,
+    CancelQuery,
+    TimerAnswer,
+    TimerBody,
+    TimerList,
+    TimerOperation,
+    TimerResult,
+    TimersQuery,
+    TimerView,
+    check_timer_key,
+    decode_timers,
+)
+
+routes = RouteTable("State")
+
+
+def _by_queues(queues_of: Callable[[Any], Iterable[str]]) -> Placement:
+    """On the shard of the queues that a body is about, which has to be one."""
+
+    async def place(shards: ShardRouter, invoke: Invoke, call: Call[None, Any]) -> Any:
+        names = [Name.queue(queue) for queue in queues_of(call.body)]
+
+        async def find() -> int:
+            return await shards.one_shard(names, [], "the request")
+
+        return await shards.placed(find, lambda shard: invoke(shard, call))
+
+    return Custom(place)
+
+
+@routes.on_shard(
+    "POST",
+    "/api/v1/kv",
+    access=Access.READ_WRITE,
+    placement=_by_queues(namespaces_of),
+    id="kv",
+    summary="Read and write keys",
+    description="The operations happen in order and in one transaction. A write that does not apply is no error: its "
+    "result says why, and what the key holds. A key that has expired does not exist.",
+    body=KvBody,
+    decode=decode_kv,
+    body_example={
+        "operations": [
+            {"op": "putIfAbsent", "ns": "orders", "key": "order-1", "value": {"state": "held"}, "ttlSeconds": 60}
+        ]
+    },
+    returns={200: KvAnswer},
+    errors=DATABASE,
+)
+async def kv(shard: Shard, call: Call[None, list[KvOperation]]) -> KvAnswer:
+    return await shard.broker.key_values.run(call.body)
+
+
+@routes.on_shard(
+    "POST",
+    "/api/v1/locks",
+    access=Access.READ_WRITE,
+    placement=_by_queues(lambda operations: [NAMESPACE]),
+    id="locks",
+    summary="Acquire, renew and release locks",
+    description="A permit expires unless it is renewed, and nobody tells its holder: put its `guard` at `kv` of a "
+    "transaction, which then happens only while the permit is held.",
+    body=LockBody,
+    decode=decode_locks,
+    body_example={"operations": [{"op": "acquire", "name": "daily-report", "ttlSeconds": 30, "owner": "worker-1"}]},
+    returns={200: LockAnswer},
+    errors=DATABASE,
+)
+async def locks(shard: Shard, call: Call[None, list[LockOperation]]) -> LockAnswer:
+    return await shard.broker.locks.run(call.body)
+
+
+@routes.on_shard(
+    "POST",
+    "/api/v1/timers",
+    access=Access.READ_WRITE,
+    placement=_by_queues(lambda operations: {one.queue for one in operations}),
+    id="scheduleTimers",
+    summary="Schedule and cancel timers",
+    description="A timer pushes its message when it is due, not before, and once; until then it can be replaced by one "
+    "of the same key, or cancelled.",
+    body=TimerBody,
+    decode=decode_timers,
+    body_example={
+        "operations": [
+            {"op": "schedule", "queue": "orders", "timerKey": "order-7", "payload": "eyJvcmRlciI6N30=", "delayMs": 1000}
+        ]
+    },
+    returns={200: TimerAnswer},
+    errors=SEALED,
+)
+async def timers(shard: Shard, call: Call[None, list[TimerOperation]]) -> TimerAnswer:
+    return await shard.broker.timers.run(call.body)
+
+
+@routes.on_shard(
+    "GET",
+    "/api/v1/timers/{queue}",
+    access=Access.READ_ONLY,
+    placement=by_queue(),
+    id="listTimers",
+    summary="The pending timers of a queue",
+    query=TimersQuery,
+    returns={200: TimerList},
+    errors=DATABASE,
+)
+async def list_timers(shard: Shard, call: Call[TimersQuery, None]) -> TimerList:
+    return await shard.broker.timers.page(call.name("queue"), call.query.after, call.query.limit)
+
+
+@routes.on_shard(
+    "GET",
+    "/api/v1/timers/{queue}/{timer}",
+    access=Access.READ_ONLY,
+    placement=by_queue(),
+    id="timer",
+    summary="A pending timer",
+    returns={200: TimerView},
+    errors=SEALED,
+)
+async def timer(shard: Shard, call: Call[None, None]) -> TimerView:
+    return await shard.broker.timers.peek(call.name("queue"), _timer_key(call))
+
+
+@routes.on_shard(
+    "DELETE",
+    "/api/v1/timers/{queue}/{timer}",
+    access=Access.READ_WRITE,
+    placement=by_queue(),
+    id="cancelTimer",
+    summary="Cancel a timer",
+    description="`absent` means that none is pending: it may have fired already.",
+    query=CancelQuery,
+    returns={200: TimerResult},
+    errors=DATABASE,
+)
+async def cancel_timer(shard: Shard, call: Call[CancelQuery, None]) -> TimerResult:
+    cancel = Cancel(call.name("queue"), _timer_key(call), call.query.txn)
+    return (await shard.broker.timers.run([cancel])).results[0]
+
+
+def _timer_key(call: Call[Any, Any]) -> str:
+    key = call.params["timer"]
+    check_timer_key(key, "<timer> in the path")
+    return key
