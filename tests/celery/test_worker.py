@@ -100,6 +100,13 @@ def test_a_failed_part_fails_the_chord(application: Application) -> None:
         result.get(timeout=_SECONDS)
 
 
+def test_a_group_whose_predecessor_failed_fails(application: Application) -> None:
+    add = application.tasks.add
+    result = (add.s(1, "x") | group(add.s(1), add.s(2))).delay()
+    with pytest.raises(TypeError):
+        result.get(timeout=_SECONDS)
+
+
 def test_a_revoked_task_does_not_run(application: Application) -> None:
     identity = uuid.uuid4().hex
     application.app.control.revoke(identity, reply=True, timeout=5, limit=1)

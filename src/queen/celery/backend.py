@@ -130,6 +130,20 @@ class QueenBackend(KeyValueStoreBackend):
                 on_interval()
         raise CeleryTimeoutError("The operation timed out.")
 
+    def iter_native(self, result: Any, timeout: float | None = None, **options: Any) -> Iterator[Any]:
+        """The metas of a group's tasks; if what was to start them has failed, raises its error."""
+        on_interval = options.pop("on_interval", None)
+
+        def check_parents() -> None:
+            if on_interval:
+                on_interval()
+            parent = getattr(result, "parent", None)
+            while parent is not None:
+                parent.maybe_throw()
+                parent = parent.parent
+
+        yield from super().iter_native(result, timeout=timeout, on_interval=check_parents, **options)
+
     def get_many(
         self,
         task_ids: Any,
