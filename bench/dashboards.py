@@ -31,16 +31,15 @@ from bench.target import Target, fresh_server
 STREAM = "/api/v1/events"
 # What dashboard/src/pages/Overview.vue and App.vue ask for while everything changes, and every how many seconds.
 POLLED = {
-    "/api/v1/resources/overview": 1,
-    "/api/v1/consumer-groups?limit=1000&sort=time&order=desc": 2,
+    "/api/v1/resources/overview": 5,
+    "/api/v1/consumer-groups?limit=8&sort=time&order=desc": 2,
     "/api/v1/status/queues?sort=pending&order=desc&limit=8": 2,
-    "/api/v1/status": 5,
-    "/api/v1/analytics/queue-ops": 5,
-    "/metrics/prometheus": 10,
+    "/api/v1/status?includeQueues=false": 5,
+    "/api/v1/analytics/queue-ops?busiest=0": 5,
     "/api/v1/analytics/retention": 15,
     "/health": 15,
 }
-ALLOWED = 0.97
+ALLOWED = 0.03
 FILL = (
     "INSERT INTO queen.queues (name) SELECT 'queue-' || n FROM generate_series(1, 100) n",
     "INSERT INTO queen.groups (name) SELECT 'group-' || n FROM generate_series(1, 3) n",
@@ -190,12 +189,20 @@ async def measure(arguments: argparse.Namespace) -> None:
     pairs = list(zip(alone, looked_at, strict=True))
     shares = [there.rate / here.rate for here, there in pairs]
     share = statistics.median(shares)
-    verdict = "as wanted" if share >= ALLOWED else f"less than {ALLOWED}"
-    print(f"watched / alone: {share:.3f} ({min(shares):.3f} - {max(shares):.3f}): {verdict}")
+    print(f"throughput, watched / alone: {share:.3f} ({min(shares):.3f} - {max(shares):.3f})")
     costs = [(there.server + there.postgres) / (here.server + here.postgres) for here, there in pairs]
     print(f"CPU a message, watched / alone: {statistics.median(costs):.3f} ({min(costs):.3f} - {max(costs):.3f})")
     print(f"the dashboards' own CPU: {statistics.median(own_cpu):.3f} cores of {os.cpu_count()}")
     print(f"idle server and PostgreSQL: {quiet:.3f} cores unwatched, {busy:.3f} watched")
+    # What they take is missing to the pushes when all cores are busy. Unlike the throughput of two rounds, it does not
+    # depend on what else the machine did meanwhile.
+    taken = (busy - quiet) / (os.cpu_count() or 1)
+    verdict = "as wanted" if taken <= ALLOWED else f"more than {ALLOWED:.0%}"
+    each = 1000 * (busy - quiet) / arguments.dashboards
+    print(
+        f"{arguments.dashboards} dashboards take {taken:.1%} of the machine,"
+        f" {each:.1f} ms of CPU a second each: {verdict}"
+    )
     for path, times in took.items():
         times.sort()
         middle, high = times[len(times) // 2], times[int(len(times) * 0.99)]

@@ -10,7 +10,8 @@ import pytest
 from queen.errors import BadRequest
 from queen.http.routing.view_cache import FileClaim, HostViewCache, cached
 from queen.http.server.message import Request, Response
-from queen.single_flight import Cached, SingleFlightCache, cache_seconds
+from queen.single_flight import Cached, SharedResult, SingleFlightCache, cache_seconds
+from tests.support.ageing import until
 
 
 class View:
@@ -137,28 +138,86 @@ def test_what_nobody_can_read_is_found_anew(tmp_path: Path) -> None:
     assert isinstance(answers.look("/status", 1.0), FileClaim)
 
 
-async def test_those_who_ask_for_one_thing_get_it_from_one_look() -> None:
-    view = View()
-
+def shared(view: View, most_seconds: float = 1.0) -> SharedResult[bytes]:
     async def look() -> bytes:
         return (await view.find(request())).body
 
+    return SharedResult(look, most_seconds, clock=view.clock)
+
+
+async def test_those_who_ask_for_one_thing_get_it_from_one_look() -> None:
+    view = View()
     view.seconds = 0.03
-    standings: SingleFlightCache[bytes] = SingleFlightCache(1.0, clock=view.clock)
-    asking = [asyncio.ensure_future(standings.get("standings", look)) for _ in range(3)]
+    standings = shared(view)
+    asking = [asyncio.ensure_future(standings.get()) for _ in range(3)]
     await asyncio.sleep(0)
     asking[0].cancel()
     view.go_on.set()
     assert [await one for one in asking[1:]] == [b"1", b"1"]
-    assert await standings.get("standings", look) == b"1"
+    assert await standings.get() == b"1"
     view.now += 1.0
-    assert await standings.get("standings", look) == b"2"
+    assert await standings.get() == b"2"
     view.now += 1.0
     view.fails = True
     with pytest.raises(BadRequest):
-        await standings.get("standings", look)
+        await standings.get()
     view.fails = False
-    assert await standings.get("standings", look) == b"4"
+    assert await standings.get() == b"4"
+
+
+async def test_nobody_waits_for_a_slow_result_that_there_was_before() -> None:
+    view = View()
+    view.seconds = 2.0
+    view.go_on.set()
+    standings = shared(view)
+    assert await standings.get() == b"1"
+    view.now += 30.0
+    view.go_on.clear()
+    view.begun.clear()
+    # It has expired and the next takes its time; meanwhile there is the one before.
+    assert [await standings.get() for _ in range(3)] == [b"1"] * 3
+    await view.begun.wait()
+    assert (view.asked, standings.last) == (2, b"1")
+    view.go_on.set()
+    await until(lambda: standings.last == b"2")
+    assert await standings.get() == b"2"
+    # After a night nobody wants the one of yesterday.
+    view.now += 3600.0
+    assert await standings.get() == b"3"
+
+
+async def test_failure_in_the_background_is_raised_to_the_next_who_asks() -> None:
+    view = View()
+    view.seconds = 2.0
+    view.go_on.set()
+    standings = shared(view)
+    await standings.get()
+    view.now += 30.0
+    view.fails = True
+    assert await standings.get() == b"1"
+    await until(lambda: standings.last is None)
+    with pytest.raises(BadRequest):
+        await standings.get()
+
+
+async def test_without_a_cache_everybody_waits_for_a_result_of_this_moment() -> None:
+    view = View()
+    view.seconds = 2.0
+    view.go_on.set()
+    standings = shared(view, most_seconds=0)
+    assert [await standings.get() for _ in range(3)] == [b"1", b"2", b"3"]
+    assert standings.last is None
+
+
+async def test_slow_result_is_computed_before_somebody_asks() -> None:
+    view = View()
+    view.seconds = 2.0
+    view.go_on.set()
+    standings = shared(view)
+    task = asyncio.create_task(standings.keep_warm())
+    await until(lambda: standings.last is not None)
+    task.cancel()
+    assert (await standings.get(), view.asked) == (b"1", 1)
 
 
 async def test_a_failure_is_told_to_all_and_not_remembered() -> None:

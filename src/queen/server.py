@@ -34,6 +34,7 @@ from queen.broker.inspect.log_reader import LogReader
 from queen.broker.inspect.messages import Messages
 from queen.broker.inspect.resources import Resources
 from queen.broker.inspect.search import MessageSearch
+from queen.broker.inspect.standings import Standings
 from queen.broker.inspect.traces import Traces
 from queen.broker.maintenance.cleanup import shard_jobs
 from queen.broker.maintenance.jobs import JobRunner, cleaning_jobs
@@ -60,6 +61,7 @@ from queen.broker.transactions.stream_queries import StreamQueries
 from queen.broker.transactions.timer_firing import TimerFiring
 from queen.broker.transactions.transactions import Transactions
 from queen.bus.peers import Peers, ShardPeers
+from queen.concurrency import BackgroundTask
 from queen.dashboard import Dashboard
 from queen.http.api.limits import RequestLimits
 from queen.http.api.table import add_routes
@@ -88,19 +90,18 @@ from queen.log.stages import Stages
 from queen.metrics.meter import Meter
 from queen.metrics.report import SnapshotStore
 from queen.monitoring.families import HostFamilies, PipelineFamilies
-from queen.monitoring.history import History, Standings
+from queen.monitoring.history import History
 from queen.monitoring.live import LiveFeed
 from queen.monitoring.recorder import HttpStats, Recorder
 from queen.monitoring.scrape import Scraper, ShardsScraper
 from queen.monitoring.status import Status
 from queen.redis.interfaces import Counters
 from queen.settings import Settings
-from queen.single_flight import SingleFlightCache
+from queen.single_flight import SharedResult, SingleFlightCache
 from queen.spool.spool import Spool
-from queen.storage.database import Database, Record
+from queen.storage.database import Database
 from queen.storage.shard_setup import check_alone
 from queen.telemetry import start_tracing, stop_tracing
-from queen.wire.api.resources.groups import GroupSummary
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource
 
@@ -160,10 +161,15 @@ class Worker:
             socket.gethostname(),
             HttpStats(self.http.statuses, self.http.in_flight),
         )
+        standings = [Standings(broker.database, settings.stats_cache_ms / 1000) for broker in self.brokers]
+        self._keeping_warm = [one.keep_warm for one in standings]
+        self._warming: list[BackgroundTask] = []
         self.live = LiveFeed(
-            self.brokers, self.recorder, self._sharded.directory.changed if self._sharded is not None else None
+            self.brokers,
+            self.recorder,
+            standings,
+            self._sharded.directory.changed if self._sharded is not None else None,
         )
-        standings = [self._standings(broker) for broker in self.brokers]
         self.api = Api(
             settings,
             front,
@@ -179,7 +185,7 @@ class Worker:
         )
         if self._sharded is not None:
             self.api.moves = self._sharded.moves
-        router.fallback = Dashboard()
+        router.fallback = Dashboard(wants_token=settings.jwt_enabled)
         self._login = _login(settings, settings.database_dsns[0]) if settings.queen_login else None
         if self._login is not None:
             router.fallback = self._login.before(router.fallback)
@@ -255,6 +261,10 @@ class Worker:
             tls=self.tls.context if self.tls else None,
             listening=listening,
         )
+        if self.settings.stats_cache_ms:
+            for keep_warm in self._keeping_warm:
+                self._warming.append(task := BackgroundTask())
+                task.start(keep_warm())
         if self.tls is not None:
             self.tls.start()
         self.port = server.sockets[0].getsockname()[1]
@@ -271,6 +281,8 @@ class Worker:
         await asyncio.sleep(self.settings.shutdown_delay_ms / 1000)
         await asyncio.gather(self.consumers.shutdown(), self.http.shutdown(_GRACE_SECONDS))
         await self.live.stop()
+        for task in self._warming:
+            await task.stop()
         await self.guard.stop()
         if self._login is not None:
             await self._login.stop()
@@ -287,13 +299,14 @@ class Worker:
     def _shard(self, broker: Broker, standings: Standings) -> Shard:
         """One shard with its views. What workers have counted is kept by the first shard for all of them."""
         groups = Groups(broker.database, broker.catalog, broker.publish)
-        summaries: SingleFlightCache[list[GroupSummary]] = SingleFlightCache(self.settings.stats_cache_ms / 1000)
+        summaries = SharedResult(groups.summaries, self.settings.stats_cache_ms / 1000)
+        self._keeping_warm.append(summaries.keep_warm)
         return Shard(
             broker,
             Queues(broker.database, broker.catalog, broker.publish, broker.meter),
             Resources(broker.database, broker.catalog.shard, standings),
             groups,
-            partial(summaries.get, "summaries", groups.summaries),
+            summaries.get,
             LogReader(broker.database, broker.catalog.shard, broker.envelope),
             Status(broker.database, History(self.broker.database, self.recorder), standings),
             History(broker.database, self.recorder),
@@ -315,23 +328,24 @@ class Worker:
 
     def _scraper(self, standings: Sequence[Standings]) -> Scraper:
         """Metrics of all shards."""
+        seconds = self.settings.stats_cache_ms / 1000
+        lags = [
+            SharedResult(Groups(broker.database, broker.catalog, broker.publish).lags, seconds)
+            for broker in self.brokers
+        ]
+        self._keeping_warm += [one.keep_warm for one in lags]
         first, *others = [
             Scraper(
                 broker.database,
-                Groups(broker.database, broker.catalog, broker.publish),
+                behind,
                 History(broker.database, self.recorder),
                 self.recorder,
                 own,
                 self.settings.metrics_max_queues,
             )
-            for broker, own in zip(self.brokers, standings, strict=True)
+            for broker, behind, own in zip(self.brokers, lags, standings, strict=True)
         ]
         return ShardsScraper(first, others) if others else first
-
-    def _standings(self, broker: Broker) -> Standings:
-        seconds = self.settings.stats_cache_ms / 1000
-        cache: SingleFlightCache[list[Record]] = SingleFlightCache(seconds)
-        return partial(cache.get, "standings", partial(broker.database.fetch, "queue_standings", "", "", ""))
 
 
 def _brokers(settings: Settings, worker_id: int, runtime_dir: Path) -> tuple[Broker, ...]:

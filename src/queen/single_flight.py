@@ -21,6 +21,13 @@ _POLL_SECONDS: Final = 0.01
 _CLAIM_TIMEOUT_SECONDS: Final = 5.0
 _POPULAR_PER_SECOND: Final = 5
 _POPULAR_SECONDS: Final = 1.0
+_SLOW_SECONDS: Final = 0.25
+"""Nobody waits for a result that takes longer, if there is an earlier one."""
+_OUTDATED_SECONDS: Final = 300.0
+_OUTDATED_TIMES: Final = 200
+"""How much older than it takes an earlier result may be."""
+_WARM_TIMES: Final = 100
+_WARM_SECONDS: Final = 600.0
 
 
 def cache_seconds(took: float, most_seconds: float) -> float:
@@ -172,3 +179,73 @@ class SingleFlightCache(Generic[T]):
         self._entries = {
             key: entry for key, entry in self._entries.items() if not entry.task.done() or entry.expires_at > now
         }
+
+
+class SharedResult(Generic[T]):
+    """One result that many views need: computed once for all who ask at the same time, and kept for `cache_seconds`.
+
+    Where computing takes long nobody waits for it: callers get the last result while the next is computed.
+    """
+
+    def __init__(
+        self, compute: Callable[[], Awaitable[T]], most_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._compute = compute
+        self._most_seconds = most_seconds
+        self._clock = clock
+        self._task: asyncio.Task[T] | None = None
+        self._last: T | None = None
+        self._computed_at = 0.0
+        self._took = 0.0
+
+    async def get(self) -> T:
+        """The result: the kept one, or a new one; while a slow one is computed, the one before."""
+        age = self._clock() - self._computed_at
+        if self._last is not None:
+            if age < cache_seconds(self._took, self._most_seconds):
+                return self._last
+            if self._took >= _SLOW_SECONDS and age < max(_OUTDATED_SECONDS, _OUTDATED_TIMES * self._took):
+                self._flight()
+                return self._last
+        # A caller that is cancelled must not cancel the computation of the others.
+        return await asyncio.shield(self._flight())
+
+    @property
+    def last(self) -> T | None:
+        """The last result, however old; None: there is none."""
+        return self._last
+
+    async def keep_warm(self) -> None:
+        """Compute it now and then, so that there is an earlier result where it takes long; forever."""
+        while True:
+            try:
+                await self.get()
+            except Exception as error:
+                # Whoever asks for it is told.
+                log.debug("a shared result could not be computed ahead: %s", error)
+            slow = self._took >= _SLOW_SECONDS
+            await asyncio.sleep(_WARM_TIMES * self._took if slow else _WARM_SECONDS)
+
+    def _flight(self) -> asyncio.Task[T]:
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+            self._task.add_done_callback(_retrieve)
+        return self._task
+
+    async def _run(self) -> T:
+        began = self._clock()
+        try:
+            value = await self._compute()
+        except BaseException:
+            self._last = None
+            raise
+        self._computed_at = self._clock()
+        self._took = self._computed_at - began
+        self._last = value if self._most_seconds else None
+        return value
+
+
+def _retrieve(task: asyncio.Task[T]) -> None:
+    """What failed in the background is computed again, and fails, for the next who asks."""
+    if not task.cancelled():
+        task.exception()

@@ -1,6 +1,6 @@
-"""A virtual environment that holds the client as it was published.
+"""Virtual environments that hold clients as they were published.
 
-This project's package has the same distribution and import name, so the two cannot share an interpreter.
+This project's package has the same import name, so they cannot share an interpreter.
 """
 
 from __future__ import annotations
@@ -15,21 +15,43 @@ from pathlib import Path
 from tests.support.file_lock import locked
 
 PUBLISHED = "queen-mq==0.15.0"
+NEWEST = "queen-mq==2.6.0"
 
 _CONSTRAINTS = Path(__file__).with_name("constraints.txt")
+_NEWEST_CONSTRAINTS = Path(__file__).with_name("newest-constraints.txt")
 
 
 def client_python(directory: Path) -> Path:
     """The interpreter with the published client, installed into `directory` unless that was done before."""
+    return _installed(directory, (PUBLISHED,), _CONSTRAINTS)
+
+
+def newest_client(directory: Path) -> tuple[Path, Path]:
+    """The interpreter with the newest client and what its tests need, and the directory of those tests."""
+    python = _installed(directory, (NEWEST, "pytest", "pytest-asyncio", "pytest-xdist"), _NEWEST_CONSTRAINTS)
+    name, _, version = NEWEST.replace("-", "_").partition("==")
+    source = directory / f"{name}-{version}"
+    with locked(directory / "lock"):
+        if not source.exists():
+            # Only the source distribution has the tests.
+            command = [str(python), "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+            _run([*command, "--dest", str(directory), NEWEST])
+            shutil.unpack_archive(directory / f"{source.name}.tar.gz", directory / "unpacked", filter="data")
+            (directory / "unpacked" / source.name).rename(source)
+    return python, source / "tests"
+
+
+def _installed(directory: Path, packages: tuple[str, ...], constraints: Path) -> Path:
     directory.mkdir(exist_ok=True)
     (directory / ".gitignore").write_text("*\n")
     environment = directory / "python"
     stamp = environment / ".complete"
+    wanted = f"{sys.version}\n{' '.join(packages)}\n{hashlib.sha256(constraints.read_bytes()).hexdigest()}\n"
     with locked(directory / "lock"):
-        if not stamp.exists() or stamp.read_text() != _wanted():
-            _install(environment)
+        if not stamp.exists() or stamp.read_text() != wanted:
+            _install(environment, packages, constraints)
             # Written last: an environment without it was interrupted, and is made anew.
-            stamp.write_text(_wanted())
+            stamp.write_text(wanted)
     return environment / "bin" / "python"
 
 
@@ -38,16 +60,11 @@ def clean_environ() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
 
 
-def _wanted() -> str:
-    constraints = hashlib.sha256(_CONSTRAINTS.read_bytes()).hexdigest()
-    return f"{sys.version}\n{PUBLISHED}\n{constraints}\n"
-
-
-def _install(environment: Path) -> None:
+def _install(environment: Path, packages: tuple[str, ...], constraints: Path) -> None:
     shutil.rmtree(environment, ignore_errors=True)
     _run([sys.executable, "-m", "venv", str(environment)])
     python = str(environment / "bin" / "python")
-    _run([python, "-m", "pip", "install", "--quiet", PUBLISHED, "--constraint", str(_CONSTRAINTS)])
+    _run([python, "-m", "pip", "install", "--quiet", *packages, "--constraint", str(constraints)])
 
 
 def _run(command: list[str]) -> None:

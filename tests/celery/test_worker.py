@@ -86,10 +86,24 @@ def test_chains_groups_and_chords(application: Application) -> None:
     assert chord((add.s(i, i) for i in range(10)), total.s())().get(timeout=_SECONDS) == 90
 
 
+def test_a_chord_waits_for_the_groups_inside_its_header(application: Application) -> None:
+    add = application.tasks.add
+    inner = chain(add.si(1, 200), group(add.si(1, 1000), add.si(1, 2000)))
+    nested = chain(add.si(1, 0), group(add.si(1, 100), inner), add.si(1, 10))
+    assert nested().get(timeout=_SECONDS) == 11
+
+
 def test_a_failed_part_fails_the_chord(application: Application) -> None:
     add, total = application.tasks.add, application.tasks.total
     result = chord([add.s(1, 1), add.s(1, "x")], total.s())()
     with pytest.raises(Exception, match="unsupported operand"):
+        result.get(timeout=_SECONDS)
+
+
+def test_a_group_whose_predecessor_failed_fails(application: Application) -> None:
+    add = application.tasks.add
+    result = (add.s(1, "x") | group(add.s(1), add.s(2))).delay()
+    with pytest.raises(TypeError):
         result.get(timeout=_SECONDS)
 
 

@@ -129,14 +129,12 @@ class Watch:
             self.foreign.append(request.url)
 
     def _response(self, response: Response) -> None:
-        # Nobody is signed in where there is no login.
-        if response.status >= 400 and not response.url.endswith("/api/me"):
+        if response.status >= 400:
             self.failed.append(f"{response.status} {response.url}")
 
     def problems(self) -> list[str]:
         """What was found since it was last asked."""
-        quiet = [text for text in self.console if "the server responded with a status of 404" not in text]
-        found = [*quiet, *self.failed, *self.foreign]
+        found = [*self.console, *self.failed, *self.foreign]
         self.console, self.failed, self.foreign = [], [], []
         return found
 

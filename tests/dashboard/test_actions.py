@@ -403,7 +403,14 @@ def test_ten_thousand_queues_are_searched_and_paged(window: Window, site: Site) 
     run_aside(
         execute(
             "INSERT INTO queen.queues (name, namespace) SELECT 'bulk-' || lpad(n::text, 5, '0'), 'bulk'"
-            " FROM generate_series(1, 10000) n"
+            " FROM generate_series(1, 10000) n;"
+            "INSERT INTO queen.groups (name) VALUES ('bulk-readers');"
+            "INSERT INTO queen.partitions (queue_id, name, next_offset, last_at)"
+            " SELECT id, 'p-' || lpad(n::text, 5, '0'), 3, now() FROM queen.queues, generate_series(1, 12000) n"
+            " WHERE name = 'bulk-09999';"
+            "INSERT INTO queen.cursors (partition_id, group_id, committed) SELECT p.id, g.id, 3"
+            " FROM queen.partitions p JOIN queen.queues q ON q.id = p.queue_id, queen.groups g"
+            " WHERE q.name = 'bulk-09999' AND g.name = 'bulk-readers'"
         )
     )
     try:
@@ -414,6 +421,20 @@ def test_ten_thousand_queues_are_searched_and_paged(window: Window, site: Site) 
         expect(page.locator("tbody a.main").first).to_have_text("bulk-00051")
         page.get_by_label("Search by name").fill("09999")
         expect(page.locator("tbody a.main")).to_have_text(["bulk-09999"])
+        for path in ("/queues/bulk-09999?tab=partitions", "/consumers/bulk-readers?sort=name"):
+            window.visit(path)
+            expect(page.locator("tbody tr")).to_have_count(50)
+            page.get_by_role("button", name="Next page").click()
+            expect(page.get_by_text("100 of 12,000")).to_be_visible()
+            expect(page.locator("tbody a.main").first).to_have_text("p-00051")
+            page.get_by_label("Search partitions").fill("p-1199")
+            expect(page.locator("tbody a.main")).to_have_count(10)
         assert not window.watch.problems()
     finally:
-        run_aside(execute("DELETE FROM queen.queues WHERE namespace = 'bulk'"))
+        run_aside(
+            execute(
+                "DELETE FROM queen.cursors USING queen.groups g WHERE group_id = g.id AND g.name = 'bulk-readers';"
+                "DELETE FROM queen.groups WHERE name = 'bulk-readers';"
+                "DELETE FROM queen.queues WHERE namespace = 'bulk'"
+            )
+        )

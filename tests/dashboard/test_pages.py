@@ -175,6 +175,33 @@ def test_filters_are_in_the_address(window: Window) -> None:
     expect(page).to_have_url(f"{window.url}/queues?sort=-stored")
 
 
+JUMPY = (
+    "/queues/orders",
+    "/consumers",
+    "/consumers/billing",
+    "/dead-letters?queue=orders&tab=report",
+    "/pipelines",
+    "/operations",
+    "/system?tab=postgres",
+    "/namespaces?namespace=acme",
+)
+SHIFTS = (
+    "() => new Promise(done => { setTimeout(done, 300, 0);"
+    " new PerformanceObserver(list => done(list.getEntries().reduce((sum, one) => sum + one.value, 0)))"
+    ".observe({type: 'layout-shift', buffered: true}) })"
+)
+
+
+def test_nothing_jumps_when_what_a_page_asked_for_arrives(open_page: OpenPage, site: Site) -> None:
+    page = open_page("/shards")
+    for path in JUMPY:
+        page.goto(site.url + path)
+        expect(page.locator("main").get_by_text(PAGES.get(path, "billing")).first).to_be_visible()
+        expect(page.locator("main .skeleton")).to_have_count(0)
+        shifts: float = page.evaluate(SHIFTS)
+        assert shifts < 0.1, path
+
+
 HOSTILE = (
     "<img src=x onerror=alert(1)>",
     "\u202egnp.exe",
@@ -218,11 +245,7 @@ def test_first_page_is_small_and_nothing_in_it_jumps(open_page: OpenPage) -> Non
     page = open_page("/")
     expect(page.get_by_text("search-index").first).to_be_visible()
     expect(page.locator("main .skeleton")).to_have_count(0)
-    shifts: float = page.evaluate(
-        "() => new Promise(done => { setTimeout(done, 300, 0);"
-        " new PerformanceObserver(list => done(list.getEntries().reduce((sum, one) => sum + one.value, 0)))"
-        ".observe({type: 'layout-shift', buffered: true}) })"
-    )
+    shifts: float = page.evaluate(SHIFTS)
     assert shifts < 0.1
     sizes: list[int] = json.loads(
         page.evaluate(

@@ -12,7 +12,7 @@ from queen.embedded import EmbeddedPostgres
 from queen.proxy.passwords import hash_password
 from queen.proxy.users import UserStore
 from tests.acceptance.served import served
-from tests.dashboard.conftest import follow, new_context, run_aside
+from tests.dashboard.conftest import Watch, follow, new_context, run_aside
 from tests.http.auth.issuer import SECRET, issue
 
 PASSWORD = "correct horse battery"
@@ -73,8 +73,8 @@ def tokens_only(postgres: EmbeddedPostgres, guarded: str, tmp_path_factory: pyte
 def test_person_is_offered_what_the_role_may_do(browser: Browser, guarded: str, role: str) -> None:
     context = new_context(browser)
     page = context.new_page()
-    refused: list[str] = []
-    page.on("response", lambda answer: refused.append(answer.url) if answer.status == 403 else None)
+    watch = Watch(guarded)
+    watch.on(page)
     page.goto(f"{guarded}/queues/guarded")
     page.get_by_label("User name").fill(role)
     page.get_by_label("Password").fill(PASSWORD)
@@ -91,6 +91,7 @@ def test_person_is_offered_what_the_role_may_do(browser: Browser, guarded: str, 
             }"""
         )
     expect(page.locator(".sidebar footer")).to_contain_text(role)
+    watch.problems()
     for path, offered in OFFERED.items():
         if path == "/maintenance" and role != "admin":
             continue
@@ -105,7 +106,7 @@ def test_person_is_offered_what_the_role_may_do(browser: Browser, guarded: str, 
             expect(page.locator("main").get_by_role("button", name=button, exact=True)).to_have_count(0)
     for name in ("Audit log", "Settings", "Spool & maintenance"):
         expect(page.get_by_role("link", name=name)).to_have_count(1 if role == "admin" else 0)
-    assert refused == []
+    assert watch.problems() == []
     page.get_by_role("button", name="Sign out").click()
     page.wait_for_url(f"{guarded}/login")
     context.close()
@@ -114,10 +115,15 @@ def test_person_is_offered_what_the_role_may_do(browser: Browser, guarded: str, 
 def test_token_is_asked_for_where_the_server_wants_one(browser: Browser, tokens_only: str) -> None:
     context = new_context(browser)
     page = context.new_page()
+    watch = Watch(tokens_only)
+    watch.on(page)
     page.goto(f"{tokens_only}/system")
     page.get_by_label("Token").fill("not a token")
+    # What wants a token is not asked for without one.
+    assert watch.problems() == []
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("alert")).to_be_visible()
+    watch.problems()
     page.get_by_label("Token").fill(issue("read-only"))
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("heading", name="System")).to_be_visible()
@@ -128,6 +134,7 @@ def test_token_is_asked_for_where_the_server_wants_one(browser: Browser, tokens_
     expect(page.get_by_role("button", name="Connections")).to_be_visible()
     page.goto(f"{tokens_only}/")
     expect(page.get_by_text("live", exact=True)).to_be_visible()
+    assert watch.problems() == []
     context.close()
 
 

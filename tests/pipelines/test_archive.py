@@ -20,10 +20,10 @@ from queen.pipelines.errors import AlreadyRunning, ArchiveError, PipelineError
 from queen.pipelines.jobs.archive import archive_declaration, sole_archiver
 from queen.pipelines.jobs.compact import compact
 from queen.pipelines.jobs.reconcile import PartitionReport, reconcile
-from queen.pipelines.jobs.replay import Replayed, ReplayOptions, replay
+from queen.pipelines.jobs.replay import Replayed, ReplayOptions, ReplayReport, replay
 from queen.pipelines.manifest import Manifest
 from queen.pipelines.session import Connection
-from queen.wire.pipelines import PipelineStatus
+from queen.wire.pipelines import PipelineState, PipelineStatus, read_status
 from tests.conftest import StartServer
 from tests.http.auth.issuer import SECRET, issue
 from tests.pipelines.running import Runner
@@ -272,3 +272,17 @@ async def test_two_archivers_of_one_archive_are_one_too_many(tmp_path: Path) -> 
 async def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="is no archive; make one with"):
         compact(tmp_path)
+
+
+def test_a_replay_reports_how_far_it_is(tmp_path: Path) -> None:
+    report = ReplayReport(tmp_path, ReplayOptions(Path("/data/archive"), to="copy"), "local[*]", 10)
+    begun = read_status(tmp_path)
+    assert begun is not None and begun.state is PipelineState.RUNNING
+    assert (begun.name, begun.queries[0].name, begun.queries[0].lag) == (tmp_path.name, "copy", 10)
+    report.end(Replayed(queued=6, duplicates=2), "the queue is full")
+    failed = read_status(tmp_path)
+    assert failed is not None and (failed.state, failed.error) == (PipelineState.FAILED, "the queue is full")
+    assert (failed.queries[0].rows, failed.queries[0].written, failed.queries[0].lag) == (8, 6, 2)
+    report.end(Replayed(queued=8, duplicates=2))
+    done = read_status(tmp_path)
+    assert done is not None and (done.state, done.error, done.queries[0].lag) == (PipelineState.DONE, None, 0)

@@ -506,6 +506,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/consumer-groups/{group}/queues/{queue}/partitions": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * The positions of a group on a queue, page by page
+         * @description Access: read-only.
+         */
+        get: operations["listGroupPartitions"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/consumer-groups/{group}/queues/{queue}": {
         parameters: {
             query?: never;
@@ -3843,10 +3863,20 @@ export interface components {
         };
         /**
          * GroupPage
-         * @description A page of groups.
+         * @description A page of groups; `total` counts each with each of its queues, `groups` once.
          */
         GroupPage: {
             consumer_groups: components["schemas"]["GroupSummary"][];
+            total: number;
+            groups: number;
+            pagination: components["schemas"]["Pagination"];
+        };
+        /**
+         * GroupPartitions
+         * @description A page of the partitions of a queue that a group knows, and how many those are.
+         */
+        GroupPartitions: {
+            partitions: components["schemas"]["GroupOnPartition"][];
             total: number;
             pagination: components["schemas"]["Pagination"];
         };
@@ -3865,7 +3895,8 @@ export interface components {
          * GroupSummary
          * @description A group on one queue; `members` counts the partitions it knows, `maxTimeLag` is in seconds.
          *
-         *         Nothing is delivered to it while it is `paused`, or while its queue is (`queuePaused`).
+         *         Nothing is delivered to it while it is `paused`, or while its queue is (`queuePaused`). `leases` are the partitions
+         *         that are leased to it now, `totalConsumed` the messages that it has acknowledged ever.
          */
         GroupSummary: {
             name: string;
@@ -3881,6 +3912,8 @@ export interface components {
             subscriptionCreatedAt: string | null;
             paused: boolean;
             queuePaused: boolean;
+            leases: number;
+            totalConsumed: number;
         };
         /**
          * Guard
@@ -4448,7 +4481,7 @@ export interface components {
         };
         /**
          * MessageList
-         * @description A page of messages, newest first.
+         * @description A page of messages, newest first. Unless all that match were `counted`, there are at least `total`.
          */
         MessageList: {
             messages: components["schemas"]["MessageInList"][];
@@ -4456,6 +4489,7 @@ export interface components {
             limit: number;
             offset: number;
             mode: components["schemas"]["ConsumptionMode"];
+            counted: boolean;
         };
         /**
          * MessageQueue
@@ -5155,6 +5189,8 @@ export interface components {
         /**
          * QueueInList
          * @description A queue and what it holds; while it is `paused`, nothing is delivered from it.
+         *
+         *         What a queue of very many partitions holds was counted at `countedAt`; without it, just now.
          */
         QueueInList: {
             /** Format: uuid */
@@ -5167,6 +5203,8 @@ export interface components {
             partitions: number;
             messages: components["schemas"]["ShortCounters"];
             paused: boolean;
+            /** Format: date-time */
+            countedAt?: string;
         };
         /**
          * QueueList
@@ -5197,13 +5235,14 @@ export interface components {
         };
         /**
          * QueueOperations
-         * @description What was counted for queues, oldest first.
+         * @description What was counted for queues, oldest first; with `busiest`, also for all of them `together`.
          */
         QueueOperations: {
             timeRange: components["schemas"]["TimeRange"];
             bucketMinutes: number;
             series: components["schemas"]["QueuePoint"][];
             queues: string[];
+            together?: components["schemas"]["QueuePoint"][];
         };
         /**
          * QueueOptions
@@ -9293,6 +9332,100 @@ export interface operations {
             };
         };
     };
+    listGroupPartitions: {
+        parameters: {
+            query?: {
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+                /** @description The number of entries to skip. */
+                offset?: number;
+                /** @description Only partitions with this text in their names, in any case. */
+                search?: string;
+                /** @description What they are sorted by: names ascending, counts and the time last consumed descending. */
+                sort?: "behind" | "consumed" | "last" | "name";
+                /** @description Ascending or descending; by default as `sort` says. */
+                order?: "asc" | "desc";
+            };
+            header?: never;
+            path: {
+                /** @description The name of a consumer group. */
+                group: string;
+                /** @description The name of a queue. */
+                queue: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GroupPartitions"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
     deleteGroupForQueue: {
         parameters: {
             query?: {
@@ -10077,6 +10210,8 @@ export interface operations {
                 from?: string;
                 /** @description Only messages stored until the end of this minute. */
                 to?: string;
+                /** @description Whether all that match are counted, or no more than a page takes. */
+                count?: boolean;
                 /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
                 limit?: number;
                 /** @description The number of entries to skip. */
@@ -12659,6 +12794,8 @@ export interface operations {
                 namespace?: string;
                 /** @description Only queues of this task. */
                 task?: string;
+                /** @description Whether the queues are listed, and not only counted. */
+                includeQueues?: boolean;
             };
             header?: never;
             path?: never;
@@ -13383,6 +13520,8 @@ export interface operations {
                 to?: string;
                 /** @description Only this queue. */
                 queue?: string;
+                /** @description Only so many queues, those with the most messages, and all together. */
+                busiest?: number;
             };
             header?: never;
             path?: never;

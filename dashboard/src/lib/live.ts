@@ -86,7 +86,7 @@ export function useLive<A>(ask: () => Promise<A>, every: number, depends: WatchS
     active.delete(refresh)
     document.removeEventListener('visibilitychange', seen)
   })
-  void refresh()
+  if (!connection.signIn) void refresh()
   return { data, error, loading, refresh }
 }
 
@@ -99,7 +99,8 @@ export const overview = shallowRef<Schema['Overview']>()
 
 /** Once, by the shell. */
 export function useOverview(): void {
-  const { data } = useLive(() => get('/api/v1/resources/overview'), 1000)
+  // What changes by the second comes with the stream.
+  const { data } = useLive(() => get('/api/v1/resources/overview'), 5000)
   watch(data, (found) => {
     overview.value = found
     if (stream.state === 'refused') connection.database = true

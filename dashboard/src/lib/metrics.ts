@@ -27,16 +27,6 @@ export class Metrics {
   value(name: string, labels: Record<string, string> = {}): number | undefined {
     return this.all(name).find((one) => Object.entries(labels).every(([key, value]) => one.labels[key] === value))?.value
   }
-
-  /** An upper bound for this share of what a histogram has counted. */
-  quantile(name: string, share: number): number | undefined {
-    const buckets = this.all(`${name}_bucket`)
-      .map((one) => ({ upto: one.labels.le === '+Inf' ? Infinity : Number(one.labels.le), value: one.value }))
-      .sort((a, b) => a.upto - b.upto)
-    const total = buckets.at(-1)?.value ?? 0
-    if (!total) return undefined
-    return buckets.find((one) => one.value >= total * share)?.upto
-  }
 }
 
 const LINE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)/

@@ -1,7 +1,7 @@
 /** What the signed-in person may do. Without authentication, everything. */
 import { ref } from 'vue'
 import { ACCESS } from '@/api/access'
-import { token } from '@/api/client'
+import { connection, token } from '@/api/client'
 
 export type Role = 'read-only' | 'read-write' | 'admin'
 const LEVELS: Record<Role, number> = { 'read-only': 1, 'read-write': 2, admin: 3 }
@@ -30,11 +30,20 @@ export function can(role: Role): boolean {
 /** Whether a call is open to the signed-in role. */
 export const may = (call: keyof typeof ACCESS): boolean => can(ACCESS[call])
 
-/** Whom a proxy in front of the server has signed in; nobody when there is none. */
+interface Me {
+  username: string | null
+  role: Role | null
+  wantsToken?: boolean
+}
+
+/** Who is signed in, by the server or a proxy in front of it; nobody where there is no login, and then a token may be wanted. */
 export async function whoAmI(): Promise<void> {
   try {
     const response = await fetch('/api/me', { headers: { Accept: 'application/json' } })
-    if (response.ok) user.value = (await response.json()) as { username: string; role: Role }
+    if (!response.ok) return
+    const { username, role, wantsToken } = (await response.json()) as Me
+    if (username && role) user.value = { username, role }
+    else if (wantsToken && !token.get()) connection.signIn = true
   } catch {
     user.value = null
   }

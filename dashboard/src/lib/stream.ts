@@ -13,6 +13,8 @@ export interface Counters {
   totals: { pushMessages: number; popMessages: number; ackMessages: number; failed: number; deadLetters: number; requests: number }
   parked: number
   inFlight: number
+  /** That 99 % of pushes took at most. */
+  pushLatencyMs: number | null
   depth: { at: string; queues: number; partitions: number; stored: number; pending: number; deadLetters: number } | null
   shards: { shard: number; up: boolean; reason: string }[]
   maintenance: { push: boolean; pop: boolean }
@@ -25,6 +27,8 @@ export interface Tick {
   push: number
   pop: number
   ack: number
+  /** Of all queues; unknown until they were counted. */
+  pending: number | null
 }
 
 export const stream = reactive({ state: 'connecting' as 'connecting' | 'open' | 'cut' | 'refused', retryAt: 0 })
@@ -56,7 +60,7 @@ function receive(event: string, data: string): void {
   const now = JSON.stringify([totals, seen.depth && { ...seen.depth, at: '' }, seen.shards, seen.maintenance, seen.spool])
   if (now !== changed) version.value += 1
   changed = now
-  ticks.value = [...ticks.value.slice(1 - MAX_TICKS), { at: Date.parse(seen.at) / 1000, ...seen.rates }]
+  ticks.value = [...ticks.value.slice(1 - MAX_TICKS), { at: Date.parse(seen.at) / 1000, ...seen.rates, pending: seen.depth?.pending ?? null }]
   const down = seen.shards.find((one) => !one.up)
   database({ up: !down, reason: down?.reason ?? '' })
 }
@@ -140,5 +144,5 @@ export function startStream(): void {
   setInterval(() => {
     if (stream.state === 'refused' && document.visibilityState === 'visible' && !connection.signIn) version.value += 1
   }, 1000)
-  openStream()
+  if (!connection.signIn) openStream()
 }

@@ -37,7 +37,8 @@ export interface Table<R> {
 }
 
 interface Options {
-  sort?: string
+  /** The initial order; a function where that depends on what is shown. */
+  sort?: string | (() => string)
   size?: number
   /** Of the names in the address, where a page has more than one table. */
   prefix?: string
@@ -45,12 +46,14 @@ interface Options {
 
 function useOrder({ sort = '', size = 50, prefix = '' }: Options) {
   const query = useQuery()
-  const text = query.text(`${prefix}sort`, sort)
+  const given = query.text(`${prefix}sort`)
+  const initial = () => (typeof sort === 'function' ? sort() : sort)
+  const text = computed(() => given.value || initial())
   const page = query.number(`${prefix}page`, 0)
   const by = computed(() => ({ column: text.value.replace(/^-/, ''), down: text.value.startsWith('-') }))
   const sortBy = (column: string) => {
     const down = by.value.column !== column || !by.value.down
-    query.set({ [`${prefix}sort`]: `${down ? '-' : ''}${column}` === sort ? undefined : `${down ? '-' : ''}${column}`, [`${prefix}page`]: undefined })
+    query.set({ [`${prefix}sort`]: `${down ? '-' : ''}${column}` === initial() ? undefined : `${down ? '-' : ''}${column}`, [`${prefix}page`]: undefined })
   }
   return { text, page, size, by, sortBy }
 }
@@ -85,7 +88,7 @@ export const inOrder = <S extends string>(sort: string) => (sort ? { sort: sort.
 /** Rows that the server searches, sorts and pages. */
 export function useServerTable<R, A>(
   ask: (asked: Asked) => Promise<A>,
-  found: (answer: A) => { rows: R[]; total: number },
+  found: (answer: A) => { rows: R[] | undefined; total: number | undefined },
   options: Options & { every?: number; depends?: WatchSource[] } = {},
 ): Table<R> & { live: Live<A> } {
   const { text, page, size, by, sortBy } = useOrder(options)

@@ -77,6 +77,41 @@ class QueenBackend(KeyValueStoreBackend):
     def incr(self, key: str) -> int:
         return int(self._one({"op": "incr", "key": key, "delta": 1, **self._expiry()})["value"])
 
+    def set_chord_size(self, group_id: str, chord_size: int) -> None:
+        """How many tasks a chord waits for: more than its header has entries, if they are groups themselves."""
+        self.set(self.get_key_for_group(group_id, ".size"), str(chord_size))
+
+    def add_to_chord(self, chord_id: str, result: Any) -> None:
+        """A task of the header has been replaced by one more."""
+        operation = {"op": "incr", "key": self.get_key_for_group(chord_id, ".added"), "delta": 1, **self._expiry()}
+        self._one(operation)
+
+    def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
+        """Count a task of a chord, once however often it runs; the last one calls the body."""
+        group = request.group
+        if not group or not request.chord:
+            return
+        parts = (f".part-{request.id}", ".done", ".size", ".added")
+        part, done, size, added = (str(self.get_key_for_group(group, name)) for name in parts)
+        sizes = {"op": "getMany", "keys": [size, added]}
+        counted = self._run(
+            {"op": "putIfAbsent", "key": part, "value": True, "required": True, **self._expiry()},
+            {"op": "incr", "key": done, "delta": 1, **self._expiry()},
+            sizes,
+        )
+        if not counted["success"]:
+            # It ran before. Should its process have died after counting it and before calling the body, this one does.
+            counted = self._run(sizes, {"op": "get", "key": done}, sizes)
+        known = {row["key"]: int(row["value"]) for row in counted["results"][2]["rows"]}
+        # The size is stored before the last task of the header is published: that one sees it.
+        if size not in known or int(counted["results"][1].get("value") or 0) != known[size] + known.get(added, 0):
+            return
+        # What is left is Celery's own: with one part, which is the last.
+        self.delete(self.get_key_for_chord(group))
+        request.chord["chord_size"] = 1
+        super().on_chord_part_return(request, state, result, **kwargs)
+        self._run({"op": "delete", "key": done}, {"op": "delete", "key": size})
+
     def wait_for(
         self,
         task_id: str,
@@ -94,6 +129,20 @@ class QueenBackend(KeyValueStoreBackend):
             if on_interval:
                 on_interval()
         raise CeleryTimeoutError("The operation timed out.")
+
+    def iter_native(self, result: Any, timeout: float | None = None, **options: Any) -> Iterator[Any]:
+        """The metas of a group's tasks; if what was to start them has failed, raises its error."""
+        on_interval = options.pop("on_interval", None)
+
+        def check_parents() -> None:
+            if on_interval:
+                on_interval()
+            parent = getattr(result, "parent", None)
+            while parent is not None:
+                parent.maybe_throw()
+                parent = parent.parent
+
+        yield from super().iter_native(result, timeout=timeout, on_interval=check_parents, **options)
 
     def get_many(
         self,
@@ -148,10 +197,13 @@ class QueenBackend(KeyValueStoreBackend):
         return {"ttlSeconds": max(1, math.ceil(self.expires))} if self.expires else {"forever": True}
 
     def _one(self, operation: dict[str, Any]) -> dict[str, Any]:
-        operation["ns"] = self._address.namespace
-        answer = _results.decode(self._link.post(_KV, {"operations": [operation]}))
-        result: dict[str, Any] = answer["results"][0]
+        result: dict[str, Any] = self._run(operation)["results"][0]
         return result
+
+    def _run(self, *operations: dict[str, Any]) -> dict[str, Any]:
+        """Operations that happen together, or not at all."""
+        placed = [{**operation, "ns": self._address.namespace} for operation in operations]
+        return _results.decode(self._link.post(_KV, {"operations": placed}))
 
 
 def _pauses(timeout: float | None, interval: float | None) -> Iterator[None]:

@@ -9,6 +9,8 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Final
 
+import msgspec
+
 from queen.http.server.message import HttpError, Request, Response
 
 # No external resources, no inline scripts, no framing by other pages.
@@ -71,15 +73,21 @@ class _File:
 
 
 class Dashboard:
-    """A handler for every path that no route of the API knows."""
+    """A handler for every path that no route of the API knows.
 
-    def __init__(self) -> None:
+    Where nobody signs in by name it says so at `/api/me`: there is no user, and a token is wanted or not.
+    """
+
+    def __init__(self, *, wants_token: bool = False) -> None:
+        self._me = msgspec.json.encode({"username": None, "role": None, "wantsToken": wants_token})
         found = dict(_walk(files("queen.dashboard").joinpath("static"), ""))
         self._files = {name: _file(name, found) for name in found if name.rpartition(".")[2] in _TYPES}
 
     def __call__(self, request: Request) -> Response:
         if request.method not in ("GET", "HEAD"):
             raise HttpError(404, "Not Found")
+        if request.path == "/api/me":
+            return Response(200, self._me, b"application/json", ((b"Cache-Control", b"no-store"),))
         name = request.path.lstrip("/")
         known = self._files.get(name)
         if known is not None:

@@ -69,6 +69,15 @@ class Histogram(msgspec.Struct, array_like=True, gc=False):
         self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
 
+    def quantile(self, share: float) -> float | None:
+        """The upper bound of the bucket up to which that share of the values is; None without values, or beyond all."""
+        seen, wanted = 0, sum(self.counts) * share
+        for bound, count in zip(self.bounds, self.counts, strict=False):
+            seen += count
+            if seen and seen >= wanted:
+                return bound
+        return None
+
     def cumulative(self) -> list[tuple[str, float]]:
         """Each upper bound, and how many values were at most that; the last bound is infinite."""
         buckets: list[tuple[str, float]] = []

@@ -6,13 +6,14 @@ something to show; of other hosts the running minute is missing.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET
 
 from queen.concurrency import chunked_map
 from queen.metrics.counters import WorkerTally
@@ -46,9 +47,6 @@ from queen.wire.api.monitoring.analytics import (
 )
 from queen.wire.api.monitoring.status import TimeRange as ShownRange
 from queen.wire.times import iso_millis, iso_seconds
-
-Standings: TypeAlias = Callable[[], Awaitable[list[Record]]]
-"""Gives the counters of all queues of a shard, which several views share."""
 
 _BUCKETS: Final = ((60, 1), (6 * 60, 5), (24 * 60, 15), (7 * 24 * 60, 60))
 _LARGEST_BUCKET: Final = 360
@@ -99,8 +97,13 @@ class History:
             "workers_seen", times.since, times.until, await self._pending_workers(), host, worker_id
         )
 
-    async def queues(self, times: TimeRange, names: Sequence[str] | None = None) -> list[Record]:
-        """What was counted for queues (or for these alone), oldest bucket first."""
+    async def queues(
+        self, times: TimeRange, names: Sequence[str] | None = None, busiest: int | None = None
+    ) -> list[Record]:
+        """What was counted for queues (or for these alone), oldest bucket first.
+
+        With `busiest`, for that many of them, and for all together, whose name is empty.
+        """
         return await self._database.fetch(
             "queue_series",
             times.since,
@@ -108,6 +111,7 @@ class History:
             times.bucket_minutes,
             await self._pending_queues(),
             names,
+            busiest,
         )
 
     async def pop_lags(self, times: TimeRange) -> list[Record]:
@@ -166,11 +170,16 @@ class History:
         )
         return await chunked_map(partial(_lag_point, cache(iso_seconds)), rows)
 
-    async def queue_operations(self, times: TimeRange, names: Sequence[str] | None) -> QueueOperations:
-        """Everything that was counted for queues."""
-        rows = await self.queues(times, names)
-        series = await chunked_map(partial(_operations, cache(iso_seconds), cache(times.seconds_in)), rows)
-        return QueueOperations(times.shown(), times.bucket_minutes, series, sorted({row["queue_name"] for row in rows}))
+    async def queue_operations(
+        self, times: TimeRange, names: Sequence[str] | None, busiest: int | None
+    ) -> QueueOperations:
+        """Everything that was counted for queues; with `busiest`, for that many of them and for all together."""
+        rows = await self.queues(times, names, busiest)
+        points = await chunked_map(partial(_operations, cache(iso_seconds), cache(times.seconds_in)), rows)
+        series = [point for point in points if point.queue_name]
+        listed = sorted({point.queue_name for point in series})
+        together = UNSET if busiest is None else [point for point in points if not point.queue_name]
+        return QueueOperations(times.shown(), times.bucket_minutes, series, listed, together)
 
     async def parked(self, times: TimeRange, names: Sequence[str] | None) -> Parked:
         """Waiting pops by queue."""

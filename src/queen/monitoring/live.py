@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,9 +19,11 @@ import msgspec
 
 from queen.broker.broker import Broker
 from queen.broker.events import Event, EventKind
+from queen.broker.inspect.standings import Standings
 from queen.broker.topics.topics import BETWEEN_NAMES
 from queen.concurrency import BackgroundTask
 from queen.errors import QueenError
+from queen.metrics.counters import LATENCY_SECONDS, Histogram
 from queen.metrics.report import Report
 from queen.monitoring.recorder import Recorder
 from queen.storage.database import Record
@@ -112,11 +113,16 @@ class LiveFeed:
         self,
         brokers: Sequence[Broker],
         recorder: Recorder,
+        standings: Sequence[Standings],
         places_changed: Callable[[], asyncio.Event] | None = None,
     ) -> None:
-        """`places_changed` gives what is set when something has moved to another shard, where there are several."""
+        """`standings` are those of the brokers' queues.
+
+        `places_changed` gives what is set when something has moved to another shard, where there are several.
+        """
         self._brokers = brokers
         self._recorder = recorder
+        self._standings = standings
         self._places_changed = places_changed
         self._moved = asyncio.Event()
         self._listeners: set[Listener] = set()
@@ -131,6 +137,7 @@ class LiveFeed:
         self._seen: dict[int, _Seen] = {}
         self._queues = _QueueRates()
         self._depth: LiveDepth | None = None
+        self._counted: list[list[Record]] = []
         self._depth_due = 0.0
         self._modes: LiveMaintenance | None = None
         self._shards: list[LiveShard] = []
@@ -225,6 +232,7 @@ class LiveFeed:
             totals=LiveTotals(*totals),
             parked=sum(round(report.last("parked")) for report in reports),
             in_flight=sum(round(report.last("in_flight")) for report in reports),
+            push_latency_ms=_push_latency(reports),
             depth=self._depth,
             workers=[_worker(report) for report in reports],
             shards=self._shards,
@@ -309,24 +317,18 @@ class LiveFeed:
         queues.due = now + _QUEUES_SHARE * (time.perf_counter() - began)
 
     async def _read_depth(self) -> None:
-        """Count what all queues hold; the next time after many times as long as it took."""
+        """Add up what all queues hold; the next time after many times as long as it took."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        sums: Counter[str] = Counter()
-        answered = False
-        for broker in self._brokers:
+        counted: list[list[Record]] = []
+        for standings in self._standings:
             try:
-                (row,) = await broker.database.fetch("live_depth")
+                counted.append(await standings())
             except (QueenError, asyncpg.PostgresError) as error:
                 log.debug("depth of a shard not read: %s", error)
-                continue
-            answered = True
-            sums.update(dict(row))
-        if answered:
-            fields = ("queues", "partitions", "stored", "pending", "dead_letters")
-            self._depth = LiveDepth(_now(), *(sums[name] for name in fields))
-        else:
-            self._depth = None
+        if counted != self._counted:
+            self._counted = counted
+            self._depth = _depth(counted) if counted else None
         self._depth_due = loop.time() + _DEPTH_SHARE * (loop.time() - began)
 
     def _changed(self, event: Event) -> None:
@@ -414,6 +416,23 @@ def _worker(report: Report) -> LiveWorker:
         round(report.last("in_flight")),
         round(max(0.0, time.time() - report.at), 1),
     )
+
+
+def _push_latency(reports: Sequence[Report]) -> float | None:
+    """Milliseconds that 99 % of the pushes of this host took at most."""
+    latency = Histogram.of(LATENCY_SECONDS)
+    for report in reports:
+        latency.add(report.histograms["push_latency"])
+    bound = latency.quantile(0.99)
+    return None if bound is None else round(bound * 1000, 3)
+
+
+def _depth(counted: Sequence[list[Record]]) -> LiveDepth:
+    """The sum over the queues of all shards, as of the oldest count."""
+    rows = [row for shard in counted for row in shard]
+    sums = (sum(row[name] for row in rows) for name in ("partitions", "stored", "pending", "dead_letters"))
+    at = min((row["at"] for row in rows), default=datetime.now(UTC))
+    return LiveDepth(iso_millis(at), len(rows), *sums)
 
 
 def _now() -> str:

@@ -11,13 +11,14 @@ from typing import Any, Final
 
 import asyncpg
 
-from queen.broker.inspect.groups import Groups
+from queen.broker.inspect.standings import Standings
 from queen.errors import QueenError
 from queen.metrics.counters import WorkerTally
 from queen.metrics.report import Report
-from queen.monitoring.history import History, Standings
+from queen.monitoring.history import History
 from queen.monitoring.recorder import Recorder
-from queen.storage.database import Database
+from queen.single_flight import SharedResult
+from queen.storage.database import Database, Record
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ class Scraper:
     def __init__(
         self,
         database: Database,
-        groups: Groups,
+        lags: SharedResult[Sequence[Record]],
         history: History,
         recorder: Recorder,
         standings: Standings,
@@ -101,7 +102,7 @@ class Scraper:
     ) -> None:
         self._database = database
         self._standings = standings
-        self._groups = groups
+        self._lags = lags
         self._history = history
         self._recorder = recorder
         self._most_queues = most_queues
@@ -122,7 +123,7 @@ class Scraper:
         chosen = {row["name"] for row in ranked[: self._most_queues]}
         lags = [
             Lag(row["queue_name"], row["group_name"], row["behind"])
-            for row in await self._groups.lags()
+            for row in await self._lags.get()
             if row["queue_name"] in chosen
         ]
         lags.sort(key=lambda lag: (-lag.messages, lag.queue, lag.group))
@@ -186,7 +187,7 @@ class ShardsScraper(Scraper):
 
     def __init__(self, first: Scraper, others: Sequence[Scraper]) -> None:
         super().__init__(
-            first._database, first._groups, first._history, first._recorder, first._standings, first._most_queues
+            first._database, first._lags, first._history, first._recorder, first._standings, first._most_queues
         )
         self._others = others
 

@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
-from queen.monitoring.history import History, Standings, TimeRange, lag, number, seen_worker
+from queen.broker.inspect.standings import Standings
+from queen.monitoring.history import History, TimeRange, lag, number, seen_worker
 from queen.storage.database import Database, Record
 from queen.wire.api.monitoring.analytics import CountingWorker, PopLag, WorkerMetrics, WorkerPoint, WorkerSummary
 from queen.wire.api.monitoring.status import (
@@ -44,6 +45,23 @@ class QueueFilter:
         return not (self.queue or self.namespace or self.task)
 
 
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """What all queues hold together; `behind`: messages pending on the partitions that have any."""
+
+    at: datetime
+    queues: int
+    namespaces: int
+    tasks: int
+    partitions: int
+    pushed: int
+    pending: int
+    processing: int
+    consumed: int
+    dead_letters: int
+    behind: Spread
+
+
 class Status:
     """Views over one shard. Counts are read live and are exact; series are what workers have counted."""
 
@@ -52,6 +70,7 @@ class Status:
         self._database = database
         self._history = history
         self._standings = standings
+        self._summed: tuple[list[Record], _Sums] = ([], _sums([]))
 
     async def overview(self) -> Overview:
         """The whole status.
@@ -63,33 +82,38 @@ class Status:
           something pending, how many messages that are.
         - throughput: of the last five minutes.
         """
-        (row,) = await self._database.fetch("overview")
+        now = self._sums(await self._standings())
         work = await self._history.recent(_RECENT)
         seconds = _RECENT.total_seconds()
         waited = [round(work[f"{what}_ms"] / 1000, 3) for what in ("avg", "median", "max")]
-        behind = [round(row[f"{what}_behind"], 3) for what in ("avg", "median", "min", "max")]
         return Overview(
-            row["queues"],
-            row["partitions"],
-            row["namespaces"],
-            row["tasks"],
+            now.queues,
+            now.partitions,
+            now.namespaces,
+            now.tasks,
             Counters(
-                row["pushed"],
-                row["pending"],
-                row["processing"],
-                max(0, row["consumed"] - row["dead_letters"]),
+                now.pushed,
+                now.pending,
+                now.processing,
+                max(0, now.consumed - now.dead_letters),
                 (await self._history.lifetime()).ack_failed,
-                row["dead_letters"],
+                now.dead_letters,
             ),
-            Lag(Spread(waited[0], waited[1], 0, waited[2]), Spread(*behind)),
+            Lag(Spread(waited[0], waited[1], 0, waited[2]), now.behind),
             Throughput(round(work["pushed"] / seconds, 3), round(work["processed"] / seconds, 3)),
-            iso_millis(row["at"]),
+            iso_millis(now.at),
             await self._history.age(),
         )
 
-    async def status(self, times: TimeRange, wanted: QueueFilter) -> StatusView:
+    def _sums(self, standings: list[Record]) -> _Sums:
+        """Added up once for as long as they are the same."""
+        if standings is not self._summed[0]:
+            self._summed = (standings, _sums(standings))
+        return self._summed[1]
+
+    async def status(self, times: TimeRange, wanted: QueueFilter, *, with_queues: bool = True) -> StatusView:
         """The current state, and the throughput over a span of time."""
-        standings = await self._standings_of(wanted)
+        standings = await self._standings.of(wanted.queue, wanted.namespace, wanted.task)
         names = None if wanted.everything else [row["name"] for row in standings]
         points = await self._throughput(times, names)
         seen = await self._history.seen(times)
@@ -102,7 +126,7 @@ class Status:
             times.bucket_minutes,
             len(points),
             [_point(point, times) for point in points],
-            [_queue(row) for row in standings if row["stored"]],
+            [_queue(row) for row in standings if row["stored"]] if with_queues else [],
             StatusMessages(
                 now("pushed"),
                 now("pending"),
@@ -165,11 +189,6 @@ class Status:
             StoredPoint(iso_seconds(datetime.fromtimestamp(at, UTC)), found.get(at, 0))
             for at in range(first, _whole(times.until), seconds)
         ]
-
-    async def _standings_of(self, wanted: QueueFilter) -> list[Record]:
-        if wanted.everything:
-            return await self._standings()
-        return await self._database.fetch("queue_standings", wanted.queue, wanted.namespace, wanted.task)
 
     async def _throughput(self, times: TimeRange, names: list[str] | None) -> list[dict[str, Any]]:
         """Newest first. With names, messages of these queues; worker columns are always of all workers."""
@@ -278,6 +297,28 @@ def _of_all(row: Any, name: str, unit: float = 1) -> float | None:
     """Sum over the workers of rows that hold averages per worker."""
     value = row[name]
     return None if value is None else round(value * row["workers"] / unit, 3)
+
+
+def _sums(rows: list[Record]) -> _Sums:
+    behind, pending = _total(rows, "behind"), _total(rows, "pending")
+    return _Sums(
+        at=rows[0]["at"] if rows else datetime.now(UTC),
+        queues=len(rows),
+        namespaces=len({row["namespace"] for row in rows} - {""}),
+        tasks=len({row["task"] for row in rows} - {""}),
+        partitions=_total(rows, "partitions"),
+        pushed=_total(rows, "pushed"),
+        pending=pending,
+        processing=_total(rows, "processing"),
+        consumed=_total(rows, "consumed"),
+        dead_letters=_total(rows, "dead_letters"),
+        behind=Spread(
+            round(pending / behind, 3) if behind else 0.0,
+            round(rows[0]["median_behind"], 3) if rows else 0.0,
+            min((row["min_behind"] for row in rows if row["min_behind"] is not None), default=0),
+            max((row["max_behind"] for row in rows), default=0),
+        ),
+    )
 
 
 def _queue(row: Record) -> StatusQueue:

@@ -102,6 +102,8 @@ async def test_groups_are_listed_by_name_and_queue_with_their_exact_lag(api: Api
         "subscriptionCreatedAt": None,
         "paused": False,
         "queuePaused": False,
+        "leases": 0,
+        "totalConsumed": 4,
     }
     assert [(row["members"], row["partitionsWithLag"], row["totalLag"]) for row in rows] == [
         (1, 1, 2),
@@ -704,3 +706,61 @@ async def test_a_late_ack_does_not_bring_a_deleted_group_back(api: Api) -> None:
     assert await api.pop("orders", consumerGroup="late", subscriptionMode="new") == []
     await api.push("orders", 3)
     assert [message["data"] for message in await api.pop("orders", consumerGroup="late", batch=9)] == [3]
+
+
+async def positions(api: Api, queue: str = "q", **query: Any) -> dict[str, Any]:
+    answer = await api.call("GET", f"{GROUPS}/g/queues/{queue}/partitions", **query)
+    assert answer.status == 200, answer
+    body: dict[str, Any] = answer.body
+    return body
+
+
+async def test_positions_of_a_group_are_searched_sorted_and_paged(api: Api, connection: Connection) -> None:
+    for number in range(5):
+        await api.push("q", *range(number + 1), partition=f"p{number}")
+    await take(api, "q", "g", "p3", batch=3)
+    await take(api, "q", "g", "p4", batch=1)
+    await api.pop("q", partition="p2", batch=1, consumerGroup="g")
+    await api.call("GET", "/api/v1/pop/queue/q", consumerGroup="others")
+    page = await positions(api)
+    assert [(one["partition"], one["offsetLag"], one["leaseActive"]) for one in page["partitions"]] == [
+        ("p2", 3, True),
+        ("p3", 1, False),
+        ("p4", 4, False),
+    ]
+    assert page["total"] == 3
+    whole = (await api.call("GET", f"{GROUPS}/g")).body["q"]["partitions"]
+    assert page["partitions"] == whole
+    names = {
+        "behind": ["p4", "p2", "p3"],
+        "consumed": ["p3", "p4", "p2"],
+    }
+    for sort, wanted in names.items():
+        assert [one["partition"] for one in (await positions(api, sort=sort))["partitions"]] == wanted
+        page = await positions(api, sort=sort, order="asc", limit=1, offset=1)
+        assert [one["partition"] for one in page["partitions"]] == [wanted[1]]
+    assert (await positions(api, sort="last"))["partitions"][-1]["partition"] == "p2"
+    assert [one["partition"] for one in (await positions(api, order="desc", limit=2))["partitions"]] == ["p4", "p3"]
+    found = await positions(api, search="P3")
+    assert (found["total"], [one["partition"] for one in found["partitions"]]) == (1, ["p3"])
+    await age(connection, 90)
+    assert all(90 <= one["timeLagSeconds"] < 110 for one in (await positions(api))["partitions"])
+
+
+async def test_positions_that_a_subscription_promises_are_listed_like_the_others(api: Api) -> None:
+    await api.push("q", 1, partition="old")
+    await api.pop("q", consumerGroup="g", subscriptionMode="new", partition="old")
+    await api.call("POST", f"{GROUPS}/g/subscription", {"subscriptionTimestamp": "2020-01-01T00:00:00Z"})
+    await api.push("q", 2, 3, partition="young")
+    listed = (await positions(api, sort="behind"))["partitions"]
+    whole = (await api.call("GET", f"{GROUPS}/g")).body["q"]["partitions"]
+    assert sorted(one["partition"] for one in listed) == sorted(one["partition"] for one in whole)
+    assert {one["partition"]: one["offsetLag"] for one in listed} == {
+        one["partition"]: one["offsetLag"] for one in whole
+    }
+
+
+async def test_positions_on_an_unknown_queue_or_of_an_unknown_group(api: Api) -> None:
+    await api.push("q", 1)
+    assert await positions(api) == {"partitions": [], "total": 0, "pagination": {"limit": 1000, "offset": 0}}
+    assert (await api.call("GET", f"{GROUPS}/g/queues/none/partitions")).status == 404

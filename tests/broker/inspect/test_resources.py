@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from queen.broker.inspect import resources, standings
+from tests.conftest import StartServer
 from tests.support.api import Api
 
 
@@ -40,3 +42,39 @@ async def test_a_queue_is_shown_without_its_partitions(api: Api) -> None:
     assert answer["partitions"] == []
     assert answer["next"] is None
     assert answer["totals"]["total"] == 3
+
+
+async def test_counters_of_a_large_queue_are_those_of_the_last_count(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (resources, standings):
+        monkeypatch.setattr(module, "LARGE", 3)
+    api = await start_server()
+    for number in range(3):
+        await api.push("large", number, number, partition=f"p{number}")
+    await api.push("small", 1)
+    messages = await api.pop("large", partition="p0", batch=1, consumerGroup="g")
+    await api.ack(messages, group="g")
+    api = await start_server(stats_cache_ms=600_000)
+    path = "/api/v1/resources/queues"
+    by_count = (await api.call("GET", path, sort="pending", limit=10, search="s")).body["queues"]
+    assert [one["name"] for one in by_count] == ["small"]
+    listed = {one["name"]: one for one in (await api.call("GET", path, sort="name", limit=10)).body["queues"]}
+    assert listed["large"]["messages"] == {"total": 6, "pending": 5, "processing": 0}
+    assert listed["large"]["countedAt"] <= (await api.call("GET", "/api/v1/resources/overview")).body["timestamp"]
+    assert "countedAt" not in listed["small"]
+    totals = (await api.call("GET", "/api/v1/status/queues/large", includePartitions="false")).body["totals"]
+    assert (totals["total"], totals["pending"], totals["completed"]) == (6, 5, 1)
+    status = (await api.call("GET", "/api/v1/status", queue="large", includeQueues=False)).body
+    assert (status["messages"]["pending"], status["queues"]) == (5, [])
+
+
+async def test_namespaces_and_tasks_sum_up_their_queues(api: Api) -> None:
+    for queue, namespace in (("a", "x"), ("b", "x"), ("c", "")):
+        await api.call("POST", "/api/v1/configure", {"queue": queue, "namespace": namespace, "task": "t"})
+        await api.push(queue, 1, 2)
+    (found,) = (await api.call("GET", "/api/v1/resources/namespaces")).body["namespaces"]
+    assert (found["namespace"], found["queues"], found["partitions"]) == ("x", 2, 2)
+    assert found["messages"] == {"total": 4, "pending": 4}
+    (task,) = (await api.call("GET", "/api/v1/resources/tasks")).body["tasks"]
+    assert (task["task"], task["queues"], task["messages"]["pending"]) == ("t", 3, 6)

@@ -17,6 +17,7 @@ OPTIONAL = (
     "queen.broker.topics.prefetching",
     "queen.broker.topics.log_copies",
     "queen.broker.topics.throttle",
+    "queen.http.sqs",
     "queen.redis.link",
     "queen.redis.stores",
     "redis",

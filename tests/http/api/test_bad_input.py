@@ -487,6 +487,9 @@ _SURFACES: dict[str, Surface] = {
         },
     ),
     "GET /api/v1/consumer-groups/{group}": Surface(unknown={"group": 200}),
+    "GET /api/v1/consumer-groups/{group}/queues/{queue}/partitions": Surface(
+        numbers=_PAGE, unknown={"group": 200, "queue": 404}
+    ),
     "DELETE /api/v1/consumer-groups/{group}": Surface(unknown={"group": 200}),
     "DELETE /api/v1/consumer-groups/{group}/queues/{queue}": Surface(unknown={"group": 200, "queue": 200}),
     "POST /api/v1/consumer-groups/{group}/subscription": Surface(

@@ -9,6 +9,7 @@ from pathlib import Path
 from queen.embedded import EmbeddedPostgres
 from tests.conftest import StartServer
 from tests.http.sqs.conftest import Client, attribute, bodies, delete, receive, sqs_client
+from tests.support.ageing import until
 from tests.support.databases import fresh_database
 from tests.support.host import host
 
@@ -23,7 +24,7 @@ async def test_queues_of_both_kinds_live_on_any_shard(
         counted = []
         for broker in api.worker.brokers:
             topics = await broker.topics.admin.counts("sqs", None)
-            queues = await broker.database.fetch("queue_standings", "", "sqs", "")
+            queues = await broker.database.fetch("queue_ids", "", "sqs", "")
             counted.append((len(topics), len(queues)))
         (a, b), (c, d) = counted
         assert (a + c, b + d) == (8, 6)
@@ -98,3 +99,44 @@ def _receive(sqs: Client, urls: list[str]) -> None:
     # A send that is repeated after the crash is a duplicate.
     sqs.send_message(QueueUrl=fifo, MessageBody="3", MessageGroupId="1")
     assert attribute(sqs, fifo, "ApproximateNumberOfMessages") == "8"
+
+
+async def test_a_standard_queue_is_served_out_of_its_prefetch_buffer(start_server: StartServer) -> None:
+    api = await start_server(queen_sqs=True, topic_ready_queues="on")
+    sqs = sqs_client(api.url)
+    url = await asyncio.to_thread(_send_with_attributes, sqs)
+    assert api.worker is not None
+    topics = api.worker.broker.topics
+    topic = await topics.catalog.one(("sqs", "hot"))
+    assert topic is not None
+    buffers = topics.prefetch
+    assert buffers is not None
+
+    async def opened() -> bool:
+        return topic.id in buffers.by_topic or await buffers.open(topic)
+
+    await until(opened, 30)
+    await buffers.fill(buffers.by_topic[topic.id])
+    assert buffers.by_topic[topic.id].depth == 10
+    await asyncio.to_thread(_receive_with_attributes, sqs, url)
+
+
+_GIVEN = {"n": {"DataType": "Number", "StringValue": "1"}}
+
+
+def _send_with_attributes(sqs: Client) -> str:
+    url: str = sqs.create_queue(QueueName="hot")["QueueUrl"]
+    entries = [{"Id": str(n), "MessageBody": f"ä{n}", "MessageAttributes": _GIVEN} for n in range(10)]
+    sqs.send_message_batch(QueueUrl=url, Entries=entries)
+    return url
+
+
+def _receive_with_attributes(sqs: Client, url: str) -> None:
+    messages = receive(sqs, url)
+    assert bodies(messages) == [f"ä{n}" for n in range(10)]
+    assert all(message["MessageAttributes"] == _GIVEN for message in messages)
+    first = {"QueueUrl": url, "ReceiptHandle": messages[0]["ReceiptHandle"]}
+    sqs.change_message_visibility(VisibilityTimeout=0, **first)
+    delete(sqs, url, messages[1:])
+    (again,) = receive(sqs, url)
+    assert (again["Body"], again["Attributes"]["ApproximateReceiveCount"]) == ("ä0", "2")

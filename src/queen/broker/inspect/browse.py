@@ -212,6 +212,8 @@ class _Merge:
 
 
 _LISTED_BY_DEFAULT = timedelta(hours=1)
+_LOOKED_AT: Final = (1000, 20_000, None)
+"""How many partitions are looked at where not all that match are to be counted: more as long as a page is not full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,8 @@ class MessageFilter:
     status: MessageStatus | None = None
     since: datetime | None = None
     before: datetime | None = None
+    count: bool = True
+    """Whether all that match are counted, or no more than a page takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +236,7 @@ class _Page:
     places: list[Place]
     total: int
     mode: ConsumptionMode
+    counted: bool = True
 
 
 class MessageBrowser:
@@ -251,8 +256,8 @@ class MessageBrowser:
         queues = await self._queues(wanted)
         page = await self._choose(wanted, queues, limit, offset)
         messages = await self._describe_all(page.places, queues)
-        whole = offset == 0 and page.total <= limit
-        return MessageList(messages, len(messages) if whole else page.total, limit, offset, page.mode)
+        whole = offset == 0 and page.total <= limit and page.counted
+        return MessageList(messages, len(messages) if whole else page.total, limit, offset, page.mode, page.counted)
 
     async def get(self, partition_id: str, transaction_id: str) -> MessageView:
         """Everything about one message, with its payload."""
@@ -307,22 +312,30 @@ class MessageBrowser:
         since = wanted.since or datetime.now(UTC) - _LISTED_BY_DEFAULT
         if wanted.status is MessageStatus.DEAD_LETTER:
             return await self._choose_dead(wanted, list(queues), since, queue_mode, limit, offset)
-        rows = await self._database.fetch(
-            "message_spans",
-            list(queues),
-            wanted.partition,
-            since,
-            wanted.before,
-            wanted.status,
-            queue_mode,
-            limit + offset,
-        )
-        total = rows[0]["total"]
+        every = not (wanted.queue or wanted.namespace or wanted.task)
+        for most in (None,) if wanted.count else _LOOKED_AT:
+            rows = await self._database.fetch(
+                "message_spans",
+                None if every else list(queues),
+                wanted.partition,
+                since,
+                wanted.before,
+                wanted.status,
+                queue_mode,
+                limit + offset,
+                most,
+            )
+            first = rows[0]
+            counted = most is None or first["looked_at"] < most
+            # Each partition that was looked at has a message that is newer than any of the others.
+            newer = [row for row in rows if row["id"] is not None and row["newest_at"] >= first["least_at"]]
+            if counted or len(newer) >= limit + offset:
+                break
         places: list[Place] = []
-        if offset < total:
+        if offset < first["total"]:
             without_dead = wanted.status is not None
             places = await page_of(self._database, rows, without_dead=without_dead, limit=limit, offset=offset)
-        return _Page(places, total, mode(queue_mode=rows[0]["queue_mode"], groups=rows[0]["groups"]))
+        return _Page(places, first["total"], mode(queue_mode=first["queue_mode"], groups=first["groups"]), counted)
 
     async def _choose_dead(
         self, wanted: MessageFilter, queue_ids: list[int], since: datetime, queue_mode: int, limit: int, offset: int

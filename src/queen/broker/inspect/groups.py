@@ -62,6 +62,7 @@ class Oldest:
 
 
 _LAGGING_SECONDS: Final = 300
+MOST_COUNTED: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,48 @@ class Groups:
             queues.setdefault(row["queue_name"], GroupOnQueue([])).partitions.append(place)
         return queues
 
+    async def partitions(
+        self, group: str, queue: str, search: str, sort: str, descending: bool, limit: int, offset: int
+    ) -> tuple[list[GroupOnPartition], int]:
+        """Positions of a group on a page of the partitions of a queue that it knows; and how many those are.
+
+        More than `MOST_COUNTED` are not counted, unless there is something to search for: `summaries` has their number.
+        """
+        records = await self._database.fetch("queue_by_name", queue)
+        if not records:
+            raise NotFound("Queue not found")
+        queue_id, group_id = records[0]["id"], await self._group(group)
+        if group_id is None:
+            return [], 0
+        page = await self._database.fetch(
+            "group_partition_page", group_id, queue_id, search, sort, descending, limit, offset, queue
+        )
+        most = None if search else MOST_COUNTED
+        (count,) = await self._database.fetch("count_group_partitions", group_id, queue_id, search, queue, most)
+        rows = await self._database.fetch("group_places", group_id, [row["id"] for row in page], queue)
+        unmet = [row for row in rows if row["position"] is None]
+        starts = await offsets_after(
+            self._database,
+            [TimeSearch(row["id"], row["floor_offset"], row["next_offset"], row["since"]) for row in unmet],
+        )
+        started = dict(zip((row["id"] for row in unmet), starts, strict=True))
+        positions = [row["position"] if row["position"] is not None else started[row["id"]] for row in rows]
+        behind = [(row["id"], at) for row, at in zip(rows, positions, strict=True) if row["next_offset"] > at]
+        times = await self._database.fetch("stored_times", [one[0] for one in behind], [one[1] for one in behind])
+        oldest = {row["partition_id"]: row["created_at"] for row in times}
+        return [
+            GroupOnPartition(
+                row["name"],
+                row["lease_id"],
+                iso_millis(row["last_consumed_at"]),
+                row["total_consumed"],
+                max(0, row["next_offset"] - at),
+                max(0, int((row["at"] - oldest[row["id"]]).total_seconds())) if row["id"] in oldest else 0,
+                row["leased"],
+            )
+            for row, at in zip(rows, positions, strict=True)
+        ], count["found"]
+
     async def delete(self, group: str, queue: str | None, *, with_subscriptions: bool) -> int:
         """Forget where a group is, on one queue or on all; returns on how many partitions.
 
@@ -194,32 +237,32 @@ class Groups:
         if partition is not None:
             await self._partition(queue, partition)
         group_id = await self._group(group)
-        rows: Sequence[Record] = []
-        if group_id is not None:
-            starts = await self._starts([group_id])
-            rows = await self._database.fetch("seek_positions", group_id, records[0]["id"], partition, *starts)
-        targets = await _targets(self._database, rows, place)
-        moves = [
-            PartitionMove(
-                row["name"],
-                partition_uuid(self._catalog.shard, row["id"]),
-                row["position"],
-                target,
-                max(0, row["position"] - target),
-                max(0, target - row["position"]),
-                row["leased"],
-            )
-            for row, target in zip(rows, targets, strict=True)
-        ]
-        effect = sorted(moves, key=lambda move: (-(move.redelivered + move.skipped), not move.leased, move.partition))
+        if group_id is None:
+            return SeekPreview(group, queue, 0, 0, 0, 0, [])
+        starts = await self._starts([group_id])
+        offset, moment = (place, None) if isinstance(place, int) else (None, place)
+        sums, *moves = await self._database.fetch(
+            "preview_seek", group_id, records[0]["id"], partition, queue, *starts[1:], offset, moment, most
+        )
         return SeekPreview(
             group,
             queue,
-            sum(move.redelivered for move in moves),
-            sum(move.skipped for move in moves),
-            sum(move.leased for move in moves),
-            sum(move.position != move.target for move in moves),
-            effect[:most],
+            sums["redelivered"],
+            sums["skipped"],
+            sums["leases"],
+            sums["changed"],
+            [
+                PartitionMove(
+                    row["name"],
+                    partition_uuid(self._catalog.shard, row["id"]),
+                    row["position"],
+                    row["target"],
+                    row["redelivered"],
+                    row["skipped"],
+                    row["leased"],
+                )
+                for row in moves
+            ],
         )
 
     async def current_lease(self, group: str, queue: str, partition: str) -> tuple[int, str]:
@@ -321,4 +364,6 @@ def _summary(row: Record, oldest: datetime | None) -> GroupSummary:
         iso_millis(row["subscribed_at"]),
         row["paused"],
         row["queue_paused"],
+        row["leases"],
+        row["consumed"],
     )

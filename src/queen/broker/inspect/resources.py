@@ -2,17 +2,19 @@
 
 Numbers of a partition: `total` messages are stored; `pending` are those that a group has not consumed, or all when no
 group has begun; `processing` are leased just now; `completed` are consumed and not dead. Of several groups the largest
-number counts. Numbers of a queue are sums over its partitions.
+number counts. Numbers of a queue are sums over its partitions; those of very many partitions are as of the last count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+from msgspec import UNSET
 
+from queen.broker.inspect.standings import LARGE, Standings
 from queen.concurrency import chunked_map
 from queen.errors import NotFound
 from queen.storage.database import Database, Record
@@ -63,7 +65,7 @@ class QueueListing:
 class Resources:
     """Views of one shard."""
 
-    def __init__(self, database: Database, shard: int, standings: Callable[[], Awaitable[list[Record]]]) -> None:
+    def __init__(self, database: Database, shard: int, standings: Standings) -> None:
         """`standings` gives the counters of all queues, which several views share."""
         self._database = database
         self._shard = shard
@@ -77,13 +79,16 @@ class Resources:
         `pending` leaves out what is being processed, unless `with_processing`.
         """
         chosen: list[int] | None = None
+        known = await self._standings.large()
         if wanted.sort in _BY_COUNTERS:
             # Counting what all queues hold takes long where there are many partitions: it is done once for all pages.
-            rows = [row for row in await self._standings() if wanted.admits(row)]
-            rows.sort(key=lambda row: row["name"])
-            rows.sort(key=lambda row: int(row[wanted.sort]), reverse=wanted.descending)
-            chosen = [row["id"] for row in rows[offset : None if limit is None else offset + limit]]
+            counted = [row for row in await self._standings() if wanted.admits(row)]
+            counted.sort(key=lambda row: row["name"])
+            counted.sort(key=lambda row: int(row[wanted.sort]), reverse=wanted.descending)
+            chosen = [row["id"] for row in counted[offset : None if limit is None else offset + limit]]
             limit, offset = None, 0
+        elif limit is None:
+            known = {row["id"]: row for row in await self._standings()}
         rows = await self._database.fetch(
             "queue_list",
             wanted.namespace,
@@ -94,24 +99,9 @@ class Resources:
             chosen,
             limit,
             offset,
+            list(known),
         )
-        return [
-            QueueInList(
-                str(row["public_id"]),
-                row["name"],
-                row["namespace"],
-                row["task"],
-                iso_millis(row["created_at"]),
-                row["partitions"],
-                ShortCounters(
-                    row["total"],
-                    max(0, row["pending"] - (0 if with_processing else row["processing"])),
-                    row["processing"],
-                ),
-                row["paused"],
-            )
-            for row in rows
-        ]
+        return [_listed(row, known.get(row["id"]), with_processing=with_processing) for row in rows]
 
     async def queue_count(self, wanted: QueueListing) -> int:
         (row,) = await self._database.fetch("count_queues", wanted.namespace, wanted.task, wanted.search)
@@ -154,13 +144,24 @@ class Resources:
 
     async def namespaces(self) -> list[NamespaceView]:
         """The namespaces that queues have, by name."""
-        rows = await self._database.fetch("label_list", "namespace")
-        return [NamespaceView(row["label"], row["queues"], row["partitions"], _of_label(row)) for row in rows]
+        return [NamespaceView(*label) for label in await self._labels("namespace")]
 
     async def tasks(self) -> list[TaskView]:
         """The tasks that queues have, by name."""
-        rows = await self._database.fetch("label_list", "task")
-        return [TaskView(row["label"], row["queues"], row["partitions"], _of_label(row)) for row in rows]
+        return [TaskView(*label) for label in await self._labels("task")]
+
+    async def _labels(self, kind: str) -> list[tuple[str, int, int, LabelCounters]]:
+        """The labels of a kind that are in use, by name: how many queues and partitions they have, and messages."""
+        sums: dict[str, list[int]] = {}
+        for row in await self._standings():
+            if row[kind]:
+                own = sums.setdefault(row[kind], [0, 0, 0, 0])
+                for place, value in enumerate((1, row["partitions"], row["stored"], row["pending"])):
+                    own[place] += value
+        return [
+            (label, queues, partitions, LabelCounters(stored, pending))
+            for label, (queues, partitions, stored, pending) in sorted(sums.items())
+        ]
 
     async def counts(self) -> dict[str, int]:
         """How many `queues`, `partitions`, `namespaces` and `tasks` there are."""
@@ -217,6 +218,9 @@ class Resources:
         """What a queue holds: the sum of what is shown, if that is the `whole` of it."""
         if whole:
             return _total(shown)
+        if (row := (await self._standings.large()).get(queue_id)) is not None:
+            completed = max(0, row["finished"] - row["dead_letters"])
+            return Counters(row["stored"], row["pending"], row["processing"], completed, 0, row["dead_letters"])
         (row,) = await self._database.fetch("queue_totals", queue_id)
         return Counters(row["total"], row["pending"], row["processing"], row["completed"], 0, row["dead_letter"])
 
@@ -255,5 +259,21 @@ def _total(counters: Iterable[Counters]) -> Counters:
     return Counters(*sums) if sums else Counters(0, 0, 0, 0, 0, 0)
 
 
-def _of_label(row: Record) -> LabelCounters:
-    return LabelCounters(row["total"], row["pending"])
+def _listed(row: Record, counted: Record | None, *, with_processing: bool) -> QueueInList:
+    """A queue in a list; `counted` are its counters, if they are not in the row."""
+    held = counted or row
+    return QueueInList(
+        str(row["public_id"]),
+        row["name"],
+        row["namespace"],
+        row["task"],
+        iso_millis(row["created_at"]),
+        held["partitions"],
+        ShortCounters(
+            held["total" if counted is None else "stored"],
+            max(0, held["pending"] - (0 if with_processing else held["processing"])),
+            held["processing"],
+        ),
+        row["paused"],
+        iso_millis(counted["at"]) if counted is not None and counted["partitions"] >= LARGE else UNSET,
+    )

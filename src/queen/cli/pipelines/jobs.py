@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +32,7 @@ from queen.cli.pipelines.run import (
 )
 from queen.errors import QueenError
 from queen.pipelines import durations
-from queen.pipelines.errors import spark_failures
+from queen.pipelines.errors import AlreadyRunning, spark_failures
 from queen.pipelines.run import RunOptions
 from queen.pipelines.session import require_spark
 from queen.pipelines.state import StateDirectory
@@ -143,7 +145,7 @@ def replay(
     if speed is not None and not speed > 0:
         raise QueenError(f"--speed {speed:g}: expected a number above 0")
     from queen.pipelines.archive_files import check_queues, files_of, open_archive
-    from queen.pipelines.jobs.replay import Replayed, ReplayOptions, select
+    from queen.pipelines.jobs.replay import Replayed, ReplayOptions, ReplayReport, select
     from queen.pipelines.jobs.replay import replay as push_again
 
     options = ReplayOptions(
@@ -167,16 +169,38 @@ def replay(
         print(f"{total} messages in {len(files)} files would be replayed")
         return
     columns = (*rich.progress.Progress.get_default_columns(), rich.progress.MofNCompleteColumn())
-    with rich.progress.Progress(*columns, console=rich.console.Console(stderr=True)) as progress:
+    connection = connect(server, token, None, data_directory)
+    with ExitStack() as stack:
+        directory = _report_directory(stack, StateDirectory(data_dir(data_directory)), root)
+        progress = stack.enter_context(rich.progress.Progress(*columns, console=rich.console.Console(stderr=True)))
         task = progress.add_task("replay", total=total)
+        report = ReplayReport(directory, options, master, total)
+        done = Replayed()
 
-        def show(done: Replayed) -> None:
-            progress.update(task, completed=done.queued + done.duplicates)
+        def show(so_far: Replayed) -> None:
+            nonlocal done
+            done = so_far
+            progress.update(task, completed=so_far.queued + so_far.duplicates)
+            report.note(so_far)
 
-        with spark_failures():
-            done = push_again(spark, connect(server, token, None, data_directory), options, show)
+        try:
+            with spark_failures():
+                done = push_again(spark, connection, options, show)
+        except QueenError as error:
+            report.end(done, str(error))
+            raise
+        report.end(done)
     where = ", ".join(sorted(done.queues)) or "nowhere"
     print(f"{done.queued} messages were pushed to {where}; {done.duplicates} were there already")
+
+
+def _report_directory(stack: ExitStack, state: StateDirectory, root: Path) -> Path:
+    """Where a replay reports, for as long as it runs. Several of an archive may run at the same time."""
+    name = f"replay-{root.resolve().name or 'archive'}"
+    try:
+        return stack.enter_context(state.running(name))
+    except AlreadyRunning:
+        return stack.enter_context(state.running(f"{name}-{os.getpid()}"))
 
 
 @jobs.command()

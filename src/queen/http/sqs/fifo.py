@@ -14,10 +14,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from queen.broker.broker import Broker
+from queen.broker.inspect.standings import Standings
 from queen.broker.pop.requests import PopRequest, unchanged
 from queen.broker.queues import option_values
+from queen.broker.topics.batching import Links
 from queen.http.routing.context import Shard
 from queen.http.sqs.errors import SqsError, invalid_handle, invalid_parameter
 from queen.http.sqs.messages import Envelope, FifoPayload, Handle, Outgoing, Received, Sent, encode, write_handle
@@ -67,11 +70,11 @@ class FifoQueues:
     def __init__(self, broker: Broker | ShardedBroker, shards: Shards) -> None:
         self._broker = broker
         self._shards = shards
-        self._database = shards.first
+        self._links = Links(shards.first)
 
     async def configure(self, queue: SqsQueue) -> None:
         options = QueueOptions(
-            lease_time=_lease_seconds(queue),
+            lease_time=max(1, queue.visibility),
             delayed_processing=queue.number("DelaySeconds"),
             retention_enabled=True,
             retention_seconds=queue.number("MessageRetentionPeriod"),
@@ -88,14 +91,15 @@ class FifoQueues:
     async def purge(self, queue: SqsQueue) -> None:
         await self._shards.on_queue(queue.name, lambda shard: shard.queues.clear(queue.name))
         # What comes next need not wait until the leases of what is gone end.
-        for row in await self._database.fetch("sqs_forget_deliveries", queue.id):
+        for row in await self._links.fetch("sqs_forget_deliveries", queue.id):
             await self._set_lease(partition_number(str(row["partition_id"])), row["lease_id"], 0.0)
 
     async def counts(self, queue: SqsQueue) -> Counts:
-        rows = await self._shards.on_queue(
-            queue.name, lambda shard: shard.broker.database.fetch("queue_standings", queue.name, "", "")
-        )
-        (known,) = await self._database.fetch("sqs_in_flight", queue.id)
+        async def stand(shard: Shard) -> list[Record]:
+            return await Standings(shard.broker.database, 0.0).of(queue.name, "", "")
+
+        rows = await self._shards.on_queue(queue.name, stand)
+        (known,) = await self._links.fetch("sqs_in_flight", queue.id)
         pending = rows[0]["pending"] if rows else 0
         return Counts(visible=max(0, pending - known["hidden"] - known["deleted"]), hidden=known["hidden"])
 
@@ -123,7 +127,7 @@ class FifoQueues:
         if not items:
             return
         fresh = {item.transaction_id: item for item in reversed(items)}
-        rows = await self._database.fetch(
+        rows = await self._links.fetch(
             "sqs_deduplicate",
             queue.id,
             list(fresh),
@@ -136,16 +140,18 @@ class FifoQueues:
             item.transaction_id, item.partition = row["transaction_id"], row["partition"]
 
     async def receive(self, queue: SqsQueue, limit: int, visibility: int, wait: float) -> list[Received]:
-        deadline = asyncio.get_running_loop().time() + wait
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait
+        request = PopRequest((queue.name,), lease_seconds=max(1, visibility))
         while True:
-            left = max(0.0, deadline - asyncio.get_running_loop().time())
-            messages = await self._pop(PopRequest((queue.name,), batch=limit, wait=left > 0, timeout=left))
+            left = max(0.0, deadline - loop.time())
+            messages = await self._pop(replace(request, batch=limit, wait=left > 0, timeout=left))
             if not messages:
                 return []
             if len(messages) < limit:
                 # As many as there are of one group come first; others fill up.
                 more = limit - len(messages)
-                messages += await self._pop(PopRequest((queue.name,), batch=more, partitions=more))
+                messages += await self._pop(replace(request, batch=more, partitions=more))
             received = await self._note_received(queue, messages, visibility)
             if received:
                 return received
@@ -156,7 +162,7 @@ class FifoQueues:
 
     async def _note_received(self, queue: SqsQueue, messages: Sequence[_Message], visibility: int) -> list[Received]:
         """What is to be delivered of messages that were popped: those that nobody has deleted before."""
-        rows = await self._database.fetch(
+        rows = await self._links.fetch(
             "sqs_received",
             queue.id,
             [message.id for message in messages],
@@ -170,7 +176,7 @@ class FifoQueues:
         leases = [(message.partition_id, message.lease_id) for message in messages]
         if any(row["deleted"] for row in rows):
             await self._consume(leases)
-        if visibility != _lease_seconds(queue):
+        if not visibility:
             await self._end_leases(leases)
         return [
             _received(queue, message, known[message.id]) for message in messages if not known[message.id]["deleted"]
@@ -180,13 +186,13 @@ class FifoQueues:
         for handle in handles:
             _check(handle)
         ids = [handle.message for handle in handles]
-        rows = await self._database.fetch("sqs_mark_deleted", ids, [handle.lease for handle in handles])
+        rows = await self._links.fetch("sqs_mark_deleted", ids, [handle.lease for handle in handles])
         marked = {str(row["message_id"]) for row in rows}
         await self._consume([(one.partition, one.lease) for one in handles if one.message in marked])
         if len(marked) == len(set(ids)):
             return [None] * len(handles)
         # Those that are not known are consumed already.
-        known = {str(row["message_id"]) for row in await self._database.fetch("sqs_known_deliveries", ids)}
+        known = {str(row["message_id"]) for row in await self._links.fetch("sqs_known_deliveries", ids)}
         return [_expired(one) if one.message in known and one.message not in marked else None for one in handles]
 
     async def change_visibility(
@@ -194,7 +200,7 @@ class FifoQueues:
     ) -> list[SqsError | None]:
         for handle in handles:
             _check(handle)
-        rows = await self._database.fetch(
+        rows = await self._links.fetch(
             "sqs_change_visibility",
             [handle.message for handle in handles],
             [handle.lease for handle in handles],
@@ -208,7 +214,7 @@ class FifoQueues:
         """Ack messages of leases (partition, lease) as far as no message before them is left."""
         if not leases:
             return
-        rows = await self._database.fetch("sqs_consumable", *_columns(leases))
+        rows = await self._links.fetch("sqs_consumable", *_columns(leases))
         if not rows:
             return
         items = [
@@ -217,7 +223,7 @@ class FifoQueues:
         results = _acked.decode(await self._broker.acker.ack(items, QUEUE_MODE, bytes, batch=True))
         # What is not acked, because its lease has just ended, is when it is popped again.
         done = [row for row, result in zip(rows, results, strict=True) if result.success]
-        await self._database.fetch(
+        await self._links.fetch(
             "sqs_consumed",
             [row["partition_id"] for row in done],
             [row["lease_id"] for row in done],
@@ -228,7 +234,7 @@ class FifoQueues:
         """Have leases (partition, lease) end when the last of their messages is visible."""
         if not leases:
             return
-        for row in await self._database.fetch("sqs_lease_ends", *_columns(leases)):
+        for row in await self._links.fetch("sqs_lease_ends", *_columns(leases)):
             if row["seconds"] is not None:
                 partition = partition_number(str(row["partition_id"]))
                 await self._set_lease(partition, row["lease_id"], row["seconds"])
@@ -242,10 +248,6 @@ class FifoQueues:
             )
 
         await self._shards.on_partition(partition, set_lease)
-
-
-def _lease_seconds(queue: SqsQueue) -> int:
-    return max(1, queue.visibility)
 
 
 def _is_scoped_to_groups(queue: SqsQueue) -> bool:

@@ -83,13 +83,15 @@ async def get_queue_url(call: Call) -> Answer:
 
 
 async def list_queues(call: Call) -> Answer:
-    prefix = call.params.get("QueueNamePrefix")
+    prefix = call.params.get("QueueNamePrefix") or ""
+    if not isinstance(prefix, str) or "\0" in prefix:
+        raise invalid_parameter("QueueNamePrefix must be the beginning of a queue's name.")
     limit = whole(call.params, "MaxResults", 1, _MOST_LISTED)
     after = _read_token(call)
     names: list[str] = []
     # Those that the sender may not use do not count.
     while len(names) < (limit or _MOST_LISTED):
-        page = await call.backend.catalog.names(prefix if isinstance(prefix, str) else "", after, _MOST_LISTED)
+        page = await call.backend.catalog.names(prefix, after, _MOST_LISTED)
         names += [name for name in page if call.admits(name)]
         if len(page) < _MOST_LISTED:
             break
@@ -208,7 +210,7 @@ async def tag_queue(call: Call) -> Answer:
 async def untag_queue(call: Call) -> Answer:
     queue = await call.queue(fresh=True)
     keys = call.texts("TagKeys")
-    if not keys:
+    if not all(1 <= len(key) <= 128 and "\0" not in key for key in keys or [""]):
         raise invalid_parameter("Tag keys must be between 1 and 128 characters in length.")
     await call.backend.catalog.set_tags(queue.name, {}, keys)
     return _NOTHING

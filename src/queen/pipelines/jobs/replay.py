@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from queen.client.sync import QueenSync
 from queen.pipelines.archive_files import files_of, open_archive, read_files
 from queen.pipelines.errors import PipelineError, cause_of
 from queen.pipelines.session import Connection
+from queen.wire.pipelines import PipelineState, PipelineStatus, QueryStatus, write_status
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 _PUSHED_AT_ONCE: Final = 1000
 # With a speed, messages of so many seconds go together.
 _STRETCH_SECONDS: Final = 0.25
+_REPORT_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,45 @@ class Replayed:
     queued: int = 0
     duplicates: int = 0
     queues: set[str] = field(default_factory=set)
+
+
+class ReplayReport:
+    """The status of a replay, as pipelines have one: the dashboard and `queen pipeline list` show how far it is."""
+
+    def __init__(self, directory: Path, options: ReplayOptions, master: str, total: int) -> None:
+        now = time.time()
+        self._directory = directory
+        self._total = total
+        self._query = QueryStatus(name=options.to or "the queues they came from", sink="push", lag=total)
+        self._status = PipelineStatus(
+            name=directory.name,
+            state=PipelineState.RUNNING,
+            pid=os.getpid(),
+            file=str(options.root),
+            master=master,
+            started_at=now,
+            updated_at=now,
+            queries=[self._query],
+        )
+        write_status(directory, self._status)
+
+    def note(self, done: Replayed) -> None:
+        """Say how far it is, at most once a second."""
+        if time.time() - self._status.updated_at >= _REPORT_SECONDS:
+            self._write(done)
+
+    def end(self, done: Replayed, error: str | None = None) -> None:
+        self._status.state = PipelineState.DONE if error is None else PipelineState.FAILED
+        self._status.error = error
+        self._write(done)
+
+    def _write(self, done: Replayed) -> None:
+        query, status = self._query, self._status
+        status.updated_at = time.time()
+        query.rows, query.written = done.queued + done.duplicates, done.queued
+        query.lag = max(0, self._total - query.rows)
+        query.rows_per_second = round(query.rows / max(0.001, status.updated_at - status.started_at), 1)
+        write_status(self._directory, status)
 
 
 def select(spark: SparkSession, options: ReplayOptions, files: Sequence[Any]) -> DataFrame:

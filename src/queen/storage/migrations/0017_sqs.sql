@@ -37,7 +37,6 @@ CREATE TABLE IF NOT EXISTS queen.sqs_deliveries (
     visible_at timestamptz NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, vacuum_truncate = off);
 CREATE INDEX IF NOT EXISTS sqs_deliveries_by_lease ON queen.sqs_deliveries (partition_id, lease_id, place);
-CREATE INDEX IF NOT EXISTS sqs_deliveries_by_queue ON queen.sqs_deliveries (queue_id);
 COMMENT ON COLUMN queen.sqs_deliveries.place IS 'Where it stands in its lease: messages are consumed in this order.';
 COMMENT ON COLUMN queen.sqs_deliveries.deleted IS 'By its consumer, while a message before it is not.';
 

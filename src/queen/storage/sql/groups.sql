@@ -24,11 +24,11 @@ WHERE last_at > since;
 -- on others that they have not met they are at the end. `places` is a hash of where they are behind.
 WITH known AS (
     SELECT c.group_id, p.queue_id, p.id, p.next_offset, greatest(c.committed, p.floor_offset) AS position,
-        c.total_consumed > 0 AS consumed
+        c.total_consumed, c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp() AS leased
     FROM queen.cursors c JOIN queen.partitions p ON p.id = c.partition_id
     WHERE c.group_id = ANY($1::integer[])
     UNION ALL
-    SELECT u.group_id, u.queue_id, u.id, u.next_offset, u.next_offset, false
+    SELECT u.group_id, u.queue_id, u.id, u.next_offset, u.next_offset, 0, false
     FROM (
         SELECT DISTINCT ON (s.group_id, p.id) s.group_id, p.queue_id, p.id, p.next_offset, p.last_at > s.since AS news
         FROM queen.subscriptions s
@@ -40,17 +40,18 @@ WITH known AS (
     ) u
     WHERE u.news IS NOT TRUE
     UNION ALL
-    SELECT n.group_id, p.queue_id, p.id, p.next_offset, greatest(n.start, p.floor_offset), false
+    SELECT n.group_id, p.queue_id, p.id, p.next_offset, greatest(n.start, p.floor_offset), 0, false
     FROM unnest($2::integer[], $3::bigint[], $4::bigint[]) AS n (group_id, partition_id, start)
     JOIN queen.partitions p ON p.id = n.partition_id
 ), summed AS (
     SELECT k.group_id, k.queue_id, count(*) AS members, count(*) FILTER (WHERE k.next_offset > k.position) AS lagging,
-        sum(k.next_offset - k.position)::bigint AS behind, bool_or(k.consumed) AS consumed,
+        sum(k.next_offset - k.position)::bigint AS behind, sum(k.total_consumed)::bigint AS consumed,
+        count(*) FILTER (WHERE k.leased) AS leases,
         bit_xor(hashint8extended(k.position, k.id)) FILTER (WHERE k.next_offset > k.position) AS places
     FROM known k GROUP BY k.group_id, k.queue_id
 )
 SELECT k.group_id, k.queue_id, g.name AS group_name, q.name AS queue_name, k.members, k.lagging, k.behind, k.consumed,
-    k.places, statement_timestamp() AS at, s.mode, s.since, s.created_at AS subscribed_at,
+    k.leases, k.places, statement_timestamp() AS at, s.mode, s.since, s.created_at AS subscribed_at,
     g.name = ANY (q.paused_groups) AS paused, q.paused AS queue_paused
 FROM summed k
 JOIN queen.groups g ON g.id = k.group_id
@@ -128,24 +129,141 @@ WHERE $5::float8 IS NULL OR (k.next_offset > k.position AND k.seconds > $5)
 ORDER BY CASE WHEN $5 IS NOT NULL THEN k.seconds END DESC, g.name, q.name, k.name
 LIMIT $6 OFFSET $7;
 
--- name: seek_positions
--- Where a group is on the partitions of a queue (or on one, $3) that it knows, with $4-$6 saying where it is to start on
--- those with news that it has not met; and what they hold.
-SELECT p.id, p.name, p.floor_offset, p.next_offset, k.position, k.leased
-FROM queen.partitions p
-CROSS JOIN LATERAL (
-    SELECT least(greatest(c.committed, p.floor_offset), p.next_offset) AS position,
-        c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp() AS leased
-    FROM queen.cursors c WHERE c.partition_id = p.id AND c.group_id = $1
+-- name: group_partition_page
+-- A page of the partitions of a queue ($2) that a group ($1) knows, with a text ($3) in their names (empty: any), by name,
+-- messages behind, messages consumed or the time of the last ($4; $5: descending). By name the index has them in order;
+-- each branch but one is empty. What the group has not met counts as behind as far as anything came since.
+SELECT id FROM (
+    (SELECT p.id, 0::float8 AS rank, '' AS name FROM queen.partitions p
+    WHERE p.queue_id = $2 AND $4::text = 'name' AND NOT $5::boolean
+        AND ($3::text = '' OR position(lower($3) IN lower(p.name)) > 0)
+        AND coalesce((SELECT true FROM queen.cursors c WHERE c.partition_id = p.id AND c.group_id = $1),
+            EXISTS (SELECT FROM queen.subscriptions s WHERE s.group_id = $1 AND s.queue_name = $8
+                AND s.partition_name IN ('', p.name)))
+    ORDER BY p.name LIMIT $6 OFFSET $7)
     UNION ALL
-    SELECT coalesce((SELECT greatest(n.start, p.floor_offset) FROM unnest($4::integer[], $5::bigint[], $6::bigint[])
-        AS n (group_id, partition_id, start) WHERE n.partition_id = p.id), p.next_offset), false
-    WHERE NOT EXISTS (SELECT FROM queen.cursors c WHERE c.partition_id = p.id AND c.group_id = $1)
-        AND EXISTS (SELECT FROM queen.subscriptions s JOIN queen.queues q ON q.name = s.queue_name
-            WHERE s.group_id = $1 AND q.id = p.queue_id AND s.partition_name IN ('', p.name))
-) k
-WHERE p.queue_id = $2 AND ($3::text IS NULL OR p.name = $3)
-ORDER BY p.id;
+    (SELECT p.id, 0::float8, '' FROM queen.partitions p
+    WHERE p.queue_id = $2 AND $4 = 'name' AND $5
+        AND ($3 = '' OR position(lower($3) IN lower(p.name)) > 0)
+        AND coalesce((SELECT true FROM queen.cursors c WHERE c.partition_id = p.id AND c.group_id = $1),
+            EXISTS (SELECT FROM queen.subscriptions s WHERE s.group_id = $1 AND s.queue_name = $8
+                AND s.partition_name IN ('', p.name)))
+    ORDER BY p.name DESC LIMIT $6 OFFSET $7)
+    UNION ALL
+    (SELECT p.id, (CASE $4
+            WHEN 'behind' THEN CASE WHEN c.group_id IS NOT NULL THEN p.next_offset - greatest(c.committed, p.floor_offset)
+                WHEN p.last_at > s.since THEN p.next_offset - p.floor_offset ELSE 0 END
+            WHEN 'consumed' THEN coalesce(c.total_consumed, 0)
+            ELSE coalesce(extract(epoch FROM c.last_consumed_at), 0) END)::float8 * CASE WHEN $5 THEN -1 ELSE 1 END,
+        p.name
+    FROM queen.partitions p
+    LEFT JOIN queen.cursors c ON c.partition_id = p.id AND c.group_id = $1
+    LEFT JOIN LATERAL (
+        SELECT since FROM queen.subscriptions WHERE group_id = $1 AND queue_name = $8 AND partition_name IN ('', p.name)
+        ORDER BY partition_name DESC LIMIT 1
+    ) s ON c.group_id IS NULL
+    WHERE p.queue_id = $2 AND $4 <> 'name' AND (c.group_id IS NOT NULL OR s.since IS NOT NULL)
+        AND ($3 = '' OR position(lower($3) IN lower(p.name)) > 0)
+    ORDER BY 2, 3 LIMIT $6 OFFSET $7)
+) f;
+
+-- name: count_group_partitions
+-- How many partitions of a queue ($2, of the name $4) a group ($1) knows, with a text ($3) in their names (empty: any);
+-- counted up to $5 (null: all).
+SELECT count(*) AS found
+FROM (
+    SELECT FROM queen.partitions p
+    WHERE p.queue_id = $2 AND ($3::text = '' OR position(lower($3) IN lower(p.name)) > 0)
+        AND coalesce((SELECT true FROM queen.cursors c WHERE c.partition_id = p.id AND c.group_id = $1),
+            EXISTS (SELECT FROM queen.subscriptions s
+                WHERE s.group_id = $1 AND s.queue_name = $4 AND s.partition_name IN ('', p.name)))
+    LIMIT $5
+) p;
+
+-- name: group_places
+-- Where a group ($1) is on partitions ($2) of a queue of a name ($3), in the order given; where it has no cursor,
+-- `since` is when its subscription begins.
+SELECT p.id, p.name, p.floor_offset, p.next_offset, greatest(c.committed, p.floor_offset) AS position,
+    c.lease_id::text AS lease_id, c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp() AS leased,
+    coalesce(c.total_consumed, 0) AS total_consumed, c.last_consumed_at, s.since, statement_timestamp() AS at
+FROM unnest($2::bigint[]) WITH ORDINALITY AS i (id, slot)
+JOIN queen.partitions p ON p.id = i.id
+LEFT JOIN queen.cursors c ON c.partition_id = p.id AND c.group_id = $1
+LEFT JOIN LATERAL (
+    SELECT since FROM queen.subscriptions WHERE group_id = $1 AND queue_name = $3 AND partition_name IN ('', p.name)
+    ORDER BY partition_name DESC LIMIT 1
+) s ON c.group_id IS NULL
+ORDER BY i.slot;
+
+-- name: stored_times
+-- When the messages at offsets ($2) of partitions ($1) were stored.
+SELECT i.partition_id, s.created_at
+FROM unnest($1::bigint[], $2::bigint[]) AS i (partition_id, message_offset)
+CROSS JOIN LATERAL (
+    SELECT g.created_at FROM queen.segments g
+    WHERE g.partition_id = i.partition_id AND g.base_offset <= i.message_offset ORDER BY g.base_offset DESC LIMIT 1
+) s;
+
+-- name: preview_seek
+-- What a seek of a group ($1) on a queue ($2, of the name $4; or on one partition, $3) to an offset ($7) or to a time ($8)
+-- would do: a row of sums, and the partitions ($9 of them) with the largest effect. $5 and $6 say where the group is to
+-- start on partitions with news that it has not met. A time is looked for among the segments where a partition has messages of before and of
+-- after it: one after the other where it has few, else by bisection.
+WITH known AS (
+    SELECT p.id, p.name, p.floor_offset, p.next_offset, p.last_at,
+        least(greatest(coalesce(c.committed, n.start, p.next_offset), p.floor_offset), p.next_offset) AS position,
+        coalesce(c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp(), false) AS leased
+    FROM queen.partitions p
+    LEFT JOIN queen.cursors c ON c.partition_id = p.id AND c.group_id = $1
+    LEFT JOIN unnest($5::bigint[], $6::bigint[]) AS n (partition_id, start) ON n.partition_id = p.id
+    WHERE p.queue_id = $2 AND ($3::text IS NULL OR p.name = $3) AND (c.group_id IS NOT NULL OR EXISTS (
+        SELECT FROM queen.subscriptions s
+        WHERE s.group_id = $1 AND s.queue_name = $4 AND s.partition_name IN ('', p.name)
+    ))
+), aimed AS (
+    SELECT k.id, k.name, k.position, k.leased, CASE
+        WHEN $8::timestamptz IS NULL THEN least(greatest($7::bigint, k.floor_offset), k.next_offset)
+        WHEN k.last_at IS NULL OR k.last_at <= $8 THEN k.next_offset
+        WHEN k.next_offset - k.floor_offset <= 64 THEN coalesce((
+            SELECT greatest(g.base_offset, k.floor_offset) FROM queen.segments g
+            WHERE g.partition_id = k.id AND g.created_at > $8 AND g.base_offset + g.count > k.floor_offset
+            ORDER BY g.base_offset LIMIT 1
+        ), k.next_offset)
+        ELSE (
+            WITH RECURSIVE bisection (low, high) AS (
+                SELECT k.floor_offset, k.next_offset
+                UNION ALL
+                SELECT
+                    CASE WHEN s.ends > b.low AND s.created_at > $8 THEN b.low ELSE greatest(s.ends, m.middle + 1) END,
+                    CASE WHEN s.ends > b.low AND s.created_at > $8 THEN greatest(s.base_offset, b.low) ELSE b.high END
+                FROM bisection b
+                CROSS JOIN LATERAL (SELECT (b.low + b.high - 1) / 2 AS middle) m
+                LEFT JOIN LATERAL (
+                    SELECT g.base_offset, g.base_offset + g.count AS ends, g.created_at FROM queen.segments g
+                    WHERE g.partition_id = k.id AND g.base_offset <= m.middle ORDER BY g.base_offset DESC LIMIT 1
+                ) s ON true
+                WHERE b.low < b.high
+            )
+            SELECT low FROM bisection WHERE low >= high
+        ) END AS target
+    FROM known k
+), moved AS MATERIALIZED (
+    SELECT id, name, position, target, leased FROM aimed WHERE leased OR position <> target
+), largest AS (
+    SELECT id, name, position, target, leased FROM moved
+    ORDER BY abs(position - target) DESC, leased DESC, id LIMIT $9
+)
+SELECT * FROM (
+    SELECT NULL::bigint AS id, NULL AS name, coalesce(sum(greatest(0, position - target)), 0)::bigint AS redelivered,
+        coalesce(sum(greatest(0, target - position)), 0)::bigint AS skipped,
+        count(*) FILTER (WHERE leased) AS leases, count(*) FILTER (WHERE position <> target) AS changed,
+        NULL::bigint AS position, NULL::bigint AS target, NULL::boolean AS leased
+    FROM moved
+    UNION ALL
+    SELECT id, name, greatest(0, position - target), greatest(0, target - position), NULL, NULL, position, target, leased
+    FROM largest
+) found
+ORDER BY id IS NOT NULL, redelivered + skipped DESC, leased DESC, id;
 
 -- name: live_lease
 -- The live lease that a group has on a partition.

@@ -3,12 +3,19 @@
 -- name: message_spans
 -- The partitions that hold messages of a time, newest first, each with the span of offsets that has the wanted status;
 -- and over all of them, how many messages there are and which groups read them. There is always at least one row.
--- $1 queues; $2 partition name or null; $3 from; $4 to (excluded) or null; $5 status or null; $6 the group of queue
--- mode; $7 how many partitions to return. Offsets at the edges of the time are found by halving, not by reading it all.
-WITH placed AS MATERIALIZED (
+-- $1 queues or null; $2 partition name or null; $3 from; $4 to (excluded) or null; $5 status or null; $6 the group of queue
+-- mode; $7 how many partitions to return; $8 how many to look at, those written to last, or null: all. `looked_at` says how
+-- many that were, and `least_at` when the last of them was written to. Offsets at the edges of the time are found by
+-- halving, not by reading it all.
+WITH looked AS MATERIALIZED (
+    SELECT id, queue_id, name, floor_offset, next_offset, last_at FROM queen.partitions
+    WHERE ($1::integer[] IS NULL OR queue_id = ANY($1::integer[])) AND ($2::text IS NULL OR name = $2)
+        AND next_offset > floor_offset AND last_at >= $3::timestamptz
+    ORDER BY CASE WHEN $8::bigint IS NOT NULL THEN last_at END DESC LIMIT $8
+), placed AS MATERIALIZED (
     SELECT p.id, p.queue_id, p.name, p.next_offset, p.last_at, e.low, e.high, k.queue_mode, k.groups, k.leased,
         coalesce(k.queue_committed, k.bus_committed, 0) AS consumed
-    FROM queen.partitions p
+    FROM looked p
     CROSS JOIN LATERAL (
         WITH RECURSIVE halving (edge, moment, low, high) AS (
             SELECT f.edge, f.moment, f.low, f.high
@@ -46,8 +53,7 @@ WITH placed AS MATERIALIZED (
             array_agg(c.group_id) FILTER (WHERE c.group_id <> $6) AS groups
         FROM queen.cursors c WHERE c.partition_id = p.id
     ) k
-    WHERE p.queue_id = ANY($1::integer[]) AND ($2::text IS NULL OR p.name = $2)
-        AND p.next_offset > p.floor_offset AND p.last_at >= $3 AND e.low < e.high
+    WHERE e.low < e.high
 ), wanted AS MATERIALIZED (
     SELECT w.*, w.last_offset - w.first_offset - CASE WHEN $5::text IS NULL THEN 0 ELSE (
         SELECT count(DISTINCT d.message_offset) FROM queen.dead_letters d
@@ -63,9 +69,10 @@ WITH placed AS MATERIALIZED (
     ) w
     WHERE w.first_offset < w.last_offset
 )
-SELECT t.total, t.queue_mode, t.groups, n.id, n.queue_id, n.name, n.first_offset, n.last_offset, n.messages, n.newest_at
+SELECT t.total, t.queue_mode, t.groups, t.looked_at, t.least_at, n.id, n.queue_id, n.name, n.first_offset, n.last_offset, n.messages, n.newest_at
 FROM (
     SELECT (SELECT coalesce(sum(messages), 0)::bigint FROM wanted) AS total,
+        (SELECT count(*) FROM looked) AS looked_at, (SELECT min(last_at) FROM looked) AS least_at,
         (SELECT coalesce(bool_or(queue_mode), false) FROM placed) AS queue_mode,
         (SELECT count(DISTINCT g.id) FROM placed, unnest(placed.groups) AS g (id)) AS groups
 ) t

@@ -212,8 +212,14 @@ WHERE ($5::text = '' OR m.host = $5) AND ($6::integer IS NULL OR m.worker_id = $
 GROUP BY m.host, m.port, m.worker_id, bucket ORDER BY m.host, m.port, m.worker_id, bucket;
 
 -- name: queue_series
--- What was counted for queues ($5: these alone), in buckets of so many minutes, oldest first.
-SELECT date_bin(make_interval(mins => $3), m.at, 'epoch') AS bucket, m.queue_name,
+-- What was counted for queues ($5: these alone), in buckets of so many minutes, oldest first. With $6, for that many of
+-- them, which had the most messages, and (of the name '') for all together.
+WITH busiest AS (
+    SELECT m.queue_name FROM queen.metric_queue_minutes_between($1, $2, $4::jsonb) m
+    WHERE $6::integer > 0 AND ($5::text[] IS NULL OR m.queue_name = ANY($5))
+    GROUP BY m.queue_name ORDER BY sum(m.push_messages + m.pop_messages) DESC, m.queue_name LIMIT $6
+)
+SELECT date_bin(make_interval(mins => $3), m.at, 'epoch') AS bucket, l.queue_name,
     sum(m.push_requests)::bigint AS push_requests,
     sum(m.push_messages)::bigint AS push_messages,
     sum(m.pop_requests)::bigint AS pop_requests,
@@ -230,6 +236,11 @@ SELECT date_bin(make_interval(mins => $3), m.at, 'epoch') AS bucket, m.queue_nam
     sum(m.lag_ms) AS lag_ms, max(m.lag_max_ms) AS lag_max_ms, max(m.partition_count) AS partition_count,
     sum(m.parked * m.seconds) AS parked_seconds
 FROM queen.metric_queue_minutes_between($1, $2, $4::jsonb) m
+CROSS JOIN LATERAL (
+    SELECT m.queue_name WHERE $6 IS NULL OR m.queue_name IN (SELECT queue_name FROM busiest)
+    UNION ALL
+    SELECT '' WHERE $6 IS NOT NULL
+) l
 WHERE $5::text[] IS NULL OR m.queue_name = ANY($5)
 GROUP BY 1, 2 ORDER BY 1, 2;
 

@@ -135,7 +135,7 @@ WHERE ($1::text = '' OR namespace = $1) AND ($2::text = '' OR task = $2)
 
 -- name: queue_list
 -- A page of the queues of a namespace and task, with a text ($3) in their names, by name or time ($4; $5: descending),
--- or those of some ids ($6) in that order; with what they hold.
+-- or those of some ids ($6) in that order; with what they hold, unless that is known already ($9: ids).
 WITH page AS (
     SELECT id, public_id, name, namespace, task, created_at, paused, row_number() OVER (ORDER BY
         array_position($6::integer[], id),
@@ -149,41 +149,23 @@ WITH page AS (
         AND ($3::text = '' OR position(lower($3) IN lower(name)) > 0)
         AND ($6::integer[] IS NULL OR id = ANY ($6::integer[]))
     ORDER BY place LIMIT $7 OFFSET $8
-), held AS (
-    SELECT p.queue_id, p.next_offset - p.floor_offset AS total,
-        coalesce(max(p.next_offset - greatest(c.committed, p.floor_offset)), p.next_offset - p.floor_offset) AS pending,
-        greatest(0, max(least(c.lease_end, p.next_offset) - greatest(c.committed, p.floor_offset))
-            FILTER (WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp())) AS processing
-    FROM page q
-    JOIN queen.partitions p ON p.queue_id = q.id
-    LEFT JOIN queen.cursors c ON c.partition_id = p.id
-    GROUP BY p.id
-), summed AS (
-    SELECT queue_id, count(*) AS partitions, sum(total)::bigint AS total, sum(pending)::bigint AS pending,
-        sum(processing)::bigint AS processing
-    FROM held GROUP BY queue_id
 )
-SELECT q.public_id, q.name, q.namespace, q.task, q.created_at, q.paused, coalesce(s.partitions, 0) AS partitions,
+SELECT q.id, q.public_id, q.name, q.namespace, q.task, q.created_at, q.paused, coalesce(s.partitions, 0) AS partitions,
     coalesce(s.total, 0) AS total, coalesce(s.pending, 0) AS pending, coalesce(s.processing, 0) AS processing
-FROM page q LEFT JOIN summed s ON s.queue_id = q.id
+FROM page q
+LEFT JOIN LATERAL (
+    SELECT count(*) AS partitions, sum(h.total)::bigint AS total, sum(h.pending)::bigint AS pending,
+        sum(h.processing)::bigint AS processing
+    FROM (
+        SELECT p.next_offset - p.floor_offset AS total,
+            coalesce(max(p.next_offset - greatest(c.committed, p.floor_offset)), p.next_offset - p.floor_offset) AS pending,
+            greatest(0, max(least(c.lease_end, p.next_offset) - greatest(c.committed, p.floor_offset))
+                FILTER (WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp())) AS processing
+        FROM queen.partitions p LEFT JOIN queen.cursors c ON c.partition_id = p.id
+        WHERE p.queue_id = q.id AND q.id <> ALL ($9::integer[]) GROUP BY p.id
+    ) h
+) s ON true
 ORDER BY q.place;
-
--- name: label_list
--- The namespaces ($1 = 'namespace') or tasks ('task') in use, with what their queues hold.
-WITH held AS (
-    SELECT p.queue_id, p.next_offset - p.floor_offset AS total,
-        coalesce(max(p.next_offset - greatest(c.committed, p.floor_offset)), p.next_offset - p.floor_offset) AS pending
-    FROM queen.partitions p LEFT JOIN queen.cursors c ON c.partition_id = p.id
-    GROUP BY p.id
-), summed AS (
-    SELECT queue_id, count(*) AS partitions, sum(total) AS total, sum(pending) AS pending FROM held GROUP BY queue_id
-)
-SELECT l.label, count(*) AS queues, coalesce(sum(s.partitions), 0)::bigint AS partitions,
-    coalesce(sum(s.total), 0)::bigint AS total, coalesce(sum(s.pending), 0)::bigint AS pending
-FROM queen.queues q
-CROSS JOIN LATERAL (SELECT CASE $1::text WHEN 'namespace' THEN q.namespace ELSE q.task END AS label) l
-LEFT JOIN summed s ON s.queue_id = q.id
-WHERE l.label <> '' GROUP BY l.label ORDER BY l.label;
 
 -- name: count_partitions
 -- How many partitions there are in all, with a text in their names (empty: any).

@@ -76,13 +76,9 @@ RETURNING message_id, receives, deleted, first_at;
 -- name: sqs_mark_deleted
 -- Delete received messages, as long as they are not visible again; gives those that are.
 UPDATE queen.sqs_deliveries d SET deleted = true
-FROM (
-    SELECT e.message_id FROM queen.sqs_deliveries e
-    JOIN unnest($1::uuid[], $2::uuid[]) AS i (message_id, lease_id) ON i.message_id = e.message_id
-        AND i.lease_id = e.lease_id
-    WHERE e.deleted OR e.visible_at > clock_timestamp() ORDER BY e.message_id FOR UPDATE
-) m
-WHERE d.message_id = m.message_id RETURNING d.message_id;
+FROM unnest($1::uuid[], $2::uuid[]) AS i (message_id, lease_id)
+WHERE d.message_id = i.message_id AND d.lease_id = i.lease_id AND (d.deleted OR d.visible_at > clock_timestamp())
+RETURNING d.message_id;
 
 -- name: sqs_known_deliveries
 -- Those of some messages that were received and are not consumed.
@@ -108,14 +104,10 @@ WHERE d.partition_id = i.partition_id AND d.lease_id = i.lease_id AND d.place <=
 
 -- name: sqs_change_visibility
 -- Make messages visible in so many seconds from now; gives those that were received and are not visible yet.
-UPDATE queen.sqs_deliveries d SET visible_at = clock_timestamp() + make_interval(secs => m.seconds)
-FROM (
-    SELECT e.message_id, i.seconds FROM queen.sqs_deliveries e
-    JOIN unnest($1::uuid[], $2::uuid[], $3::float8[]) AS i (message_id, lease_id, seconds)
-        ON i.message_id = e.message_id AND i.lease_id = e.lease_id
-    WHERE NOT e.deleted AND e.visible_at > clock_timestamp() ORDER BY e.message_id FOR UPDATE OF e
-) m
-WHERE d.message_id = m.message_id RETURNING d.message_id;
+UPDATE queen.sqs_deliveries d SET visible_at = clock_timestamp() + make_interval(secs => i.seconds)
+FROM unnest($1::uuid[], $2::uuid[], $3::float8[]) AS i (message_id, lease_id, seconds)
+WHERE d.message_id = i.message_id AND d.lease_id = i.lease_id AND NOT d.deleted AND d.visible_at > clock_timestamp()
+RETURNING d.message_id;
 
 -- name: sqs_lease_ends
 -- In how many seconds the last message of each lease ($1: partitions, $2: leases) that is not deleted is visible.

@@ -1,89 +1,61 @@
 -- Depths of queues and positions of groups. No segment is read, and nothing is estimated.
 
--- name: overview
--- Everything at once: counts, messages, and how far behind the slowest group of each partition is. Lags are taken over
--- the partitions that have something pending.
-WITH slowest AS (
-    SELECT partition_id, min(committed) AS committed, sum(total_consumed)::bigint AS consumed
-    FROM queen.cursors GROUP BY partition_id
-), held AS MATERIALIZED (
-    SELECT p.next_offset, greatest(s.committed, p.floor_offset) AS position, s.consumed
-    FROM queen.partitions p LEFT JOIN slowest s ON s.partition_id = p.id
-), leased AS (
-    SELECT coalesce(sum(greatest(0, m.processing)), 0)::bigint AS processing
-    FROM (
-        SELECT max(least(c.lease_end, p.next_offset) - greatest(c.committed, p.floor_offset)) AS processing
-        FROM queen.cursors c JOIN queen.partitions p ON p.id = c.partition_id
-        WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp() GROUP BY p.id
-    ) m
-), lag AS (
-    SELECT coalesce(avg(behind), 0)::float8 AS avg_behind, coalesce(min(behind), 0) AS min_behind,
-        coalesce(max(behind), 0) AS max_behind,
-        coalesce(percentile_cont(0.5) WITHIN GROUP (ORDER BY behind), 0) AS median_behind
-    FROM (SELECT next_offset - position AS behind FROM held WHERE next_offset > position) lagging
-), messages AS (
-    SELECT count(*) AS partitions, coalesce(sum(next_offset), 0)::bigint AS pushed,
-        coalesce(sum(next_offset - position), 0)::bigint AS pending, coalesce(sum(consumed), 0)::bigint AS consumed
-    FROM held
-), named AS (
-    SELECT count(*) AS queues, count(DISTINCT nullif(namespace, '')) AS namespaces,
-        count(DISTINCT nullif(task, '')) AS tasks
-    FROM queen.queues
-), dead AS (
-    SELECT count(*) AS dead_letters FROM queen.dead_letters WHERE queue_id IN (SELECT id FROM queen.queues)
-)
-SELECT *, statement_timestamp() AS at FROM named, messages, leased, dead, lag;
-
--- name: live_depth
--- What all queues hold, as the group furthest behind sees it.
-SELECT (SELECT count(*) FROM queen.queues) AS queues, count(*) AS partitions,
-    coalesce(sum(p.next_offset - p.floor_offset), 0)::bigint AS stored,
-    coalesce(sum(p.next_offset - greatest(s.committed, p.floor_offset)), 0)::bigint AS pending,
-    (SELECT count(*) FROM queen.dead_letters) AS dead_letters
-FROM queen.partitions p LEFT JOIN (
-    SELECT partition_id, min(committed) AS committed FROM queen.cursors GROUP BY partition_id
-) s ON s.partition_id = p.id;
-
 -- name: queue_ids
 -- The queues of a name, namespace and task; empty: any.
 SELECT id FROM queen.queues
 WHERE ($1::text = '' OR name = $1) AND ($2::text = '' OR namespace = $2) AND ($3::text = '' OR task = $3);
 
 -- name: queue_standings
--- What each queue (of a name, namespace and task; empty: any) holds. Of several groups, the one furthest behind counts.
+-- What each queue (of these ids; null: any) holds. Of several groups, the one furthest behind counts;
+-- for what is `finished`, the one that is furthest. `behind` are the partitions that have something pending, and
+-- `median_behind` is over those of all these queues. Cursors are summed up in the order of their key, along with the
+-- partitions: a hash of a million of them would not fit into memory.
 WITH chosen AS (
     SELECT id, public_id, name, namespace, task FROM queen.queues
-    WHERE ($1::text = '' OR name = $1) AND ($2::text = '' OR namespace = $2) AND ($3::text = '' OR task = $3)
-), members AS (
-    SELECT p.id, p.queue_id, p.next_offset, p.floor_offset FROM queen.partitions p
-    WHERE ($1 = '' AND $2 = '' AND $3 = '') OR p.queue_id IN (SELECT id FROM chosen)
-), slowest AS (
-    SELECT partition_id, min(committed) AS committed, sum(total_consumed)::bigint AS consumed
-    FROM queen.cursors
-    WHERE ($1 = '' AND $2 = '' AND $3 = '') OR partition_id IN (SELECT id FROM members)
-    GROUP BY partition_id
+    WHERE $1::integer[] IS NULL OR id = ANY ($1::integer[])
+), held AS MATERIALIZED (
+    SELECT p.id, p.queue_id, p.next_offset, p.floor_offset, greatest(min(c.committed), p.floor_offset) AS slowest,
+        greatest(max(c.committed), p.floor_offset) AS furthest, sum(c.total_consumed) AS consumed,
+        bool_or(c.lease_until > statement_timestamp()) AS leased
+    FROM queen.partitions p LEFT JOIN queen.cursors c ON c.partition_id = p.id
+    WHERE $1::integer[] IS NULL OR p.queue_id = ANY ($1::integer[])
+    GROUP BY p.id
 ), summed AS (
-    SELECT m.queue_id, count(*) AS partitions, sum(m.next_offset)::bigint AS pushed,
-        sum(m.next_offset - m.floor_offset)::bigint AS stored,
-        sum(m.next_offset - greatest(s.committed, m.floor_offset))::bigint AS pending, sum(s.consumed)::bigint AS consumed
-    FROM members m LEFT JOIN slowest s ON s.partition_id = m.id GROUP BY m.queue_id
+    SELECT queue_id, count(*) AS partitions, sum(next_offset)::bigint AS pushed,
+        sum(next_offset - floor_offset)::bigint AS stored, sum(next_offset - slowest)::bigint AS pending,
+        sum(furthest - floor_offset)::bigint AS finished, sum(consumed)::bigint AS consumed,
+        count(*) FILTER (WHERE next_offset > slowest) AS behind,
+        min(next_offset - slowest) FILTER (WHERE next_offset > slowest) AS min_behind,
+        max(next_offset - slowest) AS max_behind
+    FROM held GROUP BY queue_id
+), median AS (
+    SELECT coalesce(percentile_cont(0.5) WITHIN GROUP (ORDER BY next_offset - slowest), 0) AS median_behind
+    FROM held WHERE next_offset > slowest
 ), leased AS (
-    SELECT queue_id, count(*) AS partitions, sum(leases)::bigint AS leases, sum(leased)::bigint AS leased,
+    SELECT queue_id, count(*) AS leased_partitions, sum(leases)::bigint AS leases, sum(leased)::bigint AS leased,
         sum(acked)::bigint AS acked, sum(greatest(0, processing))::bigint AS processing
     FROM (
-        SELECT m.queue_id, count(*) AS leases, sum(c.lease_end - c.lease_start) AS leased,
+        SELECT h.queue_id, count(*) AS leases, sum(c.lease_end - c.lease_start) AS leased,
             sum(c.committed - c.lease_start) AS acked,
-            max(least(c.lease_end, m.next_offset) - greatest(c.committed, m.floor_offset)) AS processing
-        FROM queen.cursors c JOIN members m ON m.id = c.partition_id
-        WHERE c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp()
-        GROUP BY m.queue_id, m.id
+            max(least(c.lease_end, h.next_offset) - greatest(c.committed, h.floor_offset)) AS processing
+        FROM held h JOIN queen.cursors c ON c.partition_id = h.id
+        WHERE h.leased AND c.lease_id IS NOT NULL AND c.lease_until > statement_timestamp()
+        GROUP BY h.queue_id, h.id
     ) l GROUP BY queue_id
+), dead AS (
+    SELECT queue_id, count(*) AS dead_letters FROM queen.dead_letters
+    WHERE $1::integer[] IS NULL OR queue_id = ANY ($1::integer[]) GROUP BY queue_id
 )
 SELECT q.id, q.public_id, q.name, q.namespace, q.task, coalesce(s.partitions, 0) AS partitions,
     coalesce(s.pushed, 0) AS pushed, coalesce(s.stored, 0) AS stored, coalesce(s.pending, 0) AS pending,
-    coalesce(l.processing, 0) AS processing, coalesce(s.consumed, 0) AS consumed, coalesce(l.leases, 0) AS leases,
-    coalesce(l.partitions, 0) AS leased_partitions, coalesce(l.leased, 0) AS leased, coalesce(l.acked, 0) AS acked
-FROM chosen q LEFT JOIN summed s ON s.queue_id = q.id LEFT JOIN leased l ON l.queue_id = q.id ORDER BY q.name;
+    coalesce(l.processing, 0) AS processing, coalesce(s.finished, 0) AS finished, coalesce(s.consumed, 0) AS consumed,
+    coalesce(s.behind, 0) AS behind, s.min_behind, coalesce(s.max_behind, 0) AS max_behind, m.median_behind,
+    coalesce(l.leases, 0) AS leases, coalesce(l.leased_partitions, 0) AS leased_partitions,
+    coalesce(l.leased, 0) AS leased, coalesce(l.acked, 0) AS acked, coalesce(d.dead_letters, 0) AS dead_letters,
+    statement_timestamp() AS at
+FROM chosen q CROSS JOIN median m
+LEFT JOIN summed s ON s.queue_id = q.id LEFT JOIN leased l ON l.queue_id = q.id
+LEFT JOIN dead d ON d.queue_id = q.id ORDER BY q.name;
 
 -- name: group_lags
 -- How many messages each group has before it on each queue. $1-$3 say where groups are to start on partitions that

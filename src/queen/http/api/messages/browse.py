@@ -64,6 +64,7 @@ async def messages(shard: Shard, call: Call[MessagesQuery, None]) -> MessageList
         status=query.status,
         since=query.since,
         before=_end_of_minute(query.until),
+        count=query.count,
     )
     return await shard.broker.message_browser.page(wanted, query.limit, query.offset)
 

@@ -16,6 +16,7 @@ from queen.http.server.message import Access
 from queen.monitoring.history import rollup_series
 from queen.monitoring.postgres_stats import postgres_stats
 from queen.wire.api.monitoring.analytics import (
+    OperationsQuery,
     Parked,
     PopLagPoint,
     PostgresStats,
@@ -99,9 +100,10 @@ async def queue_lag(shard: Shard, call: Call[QueueSeriesQuery, None]) -> list[Po
     return await shard.history.queue_lag(time_range(call.query, _HOURS), _names(call.query))
 
 
-@_series("queue-ops", QueueOperations, QueueSeriesQuery, "Operations on queues")
-async def queue_ops(shard: Shard, call: Call[QueueSeriesQuery, None]) -> QueueOperations:
-    return await shard.history.queue_operations(time_range(call.query, _HOURS), _names(call.query))
+@_series("queue-ops", QueueOperations, OperationsQuery, "Operations on queues")
+async def queue_ops(shard: Shard, call: Call[OperationsQuery, None]) -> QueueOperations:
+    query = call.query
+    return await shard.history.queue_operations(time_range(query, _HOURS), _names(query), query.busiest)
 
 
 @_series("queue-parked-replicas", Parked, QueueSeriesQuery, "The number of waiting pops")

@@ -23,6 +23,7 @@ from queen.wire.api.monitoring.status import (
     ListedQueues,
     QueueMessage,
     QueueMessagesQuery,
+    QueuesSpan,
     QueueStatus,
     QueueStatusQuery,
     StatusQuery,
@@ -142,7 +143,9 @@ async def overview(shard: Shard, call: Call[None, None]) -> Overview:
     cached=True,
 )
 async def status(shard: Shard, call: Call[StatusQuery, None]) -> StatusView:
-    return await shard.status.status(time_range(call.query, hours=1), _wanted(call.query))
+    query = call.query
+    times = time_range(query, hours=1)
+    return await shard.status.status(times, _wanted(query), with_queues=query.include_queues)
 
 
 @routes.on_shard(
@@ -228,5 +231,5 @@ async def status_analytics(shard: Shard, call: Call[StoredQuery, None]) -> Store
     return StoredByTime(stored, interval, iso_millis(times.since), iso_millis(times.until))
 
 
-def _wanted(query: StatusQuery) -> QueueFilter:
+def _wanted(query: QueuesSpan) -> QueueFilter:
     return QueueFilter(query.queue, query.namespace, query.task)

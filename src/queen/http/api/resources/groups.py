@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from queen.broker.ack.leases import HeldLease
-from queen.broker.inspect.groups import BEGINNING, END, Place
+from queen.broker.inspect.groups import BEGINNING, END, MOST_COUNTED, Place
 from queen.errors import BadRequest, Conflict, NotFound
 from queen.http.api.resources.queues import descends
 from queen.http.routing.call import Call
@@ -22,6 +22,8 @@ from queen.wire.api.resources.groups import (
     GroupDeleted,
     GroupOnQueue,
     GroupPage,
+    GroupPartitions,
+    GroupPartitionsQuery,
     GroupPaused,
     GroupsQuery,
     GroupSummary,
@@ -80,7 +82,8 @@ def _chosen(listed: Sequence[GroupSummary], query: GroupsQuery) -> list[GroupSum
     if query.limit is None and query.offset is None:
         return found
     limit, offset = query.limit or 1000, query.offset or 0
-    return GroupPage(found[offset : offset + limit], len(found), Pagination(limit, offset))
+    names = {one.name for one in found}
+    return GroupPage(found[offset : offset + limit], len(found), len(names), Pagination(limit, offset))
 
 
 async def _place_groups(
@@ -138,6 +141,29 @@ async def lagging_partitions(shard: Shard, call: Call[LaggingQuery, None]) -> li
 )
 async def group(shard: Shard, call: Call[None, None]) -> dict[str, GroupOnQueue]:
     return await shard.groups.detail(call.name("group"))
+
+
+@routes.on_shard(
+    "GET",
+    f"{_QUEUE}/partitions",
+    access=Access.READ_ONLY,
+    placement=by_queue(),
+    id="listGroupPartitions",
+    summary="The positions of a group on a queue, page by page",
+    query=GroupPartitionsQuery,
+    returns={200: GroupPartitions},
+    errors=FOUND,
+    cached=True,
+)
+async def group_partitions(shard: Shard, call: Call[GroupPartitionsQuery, None]) -> GroupPartitions:
+    name, queue, query = call.name("group"), call.name("queue"), call.query
+    listed, total = await shard.groups.partitions(
+        name, queue, query.search, query.sort, descends(query), query.limit, query.offset
+    )
+    if total >= MOST_COUNTED and not query.search:
+        found = [one.members for one in await shard.group_summaries() if (one.name, one.queue_name) == (name, queue)]
+        total = max([total, *found])
+    return GroupPartitions(listed, total, Pagination(query.limit, query.offset))
 
 
 @routes.on_shard(

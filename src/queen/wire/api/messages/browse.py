@@ -63,13 +63,14 @@ class ConsumptionMode(Answer):
 
 
 class MessageList(Answer):
-    """A page of messages, newest first."""
+    """A page of messages, newest first. Unless all that match were `counted`, there are at least `total`."""
 
     messages: list[MessageInList]
     total: Count
     limit: Count
     offset: Count
     mode: ConsumptionMode
+    counted: bool
 
 
 class MessageQueue(Answer):
@@ -157,6 +158,7 @@ class MessagesQuery(Query):
     until: Annotated[datetime | None, Meta(description="Only messages stored until the end of this minute.")] = field(
         default=None, name="to"
     )
+    count: Annotated[bool, Meta(description="Whether all that match are counted, or no more than a page takes.")] = True
     limit: Limit = 200
     offset: Offset = 0
 

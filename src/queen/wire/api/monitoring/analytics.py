@@ -205,12 +205,13 @@ class QueuePoint(Answer):
 
 
 class QueueOperations(Answer):
-    """What was counted for queues, oldest first."""
+    """What was counted for queues, oldest first; with `busiest`, also for all of them `together`."""
 
     time_range: TimeRange
     bucket_minutes: Count
     series: list[QueuePoint]
     queues: list[str]
+    together: list[QueuePoint] | UnsetType = UNSET
 
 
 class ParkedPoint(Answer):
@@ -442,6 +443,17 @@ class QueueSeriesQuery(TimeSpan):
     """The span of time and the queue that are shown."""
 
     queue: QueueFilter = ""
+
+
+class OperationsQuery(QueueSeriesQuery):
+    """The span of time and the queues that are shown."""
+
+    busiest: (
+        Annotated[
+            int, Meta(ge=0, le=1000, description="Only so many queues, those with the most messages, and all together.")
+        ]
+        | None
+    ) = None
 
 
 class RollupQuery(QueueSeriesQuery):

@@ -98,13 +98,14 @@ class LiveQueue(Answer):
 
 
 class LiveView(Answer):
-    """Everything that is counted, once a second."""
+    """Everything that is counted, once a second. 99 % of pushes took at most `pushLatencyMs`."""
 
     at: Time
     rates: LiveRates
     totals: LiveTotals
     parked: int
     in_flight: int
+    push_latency_ms: float | None
     depth: LiveDepth | None
     workers: list[LiveWorker]
     shards: list[LiveShard]

@@ -260,12 +260,18 @@ class StoredByTime(Answer, rename={"data_points": "dataPoints", "since": "from"}
     to: Time
 
 
-class StatusQuery(TimeSpan):
+class QueuesSpan(TimeSpan):
     """The span of time and the queues that are shown."""
 
     queue: QueueFilter = ""
     namespace: NamespaceFilter = ""
     task: TaskFilter = ""
+
+
+class StatusQuery(QueuesSpan):
+    """The span of time and the queues that are shown, and whether they are listed."""
+
+    include_queues: Annotated[bool, Meta(description="Whether the queues are listed, and not only counted.")] = True
 
 
 class StatusQueuesQuery(Page):
@@ -292,7 +298,7 @@ class QueueMessagesQuery(Page):
     limit: Limit = 50
 
 
-class StoredQuery(StatusQuery):
+class StoredQuery(QueuesSpan):
     """The span of time, the queues and the interval that are shown."""
 
     interval: Annotated[Interval, Meta(description="The length of each data point.")] = "hour"

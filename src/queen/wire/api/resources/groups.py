@@ -30,7 +30,8 @@ from queen.wire.decode import decode_fields
 class GroupSummary(Answer):
     """A group on one queue; `members` counts the partitions it knows, `maxTimeLag` is in seconds.
 
-    Nothing is delivered to it while it is `paused`, or while its queue is (`queuePaused`).
+    Nothing is delivered to it while it is `paused`, or while its queue is (`queuePaused`). `leases` are the partitions
+    that are leased to it now, `totalConsumed` the messages that it has acknowledged ever.
     """
 
     name: str
@@ -46,6 +47,8 @@ class GroupSummary(Answer):
     subscription_created_at: Time | None
     paused: bool
     queue_paused: bool
+    leases: Count
+    total_consumed: Count
 
 
 class LaggingPartition(SnakeAnswer):
@@ -79,6 +82,27 @@ class GroupOnQueue(Answer):
     """Where a group is on the partitions of a queue."""
 
     partitions: list[GroupOnPartition]
+
+
+class GroupPartitions(Answer):
+    """A page of the partitions of a queue that a group knows, and how many those are."""
+
+    partitions: list[GroupOnPartition]
+    total: Count
+    pagination: Pagination
+
+
+class GroupPartitionsQuery(Page):
+    """Which partitions are listed, and in which order."""
+
+    search: Annotated[
+        str, Meta(max_length=255, description="Only partitions with this text in their names, in any case.")
+    ] = ""
+    sort: Annotated[
+        Literal["name", "behind", "consumed", "last"],
+        Meta(description="What they are sorted by: names ascending, counts and the time last consumed descending."),
+    ] = "name"
+    order: Order = None
 
 
 class GroupPaused(Answer):
@@ -227,10 +251,11 @@ class LeaseReleased(Answer):
 
 
 class GroupPage(Answer, rename=None):
-    """A page of groups."""
+    """A page of groups; `total` counts each with each of its queues, `groups` once."""
 
     consumer_groups: list[GroupSummary]
     total: Count
+    groups: Count
     pagination: Pagination
 
 

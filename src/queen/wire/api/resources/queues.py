@@ -155,7 +155,10 @@ class ShortCounters(Answer):
 
 
 class QueueInList(Answer):
-    """A queue and what it holds; while it is `paused`, nothing is delivered from it."""
+    """A queue and what it holds; while it is `paused`, nothing is delivered from it.
+
+    What a queue of very many partitions holds was counted at `countedAt`; without it, just now.
+    """
 
     id: Uuid
     name: str
@@ -165,6 +168,7 @@ class QueueInList(Answer):
     partitions: Count
     messages: ShortCounters
     paused: bool
+    counted_at: Time | UnsetType = UNSET
 
 
 class QueueList(Answer):
