@@ -137,6 +137,8 @@ async def start_server(dsn: str, tmp_path: Path) -> AsyncIterator[StartServer]:
             }
             # What a test asks for is what it has just done, however long the answer takes.
             values["stats_cache_ms"] = 0
+            # A pop that was not woken fails its test, and is not found by polling.
+            values["pop_safety_poll_ms"] = 600_000
             settings = Settings.from_env({}, **(values | overrides))
             worker = Worker(settings, worker_id, tmp_path, port=0)
             await worker.start()
