@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import functools
 import operator
+import random
 import shutil
 import ssl
 import statistics
@@ -47,6 +48,7 @@ _LEAST_TLS_SHARE = 0.85
 _MOST_PROXY_MILLISECONDS = 0.3
 _CALLS = 200_000
 _PUSHES_IN_TURN = 20
+_FIRST_PUSHES = 200
 
 
 def request_of(messages: int, headers: Mapping[str, str] | None = None) -> bytes:
@@ -270,34 +272,35 @@ async def session_of(dsn: str) -> str:
         return await Sessions(ProxySettings(database_url=dsn, jwt_secret=SECRET), users).begin(user, "")
 
 
-async def compare(ways: Mapping[str, tuple[int, bytes]], options: argparse.Namespace) -> dict[str, list[float]]:
-    """How long each push took in ms, one way after the other in short turns: what else runs here meets them all."""
+async def compare(ways: Mapping[str, tuple[int, bytes]], options: argparse.Namespace) -> dict[str, list[list[float]]]:
+    """How long each push took in ms, by turns: short ones, so that what else runs here meets all ways alike."""
     loop = asyncio.get_running_loop()
     pushers = {}
     for way, (port, request) in ways.items():
         make = functools.partial(Pusher, request, in_turns=True)
         _, pushers[way] = await loop.create_connection(make, "127.0.0.1", port)
     for pusher in pushers.values():
-        await pusher.take_turn(200)
-    found: dict[str, list[float]] = {way: [] for way in ways}
-    until = time.monotonic() + options.rounds * options.seconds
-    order = list(pushers)
+        await pusher.take_turn(_FIRST_PUSHES)
+    found: dict[str, list[list[float]]] = {way: [] for way in ways}
+    order, until = list(pushers), time.monotonic() + options.rounds * options.seconds
     while time.monotonic() < until:
+        random.shuffle(order)
         for way in order:
-            found[way] += [one * 1000 for one in await pushers[way].take_turn(_PUSHES_IN_TURN)]
-        order.reverse()
+            found[way].append([one * 1000 for one in await pushers[way].take_turn(_PUSHES_IN_TURN)])
     for pusher in pushers.values():
         pusher.transport.abort()
     return found
 
 
-def compared(found: Mapping[str, list[float]], base: str, way: str) -> tuple[str, float]:
-    """A line about both, and how much longer the median push takes."""
-    medians = {name: statistics.median(found[name]) for name in (base, way)}
-    fastest = {name: statistics.quantiles(found[name], n=10)[0] for name in (base, way)}
+def compared(found: Mapping[str, list[list[float]]], base: str, way: str) -> tuple[str, float]:
+    """A line about both, and how much longer the median push of a turn takes."""
+    all_of = {name: [one for turn in found[name] for one in turn] for name in (base, way)}
+    medians = {name: statistics.median(pushes) for name, pushes in all_of.items()}
+    fastest = {name: statistics.quantiles(pushes, n=10)[0] for name, pushes in all_of.items()}
     line = f"push, p50 ms: {base} {medians[base]:.3f}, {way} {medians[way]:.3f}"
-    line += f"; the fastest tenth: {fastest[base]:.3f}, {fastest[way]:.3f} ({len(found[way])} pushes each)"
-    return line, medians[way] - medians[base]
+    line += f"; the fastest tenth: {fastest[base]:.3f}, {fastest[way]:.3f} ({len(all_of[way])} pushes each)"
+    one, other = ([statistics.median(turn) for turn in found[name]] for name in (way, base))
+    return line, paired(one, other, operator.sub)
 
 
 async def measure_proxy(options: argparse.Namespace) -> list[Verdict]:
@@ -310,7 +313,7 @@ async def measure_proxy(options: argparse.Namespace) -> list[Verdict]:
         request = request_of(1, {"Authorization": f"Bearer {session}"})
         before = watched.cpu().server
         found = await compare({"straight": (target.port, request), "proxy": (proxy, request)}, options)
-        cpu = (watched.cpu().server - before) / len(found["proxy"]) * 1e6
+        cpu = (watched.cpu().server - before) / (_FIRST_PUSHES + sum(map(len, found["proxy"]))) * 1e6
     line, added = compared(found, "straight", "proxy")
     return [
         Verdict(line, True),

@@ -15,7 +15,7 @@ interface Wanted {
   offset?: number
 }
 /** The server answers no more at once. */
-const MOST = 1000
+export const MOST = 1000
 
 /** Without a limit the server answers a bare list; here it is always a page. */
 export const groupPage = async (wanted: Wanted = {}): Promise<Page> => (await get('/api/v1/consumer-groups', { query: { limit: MOST, ...wanted } })) as Page
