@@ -15,3 +15,6 @@ COMMENT ON COLUMN queen.kv.version IS 'Rises with every write of a key, also whe
 COMMENT ON COLUMN queen.kv.expires_at IS 'From then on the key does not exist, whether or not its row was removed; null: never.';
 
 CREATE SEQUENCE queen.kv_versions;
+
+-- Values are never searched: nobody needs to know what is common among them.
+ALTER TABLE queen.kv ALTER COLUMN value SET STATISTICS 0;
