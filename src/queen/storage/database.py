@@ -311,19 +311,23 @@ class Database:
         """Named statements in one transaction on a pooled connection."""
         async with self.connection() as connection:
             transaction = connection.transaction()
-            await transaction.start()
             try:
-                yield Transaction(connection, self.statements)
-            except UNAVAILABLE_ERRORS:
-                # There is nothing to roll back on a connection that failed.
-                raise
+                await transaction.start()
+                try:
+                    yield Transaction(connection, self.statements)
+                except UNAVAILABLE_ERRORS:
+                    # There is nothing to roll back on a connection that failed.
+                    raise
+                except Exception:
+                    await transaction.rollback()
+                    raise
+                await transaction.commit()
             except Exception:
-                await transaction.rollback()
                 raise
             except BaseException:
+                # Cancelled: a statement may still be running on the connection.
                 connection.terminate()
                 raise
-            await transaction.commit()
 
     async def connect(self, **settings: str) -> Connection:
         """A new connection, which the caller closes, with more settings of the session."""

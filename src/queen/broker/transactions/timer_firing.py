@@ -1,7 +1,7 @@
 """Firing timers: those that are due are removed, and their messages appended, in one transaction.
 
 Every worker fires at the times of the timers that it scheduled itself; the one that runs the background jobs looks for
-all others, as of workers that have ended, every second. Whoever comes first takes a timer.
+all others, as of workers that have ended, every second while there are any. Whoever comes first takes a timer.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 _BATCH: Final = 500
 _POLL_SECONDS: Final = 1.0
+_IDLE_POLL_SECONDS: Final = 5.0
+"""While there are no timers."""
 _MOST_ALARMS: Final = 10_000
 """Timers beyond so many of one worker are left to the poll."""
 _PAUSE_SECONDS: Final = 1.0
@@ -51,6 +53,7 @@ class TimerFiring:
         self._appender = appender
         self._envelope = envelope
         self._alarms: list[float] = []
+        self._poll_seconds = _POLL_SECONDS
         self._woken = asyncio.Event()
         self._background = BackgroundTask()
         self._watcher = BackgroundTask()
@@ -79,10 +82,11 @@ class TimerFiring:
 
     async def _serve(self) -> None:
         while True:
-            await self._wait()
+            is_due = await self._wait()
             try:
-                while await self._fire():
-                    pass
+                if is_due or await self._find_due():
+                    while await self._fire():
+                        pass
             except DatabaseUnavailable as error:
                 log.debug("timers wait for PostgreSQL: %s", error)
                 await asyncio.sleep(_PAUSE_SECONDS)
@@ -90,10 +94,10 @@ class TimerFiring:
                 log.exception("timers could not be fired; tried again")
                 await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _wait(self) -> None:
-        """Until an alarm is due or, where this worker is elected, for the interval of polling."""
+    async def _wait(self) -> bool:
+        """Until an alarm is due or, where this worker is elected, for the interval of polling; whether one is due."""
         self._woken.clear()
-        waits = [_POLL_SECONDS] if self._elected.is_set() else []
+        waits = [self._poll_seconds] if self._elected.is_set() else []
         if self._alarms:
             # The clock of PostgreSQL decides; a moment later it has come there, too.
             waits.append(max(0.0, self._alarms[0] - _now()) + 0.002)
@@ -102,8 +106,19 @@ class TimerFiring:
                 await self._woken.wait()
         except TimeoutError:
             pass
+        is_due = False
         while self._alarms and self._alarms[0] <= _now():
             heapq.heappop(self._alarms)
+            is_due = True
+        return is_due
+
+    async def _find_due(self) -> bool:
+        """Whether a timer of anybody is due."""
+        if not self._elected.is_set():
+            return False
+        rows = await self._database.fetch("timers_next")
+        self._poll_seconds = _POLL_SECONDS if rows else _IDLE_POLL_SECONDS
+        return bool(rows) and rows[0]["due_in"] <= 0
 
     async def _fire(self, held: Collection[str] = ()) -> bool:
         """Fire what is due; whether there may be more. Timers of queues that are `held` wait."""

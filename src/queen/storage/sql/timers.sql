@@ -27,6 +27,10 @@ SELECT * FROM queen.timers WHERE queue = $1 AND key = $2;
 SELECT key, id, partition, transaction_id, deliver_at, scheduled_at, attempts, last_error
 FROM queen.timers WHERE queue = $1 AND key > $2 ORDER BY key LIMIT $3;
 
+-- name: timers_next
+-- In how many seconds the next timer is due; no row when there is none.
+SELECT extract(epoch FROM deliver_at - clock_timestamp())::float8 AS due_in FROM queen.timers ORDER BY deliver_at LIMIT 1;
+
 -- name: timers_take
 -- Remove timers that are due, the earliest first, but those of some queues ($2), so that their messages are appended.
 WITH due AS MATERIALIZED (
