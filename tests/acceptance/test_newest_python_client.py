@@ -70,6 +70,8 @@ def _run(server: Served, directory: Path, *options: str) -> list[str]:
     report = directory / "report.xml"
     deselected = [f"--deselect={one}" for one in _REFUSED]
     command = [str(python), "-m", "pytest", "-q", f"--junit-xml={report}", "-o", "asyncio_mode=auto"]
+    # In the directory that runs share by default it would take the right to enter away from PostgreSQL's user.
+    command.append(f"--basetemp={directory / 'basetemp'}")
     done = subprocess.run(
         [*command, *options, *deselected],
         cwd=directory,
