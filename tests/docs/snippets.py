@@ -145,8 +145,9 @@ class Walk:
         return {
             "localhost:6632": address,
             "127.0.0.1:6632": address,
-            ".venv/bin/": f"{Path(sys.executable).parent}/",
             "/tmp/": f"{self.directory}/",
+            # After the one above: the clone itself may be below /tmp.
+            ".venv/bin/": f"{Path(sys.executable).parent}/",
             **self.replaced,
         }
 
