@@ -694,9 +694,6 @@ async def test_a_trigger_pushes_what_changes(api: Api, connection: Connection) -
     ]
 
 
-# How much of the index is read depends on what ran before on the machine: alone it is nothing, in a run of all tests
-# 460 000 entries.
-@pytest.mark.soak
 async def test_rows_that_cannot_be_cleaned_up_are_not_walked_over(
     api: Api, connection: Connection, connect: Connect
 ) -> None:

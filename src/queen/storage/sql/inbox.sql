@@ -14,6 +14,7 @@ SELECT pg_current_snapshot() AS snapshot,
 
 -- name: inbox_take
 -- Take rows of a round, whose moment is $6: those with ids above $7, at most $8 of them and $9 bytes, and one more.
+-- `id + 0` has rows found by their transaction: by id, all that were taken and not yet cleaned up would be walked over.
 WITH candidates AS MATERIALIZED (
     SELECT c.place, c.id, sum(c.nbytes) OVER (ORDER BY c.id ROWS UNBOUNDED PRECEDING) - c.nbytes AS before
     FROM (
@@ -28,7 +29,7 @@ WITH candidates AS MATERIALIZED (
             SELECT i.ctid AS place, i.id, octet_length(i.body) AS nbytes FROM queen.inbox i
             WHERE i.xid >= $4::xid8 AND i.xid < $5::xid8 AND i.id > $7::bigint AND i.id <= $1::bigint
                 AND i.queue <> ALL ($3::text[]) AND pg_visible_in_snapshot(i.xid, $6::pg_snapshot)
-            ORDER BY i.id LIMIT $8
+            ORDER BY i.id + 0 LIMIT $8
         ) new
         UNION ALL
         SELECT fresh.* FROM (
