@@ -11,9 +11,9 @@ from msgspec import Meta
 from queen.errors import BadRequest
 from queen.wire.ack import decode_object
 from queen.wire.decode import field_names, unknown
-from queen.wire.kv import KvOperation, decode_riders
 from queen.wire.push import NULL, LooseItem, NameText, PushItem, check_items, check_name, check_utf8, read_items
-from queen.wire.timers import TimerOperation, decode_timer_riders
+from queen.wire.state.kv import KvOperation, decode_riders
+from queen.wire.state.timers import TimerOperation, decode_timer_riders
 from queen.wire.topics.requests import (
     EnqueueItem,
     ItemRef,

@@ -14,7 +14,8 @@ from queen.errors import NotFound
 from queen.log.catalog import Catalog
 from queen.storage.database import Database, Fetcher, Record, retry_transaction
 from queen.wire.api.fields import LARGEST_BIGINT
-from queen.wire.kv import (
+from queen.wire.push import DEFAULT_PARTITION
+from queen.wire.state.kv import (
     MOST_ON_A_PAGE,
     KvAnswer,
     KvCheck,
@@ -32,7 +33,6 @@ from queen.wire.kv import (
     is_number,
     namespaces_of,
 )
-from queen.wire.push import DEFAULT_PARTITION
 from queen.wire.times import iso_micros
 
 _LOCKS: Final = 0x5175_4B56
@@ -124,12 +124,18 @@ class KeyValues:
             return await self.run_in(transaction, operations)
 
     async def _hold(self, fetcher: Fetcher, namespaces: Collection[str]) -> None:
-        rows = await fetcher.fetch("kv_hold_queues", list(namespaces))
-        gone = sorted(set(namespaces) - {row["name"] for row in rows})
+        gone = await hold_queues(fetcher, self._catalog, namespaces)
         if gone:
-            for name in gone:
-                self._catalog.forget_queue(name)
             raise NotFound(f"the queue of namespace {gone[0]!r} is not on this shard")
+
+
+async def hold_queues(fetcher: Fetcher, catalog: Catalog, names: Collection[str]) -> list[str]:
+    """Keep queues on this shard until the transaction ends; those that are not on it, by name, are forgotten."""
+    rows = await fetcher.fetch("kv_hold_queues", list(names))
+    gone = sorted(set(names) - {row["name"] for row in rows})
+    for name in gone:
+        catalog.forget_queue(name)
+    return gone
 
 
 class _Batch:

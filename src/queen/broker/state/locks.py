@@ -12,8 +12,8 @@ from msgspec import Raw
 from queen.broker.state.key_values import KeyValues
 from queen.storage.database import Database, Fetcher, retry_transaction
 from queen.wire.ids import IdSource
-from queen.wire.kv import KvDelete, KvGet, KvGetPrefix, KvPut, KvResult, KvRow
-from queen.wire.locks import (
+from queen.wire.state.kv import KvDelete, KvGet, KvGetPrefix, KvPut, KvResult, KvRow
+from queen.wire.state.locks import (
     MOST_PERMITS,
     NAMESPACE,
     Acquire,

@@ -8,13 +8,14 @@ from datetime import datetime
 
 from msgspec import Raw
 
+from queen.broker.state.key_values import hold_queues
 from queen.errors import Conflict, NotFound
 from queen.log.catalog import Catalog
 from queen.storage.database import Database, Fetcher, Record, retry_transaction
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import IdSource
 from queen.wire.push import DEFAULT_PARTITION
-from queen.wire.timers import (
+from queen.wire.state.timers import (
     Cancel,
     TimerAnswer,
     TimerList,
@@ -160,11 +161,8 @@ class Timers:
             await self._hold(self._database, [queue])
 
     async def _hold(self, fetcher: Fetcher, queues: Sequence[str]) -> None:
-        rows = await fetcher.fetch("kv_hold_queues", queues)
-        gone = sorted(set(queues) - {row["name"] for row in rows})
+        gone = await hold_queues(fetcher, self._catalog, queues)
         if gone:
-            for name in gone:
-                self._catalog.forget_queue(name)
             raise NotFound(f"queue {gone[0]!r} is not on this shard")
 
 

@@ -182,7 +182,7 @@ class StreamCycles:
                 [window_end(value) for _, value in written],
             )
             if not stored:
-                raise TransactionRefused(f"Query not found: {cycle.query_id} was deleted; register it again")
+                raise _deleted(cycle)
 
     async def _save(self, transaction: Transaction, acked: _Acked | None, context: _CycleContext) -> int:
         if acked is None:
@@ -235,13 +235,17 @@ async def _check_unchanged(transaction: Transaction, cycle: Cycle, context: _Cyc
         return
     rows = await transaction.fetch("stream_versions", context.query, context.partition.id, list(expected))
     if not rows:
-        raise TransactionRefused(f"Query not found: {cycle.query_id} was deleted; register it again")
+        raise _deleted(cycle)
     if cycle.config_hash is not None and rows[0]["config_hash"] != cycle.config_hash:
         raise TransactionRefused("config_hash mismatch: the query was registered again with other operators")
     versions = {row["key"]: row["version"] for row in rows}
     for key, version in expected.items():
         if versions.get(key) != version:
             raise StateConflict(key)
+
+
+def _deleted(cycle: Cycle) -> TransactionRefused:
+    return TransactionRefused(f"Query not found: {cycle.query_id} was deleted; register it again")
 
 
 def _check_deleted(cycle: Cycle, absent: set[str]) -> None:

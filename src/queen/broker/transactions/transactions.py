@@ -29,9 +29,9 @@ from queen.wire.api.messages.messaging import (
 )
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource, is_uuid, parse_partition_uuid
-from queen.wire.kv import KvResult
 from queen.wire.segment import transaction_hash
-from queen.wire.timers import TimerResult
+from queen.wire.state.kv import KvResult
+from queen.wire.state.timers import TimerResult
 from queen.wire.transaction import (
     AckItemOperation,
     AckOperation,

@@ -11,10 +11,10 @@ from queen.http.routing.context import Shard
 from queen.http.routing.placement import Custom, Invoke, Placement, by_queue
 from queen.http.routing.route import DATABASE, SEALED, RouteTable
 from queen.http.server.message import Access
-from queen.wire.kv import KvAnswer, KvBody, KvOperation, decode_kv, namespaces_of
-from queen.wire.locks import NAMESPACE, LockAnswer, LockBody, LockOperation, decode_locks
 from queen.wire.shards import Name
-from queen.wire.timers import (
+from queen.wire.state.kv import KvAnswer, KvBody, KvOperation, decode_kv, namespaces_of
+from queen.wire.state.locks import NAMESPACE, LockAnswer, LockBody, LockOperation, decode_locks
+from queen.wire.state.timers import (
     Cancel,
     CancelQuery,
     TimerAnswer,

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import UNSET, Meta, Raw, UnsetType, field
 
 from queen.wire.api.fields import CLAMPED, Answer, Body, Count, OptionalName, Query, SnakeAnswer, Time, Uuid
-from queen.wire.kv import KvReason, KvResult
-from queen.wire.timers import TimerResult
+from queen.wire.state.kv import KvReason, KvResult
+from queen.wire.state.timers import TimerResult
 
 
 class PushResult(SnakeAnswer):
