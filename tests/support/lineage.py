@@ -42,12 +42,10 @@ def check(event: Event) -> None:
     )
     assert event.keys() <= {"eventTime", "eventType", "run", "job", "inputs", "outputs", "producer", "schemaURL"}
     assert rebuilt.schemaURL == event["schemaURL"]
-    for one in (run, job, *inputs, *outputs):
-        _check_facets(one.facets)
-    for dataset in inputs:
-        _check_facets(dataset.inputFacets)
-    for output in outputs:
-        _check_facets(output.outputFacets)
+    every: list[Any] = [run.facets, job.facets, *(one.facets for one in (*inputs, *outputs))]
+    every += [one.inputFacets for one in inputs] + [one.outputFacets for one in outputs]
+    for facets in every:
+        _check_facets(facets)
 
 
 def _check_facets(facets: Any) -> None:
