@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from airflow.sdk import BaseOperator
@@ -18,10 +18,10 @@ class QueenPushOperator(BaseOperator):
     """Pushes messages, each once per run of the task, also when the task is retried.
 
         QueenPushOperator(task_id="push", queue_name="orders", messages=[{"order": 1}, {"order": 2}])
-        QueenPushOperator(task_id="push", queue_name="orders", messages=read(), partition=lambda order: order["shop"])
+        QueenPushOperator(task_id="push", queue_name="orders", messages=read(), partition_by="shop")
 
-    `messages` is a list of payloads, the result of another task, or a function of the context that returns them.
-    `partition` is a name, or a function of a payload. Its result is `{"queued": …, "duplicates": …}`.
+    `messages` is a list of payloads, or the result of another task. All go to `partition`, or each to the one that
+    `partition_by` says: a field of payloads, or a function of one. The result is `{"queued": …, "duplicates": …}`.
 
     The transaction id of a message is made of the run, the task and its place in the list, which is how the server
     knows it again. With `deduplicate=False` each try has new ones.
@@ -35,24 +35,28 @@ class QueenPushOperator(BaseOperator):
         *,
         queue_name: str,
         messages: Any,
-        partition: str | Callable[[Any], str] | None = None,
+        partition: str | None = None,
+        partition_by: str | Callable[[Any], object] | None = None,
         deduplicate: bool = True,
         queen_conn_id: str = DEFAULT_CONNECTION,
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        if partition is not None and partition_by is not None:
+            raise QueenError("messages go to one partition, or to those of partition_by; give one of the two")
         self.queue_name = queue_name
         self.messages = messages
         self.partition = partition
+        self.partition_by = partition_by
         self.deduplicate = deduplicate
         self.queen_conn_id = queen_conn_id
 
     def execute(self, context: Any) -> dict[str, int]:
-        payloads = list(_listed(self.messages(context) if callable(self.messages) else self.messages))
+        payloads = _listed(self.messages)
         identity = _identity(context) if self.deduplicate else None
         done = {"queued": 0, "duplicates": 0}
         with QueenHook(self.queen_conn_id).get_conn() as queen:
-            for partition, numbered in _by_partition(payloads, self.partition).items():
+            for partition, numbered in self._by_partition(payloads).items():
                 builder = queen.queue(self.queue_name)
                 if partition is not None:
                     builder = builder.partition(partition)
@@ -70,6 +74,22 @@ class QueenPushOperator(BaseOperator):
             done["duplicates"],
         )
         return done
+
+    def _by_partition(self, payloads: list[Any]) -> dict[str | None, list[tuple[int, Any]]]:
+        """Payloads with their place in the whole, by partition; those of one in order."""
+        found: dict[str | None, list[tuple[int, Any]]] = {}
+        for number, payload in enumerate(payloads):
+            found.setdefault(self._partition_of(payload), []).append((number, payload))
+        return found
+
+    def _partition_of(self, payload: Any) -> str | None:
+        if self.partition_by is None:
+            return self.partition
+        if callable(self.partition_by):
+            return str(self.partition_by(payload))
+        if not isinstance(payload, dict) or self.partition_by not in payload:
+            raise QueenError(f"partition_by '{self.partition_by}' is no field of {payload!r}")
+        return str(payload[self.partition_by])
 
 
 class QueenConsumeOperator(BaseOperator):
@@ -150,23 +170,14 @@ class QueenConsumeOperator(BaseOperator):
             raise
 
 
-def _listed(messages: Any) -> Sequence[Any]:
-    if isinstance(messages, list | tuple | Iterator):
+def _listed(messages: Any) -> list[Any]:
+    # The result of a task comes as a sequence of Airflow's own.
+    if isinstance(messages, Sequence) and not isinstance(messages, str | bytes):
         return list(messages)
     hint = ""
     if isinstance(messages, str):
         hint = "; for the result of a task give the task itself, or set render_template_as_native_obj=True on the DAG"
     raise QueenError(f"messages must be a list, not {type(messages).__name__}{hint}")
-
-
-def _by_partition(
-    payloads: Sequence[Any], partition: str | Callable[[Any], str] | None
-) -> dict[str | None, list[tuple[int, Any]]]:
-    """Payloads with their place in the whole, by partition; those of one in order."""
-    found: dict[str | None, list[tuple[int, Any]]] = {}
-    for number, payload in enumerate(payloads):
-        found.setdefault(partition(payload) if callable(partition) else partition, []).append((number, payload))
-    return found
 
 
 def _identity(context: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from airflow.sdk import DAG, task
 
@@ -13,10 +14,14 @@ from queen.airflow.lag import QueenLagSensor
 from queen.airflow.operators import QueenConsumeOperator, QueenPushOperator
 
 WORK = Path(os.environ["QUEEN_TEST_DIRECTORY"])
-JOB = {"master": "local[1]", "data_dir": str(WORK / "data"), "env": {"PYTHONPATH": os.environ["QUEEN_TEST_SOURCE"]}}
+JOB: dict[str, Any] = {
+    "master": "local[1]",
+    "data_dir": str(WORK / "data"),
+    "env": {"PYTHONPATH": os.environ["QUEEN_TEST_SOURCE"]},
+}
 
 
-def load(messages: list[dict[str, object]]) -> None:
+def load(messages: list[dict[str, Any]]) -> None:
     with (WORK / "loaded").open("a") as file:
         file.writelines(f"{message['data']['order']}\n" for message in messages)
 
@@ -27,9 +32,7 @@ with DAG("orders", schedule=None, catchup=False) as orders:
     def read() -> list[dict[str, int]]:
         return [{"order": number, "shop": number % 3} for number in range(20)]
 
-    push = QueenPushOperator(
-        task_id="push", queue_name="air-orders", messages=read(), partition=lambda order: f"shop-{order['shop']}"
-    )
+    push = QueenPushOperator(task_id="push", queue_name="air-orders", messages=read(), partition_by="shop")
     arrived = QueenLagSensor(
         task_id="arrived", queue_name="air-orders", consumer_group="etl", at_least=20, poke_interval=1, timeout=60
     )
