@@ -14,7 +14,14 @@ from queen.errors import QueenError
 
 
 def stored(**fields: Any) -> Any:
-    absent = {"conn_id": "shop", "host": None, "port": None, "schema": None, "password": None, "extra_dejson": {}}
+    absent: dict[str, Any] = {
+        "conn_id": "shop",
+        "host": None,
+        "port": None,
+        "schema": None,
+        "password": None,
+        "extra_dejson": {},
+    }
     return SimpleNamespace(**(absent | fields))
 
 
