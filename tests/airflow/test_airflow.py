@@ -151,9 +151,11 @@ def test_a_deferred_sensor_outlives_the_triggerer_that_waits_for_it(airflow: Air
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://127.0.0.1:{port}/execution/",
         "AIRFLOW__API_AUTH__JWT_SECRET": os.urandom(32).hex(),
     }
-    for one in ("api-server", "dag-processor", "scheduler"):
-        airflow.start(one, **address)
-    triggerer = airflow.start("triggerer", **address)
+    airflow.start("api-server", **address)
+    airflow.start("dag-processor", **address)
+    # Logs would be served on fixed ports of every interface.
+    airflow.start("scheduler", "--skip-serve-logs", **address)
+    triggerer = airflow.start("triggerer", "--skip-serve-logs", **address)
     block_until(lambda: airflow.knows("waits"), "the DAG is known", 300)
     airflow.command("dags", "trigger", "waits")
     block_until(lambda: airflow.state_of("waits") == "deferred", "the sensor is deferred", 300)
@@ -162,5 +164,5 @@ def test_a_deferred_sensor_outlives_the_triggerer_that_waits_for_it(airflow: Air
     end(triggerer, signal.SIGKILL)
     with QueenSync(airflow.queen, strict=True) as queen:
         queen.queue("air-work").push([{"data": number} for number in range(3)])
-    airflow.start("triggerer", **address)
+    airflow.start("triggerer", "--skip-serve-logs", **address)
     block_until(lambda: airflow.state_of("waits") == "success", "the sensor is done", 300)
