@@ -198,7 +198,7 @@ class Seeder:
                 {
                     **place,
                     "data": {"job": f"{task}-{number}", "task": task, "args": [f"customer-{number}@example.com"]},
-                    "delay_ms": 3_600_000 if number >= 9 else 0,
+                    "delay": 3600 if number >= 9 else 0,
                 }
                 for number in range(12)
             ]
