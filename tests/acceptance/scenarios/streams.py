@@ -185,7 +185,7 @@ async def sessions_end_after_a_gap_or_when_idle(scene: Scene) -> None:
             .map(_with_window)
             .to(scene.queen.queue(target))
         )
-        async with _running(scene, stream) as runner:
+        async with _running(scene, stream):
             await scene.queen.queue(source).push([{"data": {"k": key}} for key in "aab"])
             first = await _drain(scene, target, 2)
             await scene.queen.queue(source).push([{"data": {"k": "a"}}])
