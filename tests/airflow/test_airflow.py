@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from urllib.request import urlopen
 
 import pytest
 
@@ -84,7 +85,9 @@ class Airflow:
     def state_of(self, dag: str) -> str | None:
         """Of the one task that a DAG has, in its only run."""
         found = self._fetch("SELECT state FROM task_instance WHERE dag_id = ?", dag)
-        return None if found is None else str(found[0])
+        state = None if found is None else str(found[0])
+        assert state != "failed", (self.work / "scheduler.log").read_text()[-10_000:]
+        return state
 
     def knows(self, dag: str) -> bool:
         return self._fetch("SELECT 1 FROM serialized_dag WHERE dag_id = ?", dag) is not None
@@ -111,6 +114,14 @@ def end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def is_healthy(port: int) -> bool:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/api/v2/version", timeout=30):
+            return True
+    except OSError:
+        return False
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +173,7 @@ def test_a_deferred_sensor_outlives_the_triggerer_that_waits_for_it(airflow: Air
     # Logs would be served on fixed ports of every interface.
     airflow.start("scheduler", "--skip-serve-logs", **address)
     triggerer = airflow.start("triggerer", "--skip-serve-logs", **address)
+    block_until(lambda: is_healthy(port), "the API server answers", 300)
     block_until(lambda: airflow.knows("waits"), "the DAG is known", 300)
     airflow.command("dags", "trigger", "waits")
     block_until(lambda: airflow.state_of("waits") == "deferred", "the sensor is deferred", 300)
