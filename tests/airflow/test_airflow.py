@@ -127,7 +127,7 @@ def is_healthy(port: int) -> bool:
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     work = tmp_path_factory.mktemp("airflow")
-    python = installed(_ROOT / ".venv-airflow", (AIRFLOW, "--editable", str(_ROOT)), _CONSTRAINTS)
+    python = installed(_ROOT / ".venv-airflow", (AIRFLOW, "pytest", "--editable", str(_ROOT)), _CONSTRAINTS)
     with ExitStack() as stack:
         server = stack.enter_context(served(work))
         airflow = Airflow(python, work, server.url)
@@ -147,6 +147,18 @@ def test_airflow_knows_the_provider_and_its_connection_type(airflow: Airflow) ->
     assert "queen-broker" in [one["package_name"] for one in providers]
     hooks = json.loads(airflow.command("providers", "hooks", "--output", "json"))
     assert [one["class"] for one in hooks if one["connection_type"] == "queen"] == ["queen.airflow.hook.QueenHook"]
+
+
+def test_operators_sensor_and_trigger_by_themselves(airflow: Airflow) -> None:
+    variables = {"QUEEN_URL": airflow.queen, "QUEEN_EXECUTABLE": str(Path(sys.executable).with_name("queen"))}
+    done = subprocess.run(
+        [str(airflow.python), "-m", "pytest", "-q", "-c", os.devnull, str(Path(__file__).with_name("inside.py"))],
+        env=airflow.environ() | variables,
+        cwd=airflow.work,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5000:]
 
 
 def test_messages_are_pushed_awaited_and_consumed_and_then_archived_and_replayed(airflow: Airflow) -> None:
