@@ -39,11 +39,11 @@ $(SERVER): pyproject.toml constraints.txt | .venv/bin/pip
 	@touch $@
 
 $(SPARK): $(SERVER)
-	$(INSTALL) '.[server,redis,otel,spark]'
+	$(INSTALL) '.[server,redis,otel,spark,tables]'
 	@touch $@
 
 $(DEVELOP): pyproject.toml constraints.txt | .venv/bin/pip
-	$(INSTALL) '.[server,redis,otel,spark,dev]'
+	$(INSTALL) '.[server,redis,otel,spark,tables,dev]'
 	@touch $(SERVER) $(SPARK) $@
 
 serve: $(SERVER) ## Start the server; variables and ARGS are those of `queen serve`.

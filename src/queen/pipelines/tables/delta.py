@@ -15,7 +15,7 @@ import pyarrow
 
 from queen.pipelines.errors import ArchiveError, SchemaChange, TablesMissing
 from queen.pipelines.tables.files import FilePlan, WrittenFile
-from queen.pipelines.tables.locations import Location, exists
+from queen.pipelines.tables.locations import Location, exists, list_files
 from queen.pipelines.tables.schemas import Evolution, evolve, fitted
 from queen.pipelines.tables.table import DELETED, AsOf, CommitConflict, Compacted, StoredFile, Table, Version
 
@@ -174,8 +174,12 @@ class DeltaLake(Table):
         return done
 
     def vacuum(self, keep_hours: int, *, dry_run: bool) -> list[str]:
+        # The log names files that an earlier vacuum removed, too.
+        there = {path for path, _ in list_files(self.location.url)}
         with _commits():
-            return self._opened.vacuum(keep_hours, dry_run=dry_run, enforce_retention_duration=False, full=True)
+            found = self._opened.vacuum(keep_hours, dry_run=dry_run, enforce_retention_duration=False, full=True)
+        named = {self.location.below(unquote(path)): path for path in found}
+        return sorted(url for url, path in named.items() if url in there or self.location.below(path) in there)
 
     @property
     def _opened(self) -> DeltaTable:
@@ -193,7 +197,10 @@ class DeltaLake(Table):
         if isinstance(as_of, datetime):
             first = min(version.at for version in self.versions())
             if as_of < first:
-                raise ArchiveError(f"{self.location} has no version of {as_of:%Y-%m-%d %H:%M:%S} UTC; the first is of {first:%Y-%m-%d %H:%M:%S} UTC")
+                raise ArchiveError(
+                    f"{self.location} has no version of {as_of:%Y-%m-%d %H:%M:%S} UTC;"
+                    f" the first is of {first:%Y-%m-%d %H:%M:%S} UTC"
+                )
         try:
             table.load_as_version(as_of)
         except DeltaError as error:
@@ -205,7 +212,9 @@ def _check_type(table: str, field: Any) -> None:
     try:
         deltalake.Field.from_arrow(field)
     except (DeltaError, ValueError, TypeError) as error:
-        raise SchemaChange(f"table {table}: column '{field.name}' is {field.type}, which Delta Lake cannot hold") from error
+        raise SchemaChange(
+            f"table {table}: column '{field.name}' is {field.type}, which Delta Lake cannot hold"
+        ) from error
 
 
 def _properties(writer: str, batch: int) -> deltalake.CommitProperties:

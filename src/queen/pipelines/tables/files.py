@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from queen.pipelines.tables.locations import Location, open_file
+from queen.pipelines.tables.locations import TARGET_BYTES, Location, open_file
 from queen.pipelines.tables.schemas import fitted, plain_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-TARGET_BYTES: Final = 128 * 2**20
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 # Longer texts say little of where a value is, and every reader has to load them.
 _LONGEST_BOUND: Final = 64
@@ -27,7 +26,7 @@ _UNUSUAL: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class WrittenFile(msgspec.Struct, frozen=True):
-    """A file that is not part of the table yet; `path` is within the table, `bounds` are statistics as Delta has them."""
+    """A file that no version of the table has yet. `path` is within the table, `bounds` are as Delta has them."""
 
     path: str
     rows: int
@@ -38,7 +37,7 @@ class WrittenFile(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class FilePlan:
-    """How files of a batch are to look. `folder` is below the table; with `keeps_values` they have partition columns."""
+    """How files of a batch are to look, and in which folder; `keeps_values`: with the partition columns."""
 
     root: Location
     folder: str
@@ -142,7 +141,7 @@ def _text(value: Any) -> str | None:
 
 
 def _plain(text: str) -> str:
-    """For the name of a folder, which nobody takes the value from: without what some readers quote and others do not."""
+    """For the name of a folder, from which nobody takes the value. Readers do not agree on how to quote the rest."""
     return _UNUSUAL.sub("_", text)[:_LONGEST_BOUND]
 
 

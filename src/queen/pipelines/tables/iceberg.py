@@ -19,7 +19,12 @@ from queen.pipelines.tables.table import DELETED, AsOf, CommitConflict, Compacte
 
 try:
     from pyiceberg.catalog.sql import SqlCatalog
-    from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError, ValidationException
+    from pyiceberg.exceptions import (
+        CommitFailedException,
+        NoSuchTableError,
+        TableAlreadyExistsError,
+        ValidationException,
+    )
     from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual
     from pyiceberg.io.pyarrow import ArrowScan, parquet_file_to_data_file, schema_to_pyarrow
     from pyiceberg.table import Table as IcebergTable
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import FileScanTask, Transaction
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot
 
 CATALOG: Final = "queen"
 NAMESPACE: Final = "queen"
@@ -83,10 +89,11 @@ class Iceberg(Table):
         columns = _supported(self.location.url, schema)
         self._catalog.create_namespace_if_not_exists(NAMESPACE)
         try:
-            with self._catalog.create_table_transaction(self._name, columns, location=self.location.uri) as transaction:
-                with transaction.update_spec() as spec:
-                    for name in partition_by:
-                        spec.add_identity(name)
+            transaction = self._catalog.create_table_transaction(self._name, columns, location=self.location.uri)
+            with transaction.update_spec() as spec:
+                for name in partition_by:
+                    spec.add_identity(name)
+            transaction.commit_transaction()
         except TableAlreadyExistsError:
             pass
         except CommitFailedException as error:
@@ -148,16 +155,8 @@ class Iceberg(Table):
 
     def versions(self) -> list[Version]:
         metadata = self._opened.metadata
-        return [
-            Version(
-                id=snapshot.snapshot_id,
-                at=_moment(snapshot.timestamp_ms),
-                operation=str(snapshot.summary.operation.value) if snapshot.summary else "",
-                writer=snapshot.summary.get(_WRITER) if snapshot.summary else None,
-                batch=int(snapshot.summary[_BATCH]) if snapshot.summary and snapshot.summary.get(_BATCH) else None,
-            )
-            for snapshot in sorted(metadata.snapshots, key=lambda one: one.sequence_number or 0, reverse=True)
-        ]
+        newest_first = sorted(metadata.snapshots, key=lambda one: one.sequence_number or 0, reverse=True)
+        return [_version(snapshot) for snapshot in newest_first]
 
     def files(self, as_of: AsOf = None) -> list[StoredFile]:
         table, found = self._opened, self._snapshot(as_of)
@@ -359,13 +358,28 @@ def _summary(writer: str, batch: int) -> dict[str, str]:
     return {_WRITER: writer, _BATCH: str(batch)}
 
 
+def _version(snapshot: Snapshot) -> Version:
+    summary = snapshot.summary
+    batch = summary.get(_BATCH) if summary is not None else None
+    return Version(
+        id=snapshot.snapshot_id,
+        at=_moment(snapshot.timestamp_ms),
+        operation=str(summary.operation.value) if summary is not None else "",
+        writer=summary.get(_WRITER) if summary is not None else None,
+        batch=None if batch is None else int(batch),
+    )
+
+
 def _range(keys: Any) -> BooleanExpression:
     """What rows with one of the keys have in common: files without such rows need not be read."""
+    # Their types leave out what their constructors take.
+    at_least: Any = GreaterThanOrEqual
+    at_most: Any = LessThanOrEqual
     condition: BooleanExpression = AlwaysTrue()
     for name in keys.column_names:
         bounds = pyarrow.compute.min_max(keys.column(name)).as_py()
         if bounds["min"] is not None:
-            condition = And(condition, GreaterThanOrEqual(name, bounds["min"]), LessThanOrEqual(name, bounds["max"]))
+            condition = And(condition, at_least(name, bounds["min"]), at_most(name, bounds["max"]))
     return condition
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import IO, Any, Final, cast
 
 from queen.pipelines.errors import PipelineError, TablesMissing
 
+TARGET_BYTES: Final = 128 * 2**20
+"""Of a file. Larger ones are split, and smaller ones joined by a compaction."""
 SCHEMES: Final = ("s3", "gs", "az", "abfss")
 """Object stores that delta-rs, PyIceberg and fsspec all know."""
 _PACKAGES: Final = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "abfss": "adlfs"}
@@ -27,9 +28,9 @@ class Location:
         """Raises `PipelineError` for a kind of URL that tables cannot be kept at."""
         scheme, separator, rest = text.partition("://")
         if not separator:
-            return cls(os.path.abspath(text))
+            return cls(str(Path(text).absolute()))
         if scheme == "file":
-            return cls(os.path.abspath(rest))
+            return cls(str(Path(rest).absolute()))
         if scheme not in SCHEMES or not rest.strip("/"):
             known = ", ".join(f"{one}://" for one in SCHEMES)
             raise PipelineError(f"{text}: expected a directory, or a URL that begins with {known} and names a bucket")

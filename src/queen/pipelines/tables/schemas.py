@@ -37,7 +37,9 @@ def evolve(table: str, current: Any, rows: Any, *, promotes: bool) -> Evolution:
         index = rows.get_field_index(old.name)
         if index < 0:
             if not old.nullable:
-                raise SchemaChange(f"table {table}: column '{old.name}' may not be null, and the rows have no such column")
+                raise SchemaChange(
+                    f"table {table}: column '{old.name}' may not be null, and the rows have no such column"
+                )
             fields.append(old)
             continue
         found = _merged(table, old.name, old.type, rows.field(index).type, promotes)
@@ -108,7 +110,9 @@ def _merged(table: str, name: str, old: Any, new: Any, promotes: bool) -> Any:
     hint = "; cast it, or write to another column"
     if _widens(old, new):
         hint = f": delta-rs cannot widen a column; write it as {plain_type(old)}, or to another column"
-    raise SchemaChange(f"table {table}: column '{name}' is {plain_type(old)} there and {plain_type(new)} in the rows{hint}")
+    raise SchemaChange(
+        f"table {table}: column '{name}' is {plain_type(old)} there and {plain_type(new)} in the rows{hint}"
+    )
 
 
 def _widens(narrow: Any, wide: Any) -> bool:
