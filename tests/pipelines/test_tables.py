@@ -136,7 +136,7 @@ async def test_a_batch_that_is_killed_around_its_commit_is_there_once(
 
 @pytest.mark.parametrize("kind", FORMATS)
 async def test_a_commit_that_another_process_overtakes_is_tried_again_but_not_its_own_batch(
-    kind: Format, runner: Runner
+    kind: Format, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = Location.parse(str(runner.directory / "table"))
 
@@ -145,11 +145,11 @@ async def test_a_commit_that_another_process_overtakes_is_tried_again_but_not_it
         commit = table.append
 
         def late(*arguments: Any) -> None:
-            table.append = commit  # type: ignore[method-assign]
+            monkeypatch.setattr(table, "append", commit)
             by(rows, batch)
             commit(*arguments)
 
-        table.append = late  # type: ignore[method-assign]
+        monkeypatch.setattr(table, "append", late)
 
     rows = runner.spark.range(5)
     first, second = open_table(kind, root), open_table(kind, root)
