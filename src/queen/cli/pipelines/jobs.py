@@ -33,6 +33,7 @@ from queen.cli.pipelines.run import (
 from queen.errors import QueenError
 from queen.pipelines import durations
 from queen.pipelines.errors import AlreadyRunning, spark_failures
+from queen.pipelines.lineage.jobs import job_run, path_dataset, queue_dataset
 from queen.pipelines.run import RunOptions
 from queen.pipelines.session import require_spark
 from queen.pipelines.state import StateDirectory
@@ -269,6 +270,7 @@ def replay(
         spark = session("replay", master, conf)
         total = select(spark, options, view).count()
         files = view.count_files(options.queues, options.since, options.until)
+        held = view.queues()
     if dry_run:
         print(f"{total} messages in {files} files would be replayed")
         return
@@ -287,9 +289,13 @@ def replay(
             progress.update(task, completed=so_far.queued + so_far.duplicates)
             report.note(so_far)
 
+        targets = [to] if to is not None else list(options.queues) or held
+        outputs = [queue_dataset(connection.server, name) for name in targets]
         try:
-            with spark_failures():
+            with job_run(directory.name, [path_dataset(str(root))], outputs) as lineage, spark_failures():
                 done = push_again(spark, connection, options, show)
+                if lineage is not None:
+                    lineage.read, lineage.written = done.queued + done.duplicates, done.queued
         except QueenError as error:
             report.end(done, str(error))
             raise
