@@ -114,6 +114,7 @@ class DeltaLake(Table):
                 partition_by=list(self.partition_by),
                 commit_properties=_properties(writer, batch),
             )
+            self._opened.update_incremental()
 
     def merge(self, rows: Any, key: Sequence[str], evolution: Evolution, writer: str, batch: int) -> None:
         deleted = rows.column(DELETED)
@@ -128,6 +129,7 @@ class DeltaLake(Table):
             merger = merger.when_matched_delete(f"s.{DELETED}")
             merger = merger.when_matched_update(columns, predicate=f"NOT s.{DELETED}")
             merger.when_not_matched_insert(columns, predicate=f"NOT s.{DELETED}").execute()
+            self._opened.update_incremental()
 
     def versions(self) -> list[Version]:
         return [_version(entry) for entry in self._opened.history()]
