@@ -31,11 +31,11 @@ from queen.cli.pipelines.run import (
     session,
 )
 from queen.errors import QueenError
-from queen.pipelines import durations
 from queen.pipelines.errors import AlreadyRunning, spark_failures
 from queen.pipelines.run import RunOptions
 from queen.pipelines.session import require_spark
 from queen.pipelines.state import StateDirectory
+from queen.wire import durations
 from queen.wire.times import parse_time
 
 jobs = typer.Typer()
