@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import pyspark
+import pytest
 
 from tests.spark.cluster import cluster
 from tests.spark.conftest import needs_java
@@ -38,15 +38,36 @@ def packed(directory: Path) -> Path:
     """A virtual environment as docs/spark-cluster.md packs it."""
     environment, archive = directory / "queen-env", directory / "queen-env.tar.gz"
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-    pip = [environment / "bin" / "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt"]
+    pip: list[str | Path] = [
+        environment / "bin" / "pip",
+        "install",
+        "--quiet",
+        "--constraint",
+        ROOT / "constraints.txt",
+    ]
     subprocess.run([*pip, f"{ROOT}[spark]", "venv-pack", "setuptools<81"], check=True)
-    pack = [environment / "bin" / "venv-pack", "--quiet", "--prefix", environment, "--output", archive]
+    pack: list[str | Path] = [
+        environment / "bin" / "venv-pack",
+        "--quiet",
+        "--prefix",
+        environment,
+        "--output",
+        archive,
+    ]
     subprocess.run([*pack, "--exclude", "*/pyspark/jars/*"], check=True)
     return archive
 
 
 def submit(master: str, archive: Path, dsn: str) -> subprocess.CompletedProcess[str]:
-    command = [SUBMIT, "--master", master, "--archives", f"{archive}#queen-env", "--executor-memory", "512m"]
+    command: list[str | Path] = [
+        SUBMIT,
+        "--master",
+        master,
+        "--archives",
+        f"{archive}#queen-env",
+        "--executor-memory",
+        "512m",
+    ]
     command += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1"]
     return subprocess.run(
         [*command, Path(__file__).with_name("submitted.py"), dsn],

@@ -333,6 +333,22 @@ async def test_new_queues_of_a_pattern_are_followed(api: Api, dsn: str) -> None:
     assert (messages_between({}, end), messages_between(end, after)) == (1, 1)
 
 
+async def test_a_queue_of_a_pattern_that_is_deleted_while_it_is_looked_up_is_passed_over(
+    api: Api, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await api.push("orders-it", 0)
+    reader = stream_reader(dsn, queue="", subscribePattern="orders-.*", startingOffsets="earliest")
+    listed, listings = ShardLog.queue_names, []
+
+    def with_one_that_is_gone(log: ShardLog) -> list[str]:
+        listings.append(listed(log))
+        return [*listings[-1], "orders-gone"] if len(listings) == 1 else listings[-1]
+
+    monkeypatch.setattr(ShardLog, "queue_names", with_one_that_is_gone)
+    assert messages_between({}, reader.latestOffset({}, ReadAllAvailable())) == 1
+    assert len(listings) == 3
+
+
 async def test_what_is_available_now_ends_where_it_was_when_the_query_began(api: Api, dsn: str) -> None:
     await api.push("orders", 0, 1)
     reader = stream_reader(dsn, startingOffsets="earliest")

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from queen.errors import SettingsError
+from queen.errors import NotFound, SettingsError
 from queen.spark.options import LATEST, EdgeKind, ReadOptions, Table
 from queen.spark.source.logs import QueueEnds, ShardLog, Span
 from queen.spark.source.offsets import Numbers, PartitionOffsets, StreamOffset, decode_offset, encode_offset, offsets_of
@@ -203,7 +203,14 @@ class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"_reading": self._reading}
 
     def _look(self) -> list[QueueEnds]:
-        return self._log.ends(queues_to_read(self._log, self._options))
+        while True:
+            queues = queues_to_read(self._log, self._options)
+            try:
+                return self._log.ends(queues)
+            except NotFound:
+                # A queue that matched may be deleted before it is looked at: then it matches no longer.
+                if self._options.pattern is None or queues == queues_to_read(self._log, self._options):
+                    raise
 
     def _spans(self, ends: QueueEnds, ids: Numbers, starts: Numbers, stops: Numbers) -> list[Span]:
         some = starts < stops
