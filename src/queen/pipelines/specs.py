@@ -108,6 +108,10 @@ class SpecReader:
             self.report(self._where(spec, kind, where), f"{what}: a topic is given as namespace/topic, not {target!r}")
         options = {key: value for key in allowed if (value := self._listed(spec, key, where)) is not None}
         self._positive(options, "rows", spec, where)
+        if "delete_when" in options and "key" not in options:
+            self.report(
+                self._where(spec, "delete_when", where), f"{what}: 'delete_when' needs 'key', by which rows are found"
+            )
         return Sink(name=name, where=where, source=source or "", kind=SinkKind(kind), target=target, options=options)
 
     def trigger(self, given: object, where: Where) -> str:
