@@ -35,6 +35,8 @@ class SinkKind(enum.Enum):
     QUEUE = "queue"
     TOPIC = "topic"
     PARQUET = "parquet"
+    DELTA = "delta"
+    ICEBERG = "iceberg"
     POSTGRES = "postgres"
     CONSOLE = "console"
 
@@ -60,6 +62,8 @@ SINK_OPTIONS: Final[Mapping[SinkKind, frozenset[str]]] = {
     SinkKind.QUEUE: frozenset({"partition", "transaction_id", "payload", "mode"}),
     SinkKind.TOPIC: frozenset({"priority", "deliver_after", "idempotency_key", "payload", "mode"}),
     SinkKind.PARQUET: frozenset({"partition_by"}),
+    SinkKind.DELTA: frozenset({"partition_by", "key", "order_by", "delete_when"}),
+    SinkKind.ICEBERG: frozenset({"partition_by", "key", "order_by", "delete_when", "catalog"}),
     SinkKind.POSTGRES: frozenset({"database", "key", "order_by", "mode"}),
     SinkKind.CONSOLE: frozenset({"rows", "mode"}),
 }

@@ -39,7 +39,7 @@ DEAD_LETTERS: Final = "dead_letters"
 class RunOptions:
     """What a command says of a run, over what the file says."""
 
-    file: Path
+    file: Path | str
     master: str
     trigger: str | None = None
     fresh: bool = False

@@ -13,10 +13,12 @@ from psycopg import sql
 from psycopg.raw_cursor import RawCursor
 from pyspark.sql import Column, DataFrame, functions
 
-from queen.pipelines.declaration import ONCE, WINDOW_TIME, OutputMode, Sink, SinkKind
+from queen.pipelines.declaration import ONCE, SINK_OPTIONS, WINDOW_TIME, OutputMode, Sink, SinkKind
 from queen.pipelines.errors import DeclarationError, PipelineError, Problem
 from queen.pipelines.manifest import Manifest, staged_files
 from queen.pipelines.session import Connection
+from queen.pipelines.tables.locations import Location
+from queen.pipelines.tables.opening import Format, open_table
 from queen.spark.sink.foreach import BatchSink
 from queen.storage.statements import sql as statement
 from queen.wire.durations import interval
@@ -24,6 +26,8 @@ from queen.wire.durations import interval
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from queen.pipelines.tables.sink import LakeSink
 
 
 def local(path: Path) -> str:
@@ -179,7 +183,7 @@ class Sinks:
                 stream = stream.foreachBatch(BatchSink(**options))
         else:
             # Which row of a key is newer is decided by the columns of the messages they came from.
-            chosen = rows.columns if sink.kind is SinkKind.POSTGRES else own
+            chosen = rows.columns if "key" in SINK_OPTIONS[sink.kind] else own
             stream = observed(rows, own).select(*_quoted(chosen)).writeStream
             stream = stream.foreachBatch(self._batches(sink, checkpoint))
         stream = triggered(stream, self._trigger, checkpoint).outputMode(sink.mode)
@@ -206,6 +210,8 @@ class Sinks:
         writer = f"{self._pipeline}.{sink.name}.{writer_id(checkpoint)}"
         if sink.kind is SinkKind.PARQUET:
             return ParquetSink(Path(sink.target), writer, _names(sink, "partition_by"))
+        if sink.kind in (SinkKind.DELTA, SinkKind.ICEBERG):
+            return self._table(sink, writer)
         database = sink.options.get("database") or next(iter(self._connection.databases), None)
         if database is None:
             text = f"sink '{sink.name}' needs 'database', the URL of a PostgreSQL; or run with --database-url"
@@ -213,6 +219,22 @@ class Sinks:
         table = TableSink(database, sink.target, writer, _names(sink, "key"), _names(sink, "order_by"))
         table.prepare()
         return table
+
+    def _table(self, sink: Sink, writer: str) -> LakeSink:
+        from queen.pipelines.tables.sink import LakeSink
+
+        location = Location.parse(sink.target)
+        catalog = sink.options.get("catalog")
+        if catalog is None and location.path is None:
+            catalog = next(iter(self._connection.databases), None)
+        return LakeSink(
+            open_table(Format(sink.kind.value), location, catalog),
+            writer,
+            _names(sink, "partition_by"),
+            _names(sink, "key"),
+            _names(sink, "order_by"),
+            sink.options.get("delete_when"),
+        )
 
 
 def column_problems(sink: Sink, columns: Sequence[str]) -> list[Problem]:

@@ -116,9 +116,17 @@ class SpecReader:
         if options.get("mode", OutputMode.APPEND) not in tuple(OutputMode):
             self._unknown(self._where(spec, "mode", where), f"{what}: mode", options["mode"], tuple(OutputMode))
             del options["mode"]
-        if kind == "postgres" and options.get("mode") == OutputMode.UPDATE and "key" not in options:
+        if (
+            kind in ("postgres", "delta", "iceberg")
+            and options.get("mode") == OutputMode.UPDATE
+            and "key" not in options
+        ):
             text = f"{what}: mode update needs 'key', the columns that say which row a changed result replaces"
             self.report(self._where(spec, "mode", where), text)
+        if "delete_when" in options and "key" not in options:
+            self.report(
+                self._where(spec, "delete_when", where), f"{what}: 'delete_when' needs 'key', by which rows are found"
+            )
         return Sink(name=name, where=where, source=source or "", kind=SinkKind(kind), target=target, options=options)
 
     def trigger(self, given: object, where: Where) -> str:

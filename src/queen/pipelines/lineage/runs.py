@@ -136,7 +136,7 @@ class RunLineage:
     def _outputs(self, sink: Sink, fields: Fields) -> Iterator[Dataset]:
         if sink.kind in (SinkKind.QUEUE, SinkKind.TOPIC):
             yield queue_dataset(self._connection.server, sink.target, fields)
-        elif sink.kind is SinkKind.PARQUET:
+        elif sink.kind in (SinkKind.PARQUET, SinkKind.DELTA, SinkKind.ICEBERG):
             yield path_dataset(sink.target, fields)
         elif sink.kind is SinkKind.POSTGRES:
             database = sink.options.get("database") or next(iter(self._connection.databases), "")
