@@ -31,7 +31,6 @@ from queen.cli.pipelines.run import (
     session,
 )
 from queen.errors import QueenError
-from queen.pipelines import durations
 from queen.pipelines.errors import AlreadyRunning, spark_failures
 from queen.pipelines.lineage.jobs import job_run, path_dataset, queue_dataset
 from queen.pipelines.run import RunOptions
@@ -40,6 +39,7 @@ from queen.pipelines.state import StateDirectory
 from queen.pipelines.tables.locations import TARGET_BYTES, Location
 from queen.pipelines.tables.opening import Format, format_at, open_table
 from queen.pipelines.tables.table import Table
+from queen.wire import durations
 from queen.wire.times import parse_time
 
 jobs = typer.Typer()

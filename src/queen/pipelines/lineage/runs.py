@@ -127,6 +127,9 @@ class RunLineage:
         if source.kind is SourceKind.QUEUE:
             for name in names_in(source.target):
                 yield queue_dataset(self._connection.server, name, _declared(source))
+        elif source.kind is SourceKind.QUEUE_PATTERN:
+            # Which queues it names may change while it runs.
+            yield queue_dataset(self._connection.server, source.target, _declared(source))
         elif source.kind is SourceKind.FILES:
             yield path_dataset(source.target, _declared(source))
 
