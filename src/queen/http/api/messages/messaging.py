@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from queen.broker.pop.requests import PopRequest
+from queen.broker.pop.requests import PopRequest, declare
 from queen.errors import BadRequest, Forbidden
 from queen.http.auth.principal import is_subject
 from queen.http.consume.options import checked_group, starting_point
@@ -168,11 +168,10 @@ async def pop_namespace(api: Api, request: Request) -> Response:
     query: NamespacePopQuery = request.args
     if not query.namespace and not query.task:
         raise BadRequest("namespace or task is required (or pop one queue at /api/v1/pop/queue/<queue>)")
-    popping = asyncio.ensure_future(
-        api.broker.namespace_pops.pop(query.namespace, query.task, _pop_request(api.settings, query))
-    )
+    asked = _pop_request(api.settings, query)
+    popping = asyncio.ensure_future(api.broker.namespace_pops.pop(query.namespace, query.task, asked))
     request.on_disconnect(popping.cancel)
-    return _popped(await popping)
+    return _popped(declare(await popping, asked, None))
 
 
 @routes.direct(
@@ -327,6 +326,11 @@ def _pop_request(
     settings: Settings, query: PopQuery, queues: tuple[str, ...] = (), partition: str | None = None
 ) -> PopRequest:
     mode, since = starting_point(query.subscription_mode, query.subscription_from)
+    if query.conflation:
+        if not query.consumer_group:
+            raise BadRequest("conflation needs a consumerGroup: it is a policy of the group")
+        if query.auto_ack:
+            raise BadRequest("conflation and autoAck exclude each other: the newest message is acknowledged")
     timeout = settings.default_timeout if query.timeout is None else query.timeout
     return PopRequest(
         queues,
@@ -340,6 +344,7 @@ def _pop_request(
         subscription_mode=mode,
         subscription_from=since,
         lease_seconds=query.lease_seconds,
+        conflation=query.conflation,
     )
 
 

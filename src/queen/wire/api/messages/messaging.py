@@ -48,7 +48,9 @@ class Message(Answer):
 class Popped(Answer):
     """Messages, and the lease that holds their partitions (empty with `autoAck`).
 
-    `partition` and `partitionId` are those of the first message; each message has its own.
+    `partition` and `partitionId` are those of the first message; each message has its own. Where the group gets only
+    the newest message of a partition, `conflation` is true; `conflationConflict` says that the request wants otherwise. A
+    request that asks for conflation is answered so, without messages, where others are answered 204.
     """
 
     success: bool
@@ -59,6 +61,8 @@ class Popped(Answer):
     consumer_group: str
     messages: list[Message]
     partitions_claimed: Count
+    conflation: bool | UnsetType = UNSET
+    conflation_conflict: bool | UnsetType = UNSET
 
 
 class AckResult(Answer):
@@ -208,6 +212,16 @@ class PopQuery(Query):
                 le=604800,
                 description="How long the lease lasts; the queue's `leaseTime` when absent.",
                 extra={CLAMPED: True},
+            ),
+        ]
+        | None
+    ) = None
+    conflation: (
+        Annotated[
+            bool,
+            Meta(
+                description="The group gets only the newest message of each partition, and passes over those before. "
+                "What its first pop of a queue says stays. Needs a consumer group, and no autoAck."
             ),
         ]
         | None
