@@ -14,7 +14,8 @@ from tests.support.api import Answer, Api
 
 async def pop(api: Api, queue: str = "tasks", group: str = "g", partition: str | None = None, **query: Any) -> Answer:
     path = f"/api/v1/pop/queue/{queue}" + (f"/partition/{partition}" if partition else "")
-    return await api.call("GET", path, **{"consumerGroup": group, "conflation": True, "batch": 100} | query)
+    asked: dict[str, Any] = {"consumerGroup": group, "conflation": True, "batch": 100} | query
+    return await api.call("GET", path, **asked)
 
 
 async def newest(api: Api, queue: str = "tasks", group: str = "g", **query: Any) -> list[Any]:

@@ -20,6 +20,7 @@ from queen.log.segments import SegmentCache, read_segment
 from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Record
 from queen.wire.envelope import Envelope, EnvelopeError
+from queen.wire.framed_pop import Delivered, encode_frames
 from queen.wire.ids import IdSource
 from queen.wire.segment import MalformedSegment, Segment
 
@@ -50,6 +51,7 @@ class Claim:
     undue: bool = False
     """There is no lease in the way: it is too early for the messages."""
     segments: list[Segment] = field(default_factory=list)
+    attempts: int = 0
     error: QueenError | None = None
     gone: bool = False
     cut_from: int = 0
@@ -275,6 +277,7 @@ class Claimer:
         claim.left = first["next_offset"] - claim.end
         claim.hold_for = 0.0 if claim.auto_ack else _lease_seconds(claim, await self._queue(claim.lane))
         claim.undue = False
+        claim.attempts = first["attempts"]
         if first["base_offset"] is None:
             held = self._cache.get(claim.partition_id, claim.start, claim.end)
             if held is not None:
@@ -402,7 +405,8 @@ class Claimer:
                 # The client has disconnected: another consumer is to have the messages, and at once.
                 refused += [claim for claim, _, _ in own if len(claim.pops) == 1]
                 continue
-            body = self._render(pop, own, partitions)
+            framed = pop.request.frames and not own[0][0].lane.conflates
+            body = (self._render_frames if framed else self._render)(pop, own, partitions)
             if body is None:
                 empty += [claim for claim, _, _ in own]
                 continue
@@ -484,6 +488,26 @@ class Claimer:
                 b'],"partitionsClaimed":%d%b' % (len(shares), b',"conflation":true}' if claim.lane.conflates else b"}"),
             )
         )
+
+    def _render_frames(
+        self, pop: Pop, shares: list[tuple[Claim, int, int]], partitions: dict[int, Partition]
+    ) -> bytes | None:
+        """The same as binary records."""
+        now = time.time()
+        delivered: list[Delivered] = []
+        for claim, start, end in shares:
+            partition = partitions.get(claim.partition_id)
+            segments = [one for one in claim.segments if one.base_offset < end and one.end_offset > start]
+            name = partition.name if partition else ""
+            delivered.append(Delivered(claim.partition_id, name, start, end, claim.attempts + 1, segments))
+            spans = [(one, max(0, start - one.base_offset), min(one.count, end - one.base_offset)) for one in segments]
+            counted = [
+                (sum(not one.is_deleted(i) for i in range(first, last)), one.created_at) for one, first, last in spans
+            ]
+            self._meter.popped(claim.lane.queue_name, counted, now, auto_ack=claim.auto_ack)
+        claim = shares[0][0]
+        own = b'{"conflationConflict":true}' if pop.request.conflation else b""
+        return encode_frames(claim.lane.queue_name, claim.lease_id, pop.request.group, own, delivered)
 
     async def _skip(self, claims: list[Claim]) -> None:
         """Pass over spans in which nothing is left to deliver."""

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from queen.log.catalog import QUEUE_MODE, Queue
 from queen.metrics.meter import Meter, clock
+from queen.wire.framed_pop import MAGIC
 
 
 class PopRequest(msgspec.Struct, frozen=True, gc=False):
@@ -31,6 +32,9 @@ class PopRequest(msgspec.Struct, frozen=True, gc=False):
     """How long its lease lasts; None: as the queue says."""
     conflation: bool | None = None
     """Whether its group is to get only the newest message of a partition; None: it does not say."""
+
+    frames: bool = False
+    """Whether it is answered with binary records, where that can be."""
 
     def waiting(self, seconds: float) -> PopRequest:
         """The same, waiting at most this long."""
@@ -69,16 +73,10 @@ def declare(body: bytes | None, request: PopRequest, applied: bool | None) -> by
         echo = b',"conflation":true' if (asked if applied is None else applied) else b""
         queue, group = _encode(request.queues[0] if len(request.queues) == 1 else ""), _encode(request.group)
         head = b',"queue":%b,"partition":"","partitionId":"","leaseId":"","consumerGroup":%b' % (queue, group)
-        rest = (
-            b',"queue":%b,"partition":"","partitionId":"","leaseId":"","consumerGroup":%b,"partitionsClaimed":0%b'
-            % (
-                queue,
-                _encode(request.group),
-                echo,
-            )
-        )
-        return _EMPTY + rest + (b',"conflationConflict":true}' if conflict else b"}")
-    return body[:-1] + b',"conflationConflict":true}' if conflict and not is_empty(body) else body
+        return _EMPTY + head + b',"partitionsClaimed":0' + echo + (b',"conflationConflict":true}' if conflict else b"}")
+    if not conflict or is_empty(body) or body.startswith(MAGIC):
+        return body
+    return body[:-1] + b',"conflationConflict":true}'
 
 
 def is_empty(body: bytes | None) -> bool:

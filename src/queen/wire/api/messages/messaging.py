@@ -30,6 +30,15 @@ class PushResult(SnakeAnswer):
     buffered_id: str | UnsetType = field(default=UNSET, name="transactionId")
 
 
+class PushCounts(Answer):
+    """What became of the items of a binary push that wants no more than that."""
+
+    count: Count
+    queued: Count
+    duplicate: Count
+    error: Count
+
+
 class Message(Answer):
     """A message as it is delivered; `data` is the payload that was pushed."""
 
@@ -49,8 +58,8 @@ class Popped(Answer):
     """Messages, and the lease that holds their partitions (empty with `autoAck`).
 
     `partition` and `partitionId` are those of the first message; each message has its own. Where the group gets only
-    the newest message of a partition, `conflation` is true; `conflationConflict` says that the request wants otherwise. A
-    request that asks for conflation is answered so, without messages, where others are answered 204.
+    the newest message of a partition, `conflation` is true; `conflationConflict` says that the request wants otherwise.
+    A request that asks for conflation is answered so, without messages, where others are answered 204.
     """
 
     success: bool
@@ -132,6 +141,7 @@ class TransactionResult(Answer):
 
     The `reason` `kv_precondition` is of an operation at `kv` that was `required` and did not apply: `failedIndex` is
     its place among all operations (each item of a push is one), `kvReason` why; `version` and `value` are of its key.
+    `pushed`, `duplicate` and `acked` stand for the results of pushes and acknowledgments where a binary body says so.
     """
 
     transaction_id: Uuid
@@ -143,6 +153,9 @@ class TransactionResult(Answer):
     kv_reason: KvReason | UnsetType = UNSET
     version: Count | UnsetType = UNSET
     value: Raw | UnsetType = UNSET
+    pushed: Count | UnsetType = UNSET
+    duplicate: Count | UnsetType = UNSET
+    acked: Count | UnsetType = UNSET
 
 
 class Extension(Body):
@@ -226,6 +239,9 @@ class PopQuery(Query):
         ]
         | None
     ) = None
+    frames: Annotated[
+        bool, Meta(description="Answer with binary records (`application/x-queen-pop`), where that can be.")
+    ] = False
     autopilot: Annotated[bool, Meta(description="A `batch` that is absent is 200, and not DEFAULT_BATCH_SIZE.")] = False
     namespace: Annotated[str, Meta(description="The namespace of the queues.")] = ""
     task: Annotated[str, Meta(description="The task of the queues.")] = ""
