@@ -4291,7 +4291,7 @@ export interface components {
          * @description Operations on different locks; each is done by itself.
          */
         LockBody: {
-            operations: (components["schemas"]["Acquire"] | components["schemas"]["Renew"] | components["schemas"]["queen.wire.locks.Release"] | components["schemas"]["Look"])[];
+            operations: (components["schemas"]["Acquire"] | components["schemas"]["Renew"] | components["schemas"]["queen.wire.state.locks.Release"] | components["schemas"]["Look"])[];
         };
         /**
          * LockResult
@@ -4963,7 +4963,9 @@ export interface components {
          * Popped
          * @description Messages, and the lease that holds their partitions (empty with `autoAck`).
          *
-         *         `partition` and `partitionId` are those of the first message; each message has its own.
+         *         `partition` and `partitionId` are those of the first message; each message has its own. Where the group gets only
+         *         the newest message of a partition, `conflation` is true; `conflationConflict` says that the request wants otherwise.
+         *         A request that asks for conflation is answered so, without messages, where others are answered 204.
          */
         Popped: {
             success: boolean;
@@ -4974,6 +4976,8 @@ export interface components {
             consumerGroup: string;
             messages: components["schemas"]["Message"][];
             partitionsClaimed: number;
+            conflation?: boolean;
+            conflationConflict?: boolean;
         };
         /**
          * PostgresStats
@@ -5048,6 +5052,16 @@ export interface components {
              * @default null
              */
             bufferMax?: number | null;
+        };
+        /**
+         * PushCounts
+         * @description What became of the items of a binary push that wants no more than that.
+         */
+        PushCounts: {
+            count: number;
+            queued: number;
+            duplicate: number;
+            error: number;
         };
         /**
          * PushDone
@@ -5170,7 +5184,8 @@ export interface components {
          * @description How many messages a queue stores, and how many of them each consumer group has not consumed yet.
          *
          *         `pending` is what `group` has not consumed; without one, what the slowest group of each partition has not.
-         *         `effectivePending` is the same, and `conflation` false: no group skips to the newest message of a partition.
+         *         `conflation` says that `group` gets only the newest message of each partition; then `effectivePending`, how many
+         *         messages it will get, is the number of partitions with a backlog, and otherwise the same as `pending`.
          *         `partitions` are up to 1000 of those with a backlog, the largest first.
          */
         QueueDepth: {
@@ -6684,6 +6699,7 @@ export interface components {
          *
          *         The `reason` `kv_precondition` is of an operation at `kv` that was `required` and did not apply: `failedIndex` is
          *         its place among all operations (each item of a push is one), `kvReason` why; `version` and `value` are of its key.
+         *         `pushed`, `duplicate` and `acked` stand for the results of pushes and acknowledgments where a binary body says so.
          */
         TransactionResult: {
             /** Format: uuid */
@@ -6698,6 +6714,9 @@ export interface components {
             kvReason?: "absent" | "exists" | "limit" | "rolledBack" | "type" | "version";
             version?: number;
             value?: unknown;
+            pushed?: number;
+            duplicate?: number;
+            acked?: number;
         };
         /**
          * Transport
@@ -6877,7 +6896,7 @@ export interface components {
          * Release
          * @description Give a permit back.
          */
-        "queen.wire.locks.Release": {
+        "queen.wire.state.locks.Release": {
             /** @enum {unknown} */
             op: "release";
             name: string;
@@ -6943,7 +6962,7 @@ export interface operations {
                      *       }
                      *     ]
                      */
-                    "application/json": components["schemas"]["PushResult"][];
+                    "application/json": components["schemas"]["PushResult"][] | components["schemas"]["PushCounts"];
                 };
             };
             /** @description The request is wrong; nothing was stored. */
@@ -7045,6 +7064,10 @@ export interface operations {
                 subscriptionFrom?: string;
                 /** @description How long the lease lasts; the queue's `leaseTime` when absent. */
                 leaseSeconds?: number;
+                /** @description The group gets only the newest message of each partition, and passes over those before. What its first pop of a queue says stays. Needs a consumer group, and no autoAck. */
+                conflation?: boolean;
+                /** @description Answer with binary records (`application/x-queen-pop`), where that can be. */
+                frames?: boolean;
                 /** @description A `batch` that is absent is 200, and not DEFAULT_BATCH_SIZE. */
                 autopilot?: boolean;
                 /** @description The namespace of the queues. */
@@ -7182,6 +7205,10 @@ export interface operations {
                 subscriptionFrom?: string;
                 /** @description How long the lease lasts; the queue's `leaseTime` when absent. */
                 leaseSeconds?: number;
+                /** @description The group gets only the newest message of each partition, and passes over those before. What its first pop of a queue says stays. Needs a consumer group, and no autoAck. */
+                conflation?: boolean;
+                /** @description Answer with binary records (`application/x-queen-pop`), where that can be. */
+                frames?: boolean;
                 /** @description A `batch` that is absent is 200, and not DEFAULT_BATCH_SIZE. */
                 autopilot?: boolean;
                 /** @description The namespace of the queues. */
@@ -7324,6 +7351,10 @@ export interface operations {
                 subscriptionFrom?: string;
                 /** @description How long the lease lasts; the queue's `leaseTime` when absent. */
                 leaseSeconds?: number;
+                /** @description The group gets only the newest message of each partition, and passes over those before. What its first pop of a queue says stays. Needs a consumer group, and no autoAck. */
+                conflation?: boolean;
+                /** @description Answer with binary records (`application/x-queen-pop`), where that can be. */
+                frames?: boolean;
                 /** @description A `batch` that is absent is 200, and not DEFAULT_BATCH_SIZE. */
                 autopilot?: boolean;
                 /** @description The namespace of the queues. */
