@@ -391,8 +391,8 @@ def make_broker(
     ack = _Ack(base, pop, push)
     topics = _topics(base, shard)
     sharded = len(settings.database_dsns) > 1
-    key_values = KeyValues(base.database, base.catalog, sharded=sharded)
-    timers = Timers(base.database, base.catalog, base.envelope, base.ids, sharded=sharded)
+    key_values = KeyValues(base.database, base.catalog, meter, sharded=sharded)
+    timers = Timers(base.database, base.catalog, base.envelope, base.ids, meter, sharded=sharded)
     transactions = Transactions(
         base.database,
         base.catalog,
@@ -470,7 +470,7 @@ def make_broker(
         dead_letters=DeadLetters(base.database, base.catalog, base.envelope, ack.redriver),
         topics=topics,
         key_values=key_values,
-        locks=Locks(base.database, key_values, base.ids),
+        locks=Locks(base.database, key_values, base.ids, meter),
         timers=timers,
         timer_firing=TimerFiring(base.database, jobs.elected, base.modes, timers, appender, base.envelope),
         transactions=transactions,

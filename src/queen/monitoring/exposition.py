@@ -57,6 +57,10 @@ class _Families(Collector):
             yield from _dead_letters(cluster)
             yield from _paused(cluster)
             yield from _inbox(cluster.inbox)
+            timers = cluster.timers
+            yield _gauge("queen_timers_pending", "Timers that wait until they are due.", timers.pending)
+            yield _gauge("queen_timers_due", "Timers that are due and have not fired.", timers.due)
+            yield _gauge("queen_timer_lag_seconds", "For how long the first of them has been due.", timers.lag_seconds)
         yield from self._more
 
 
@@ -145,12 +149,6 @@ _DONE: Final = (
     ("kv", "queen_kv_operations_total", "Operations on keys, by what came of them.", ("op", "outcome")),
     ("lock", "queen_lock_operations_total", "Operations on locks, by what came of them.", ("op", "outcome")),
     ("timer", "queen_timer_operations_total", "Timers scheduled, cancelled and fired.", ("op", "outcome")),
-    (
-        "ephemeral",
-        "queen_ephemeral_messages_total",
-        "Messages of ephemeral queues pushed, popped, acked, nacked, and dropped, by why.",
-        ("op", "outcome"),
-    ),
 )
 """Counters of what is done beside messages: the name by which workers count, and the family with its labels."""
 

@@ -1,4 +1,4 @@
--- Consumer groups that get only the newest message of each partition, and queues whose messages are kept in memory.
+-- Consumer groups that get only the newest message of each partition.
 
 ALTER TABLE queen.subscriptions ADD COLUMN conflation boolean;
 COMMENT ON COLUMN queen.subscriptions.conflation IS
