@@ -29,22 +29,30 @@ setup: $(DEVELOP) ## Prepare .venv for developing; done again only when pyprojec
 	  echo "$(PYTHON3) cannot make a virtual environment; the lines above say why." >&2; \
 	  echo "On Debian and Ubuntu its venv module is a package of its own: apt install python3-venv" >&2; \
 	  exit 1; }
-	@# Versions before 24 take 10 s longer to choose among all that the registry has. They do it right, too.
-	@$(BIN)/pip install --quiet --upgrade pip || true
+	@# uv downloads side by side and resolves at once: a quarter of pip's time. Without it, pip does the same.
+	@$(BIN)/pip install --quiet --constraint constraints.txt uv || true
 
-INSTALL = $(BIN)/pip install --quiet --constraint constraints.txt --editable
+# uv reads no configuration of pip's, so the registry that pip was told of is handed on.
+define install
+	@registry=$${PIP_INDEX_URL:-$$($(BIN)/pip config get global.index-url 2>/dev/null)}; \
+	VIRTUAL_ENV=.venv $${registry:+env UV_DEFAULT_INDEX="$$registry"} \
+	  $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]' \
+	|| $(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+endef
 
+$(SERVER): EXTRAS := server,redis,otel
 $(SERVER): pyproject.toml constraints.txt | .venv/bin/pip
-	$(INSTALL) '.[server,redis,otel]'
-	@touch $@
+	$(install)
 
+$(SPARK): EXTRAS := server,redis,otel,spark
 $(SPARK): $(SERVER)
-	$(INSTALL) '.[server,redis,otel,spark]'
-	@touch $@
+	$(install)
 
+$(DEVELOP): EXTRAS := server,redis,otel,spark,dev
 $(DEVELOP): pyproject.toml constraints.txt | .venv/bin/pip
-	$(INSTALL) '.[server,redis,otel,spark,dev]'
-	@touch $(SERVER) $(SPARK) $@
+	$(install)
+	@touch $(SERVER) $(SPARK)
 
 serve: $(SERVER) ## Start the server; variables and ARGS are those of `queen serve`.
 	@exec $(BIN)/queen serve $(ARGS)

@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import termios
@@ -156,7 +157,7 @@ class Terminal:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env=environment,
+            env={**environment, "PYTHONFAULTHANDLER": "1"},
             start_new_session=True,
             # So that Ctrl-C reaches it.
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
@@ -183,7 +184,14 @@ class Terminal:
         deadline = time.monotonic() + _SCREEN_SECONDS
         while self._read(deadline):
             pass
-        return self._process.wait(_SCREEN_SECONDS)
+        try:
+            return self._process.wait(_SCREEN_SECONDS)
+        except subprocess.TimeoutExpired:
+            # It says where it hangs.
+            self._process.send_signal(signal.SIGABRT)
+            while self._read(time.monotonic() + 1):
+                pass
+            pytest.fail(f"did not end: {self.text[-6000:]}")
 
     def _read(self, deadline: float) -> bool:
         ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))

@@ -157,7 +157,7 @@ async def test_a_transaction_of_unknown_outcome_happened_as_a_whole_or_not_at_al
     ack = {"type": "ack"} | {key: message[key] for key in ("transactionId", "partitionId", "leaseId")}
     items = [{"queue": name, "transactionId": "t1", "payload": 1} for name in ("out", "other")]
     # The answer to the commit is lost, or an answer inside the transaction, which is then rolled back.
-    proxy.lose_answers(1, of=lambda sent: (b"COMMIT" if committed else b"FOR UPDATE") in sent)
+    proxy.lose_answers(1, of=lambda sent: (b"COMMIT" if committed else b"FOR UPDATE OF c") in sent)
     body = {"operations": [ack, {"type": "push", "items": items}]}
     answer = await api.call("POST", "/api/v1/transaction", body)
     assert proxy.lost_answers == 1

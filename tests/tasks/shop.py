@@ -45,6 +45,22 @@ async def endless() -> None:
     await asyncio.Event().wait()
 
 
+@app.task(queue="flaky", retries=0)
+async def odd() -> object:
+    """Return what is no JSON."""
+    return object()
+
+
+gate = asyncio.Event()
+
+
+@app.task(queue="slow")
+async def wait(name: str) -> None:
+    """Note the start, and wait for the event."""
+    note(f"start {name}")
+    await gate.wait()
+
+
 @app.task(queue="slow")
 def hold(name: str, gate: str) -> None:
     """Note the start, wait for a file, note the end."""

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -40,16 +40,20 @@ class Shop:
     async def counts(self, task: Any) -> Any:
         return await self.queen.topic(self.namespace, task.topic).counts()
 
-    @contextmanager
-    def worker(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    def _start(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "queen.tasks", "tests.tasks.shop:app", *arguments]
         with (self.directory / "worker.log").open("ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log)
+            return subprocess.Popen(command, stdout=log, stderr=log)
+
+    @asynccontextmanager
+    async def worker(self, *arguments: str) -> AsyncIterator[subprocess.Popen[bytes]]:
+        process = self._start(arguments)
         try:
             yield process
         finally:
             process.terminate()
-            process.wait()
+            # The server is in this process, and a worker says goodbye to it.
+            await asyncio.to_thread(process.wait)
 
 
 @pytest.fixture
@@ -67,7 +71,7 @@ async def shop(start_server: StartServer, tmp_path: Path, monkeypatch: pytest.Mo
 
 async def test_jobs_run_and_return_results(shop: Shop) -> None:
     module = shop.module
-    with shop.worker("--queue", "math", "--queue", "flaky") as process:
+    async with shop.worker("--queue", "math", "--queue", "flaky") as process:
         assert await (await module.add.defer(2, 3)).result(60) == 5
         assert await (await module.multiply.defer(left=2, right=3)).result() == 6
         chained = module.add.s(1, 2).then(module.multiply.step(10)).then(module.add.step(4))
@@ -115,13 +119,13 @@ async def test_jobs_wait_for_their_time_their_priority_and_are_unique(shop: Shop
     assert counts is not None
     assert (counts["delayed"], counts["ready"]) == (1, 3)
     assert [item["data"]["args"] for item in await topic.peek()] == [[1, 1], [3, 3], [2, 2]]
-    with pytest.raises(TimeoutError, match=r"task add is not done after 0\.01 s"):
+    with pytest.raises(TimeoutError, match=r"is not done after 0\.01 s"):
         await first.result(0.01)
 
 
 async def test_kill_loses_no_job_and_a_stopped_worker_finishes_its_jobs(shop: Shop) -> None:
     hold, gate = shop.module.hold, shop.directory / "gate"
-    with shop.worker("--queue", "slow", "--concurrency", "1") as first:
+    async with shop.worker("--queue", "slow", "--concurrency", "1") as first:
         for name in ("one", "two"):
             await hold.options(priority=int(name == "two")).defer(name, str(gate))
         await until(lambda: _noted(shop, "start one"))
@@ -131,7 +135,7 @@ async def test_kill_loses_no_job_and_a_stopped_worker_finishes_its_jobs(shop: Sh
     items = await shop.queen.topic(shop.namespace, hold.topic).peek(leased=True)
     assert [item["data"]["args"][0] for item in items] == ["one"]
     await shop.queen.topic(shop.namespace, hold.topic).release(items)
-    with shop.worker("--queue", "slow", "--concurrency", "1") as second:
+    async with shop.worker("--queue", "slow", "--concurrency", "1") as second:
         await until(lambda: _count(shop, "start one", 2))
         second.send_signal(signal.SIGTERM)
         gate.touch()
@@ -151,7 +155,7 @@ async def _count(shop: Shop, line: str, count: int) -> bool:
 
 async def test_a_schedule_defers_each_tick_once_with_several_workers(shop: Shop) -> None:
     topic = shop.queen.topic(shop.namespace, shop.module.tick.topic)
-    with shop.worker("--queue", "clock", "--processes", "2"):
+    async with shop.worker("--queue", "clock", "--processes", "2"):
 
         async def both_have_scheduled() -> bool:
             log = (shop.directory / "worker.log").read_text()
@@ -206,6 +210,134 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 async def test_jobs_are_deferred_from_programs_without_an_event_loop(shop: Shop) -> None:
-    identity = await asyncio.to_thread(shop.module.add.defer_sync, 1, 2)
-    (item,) = await shop.queen.topic(shop.namespace, shop.module.add.topic).peek()
-    assert item["data"]["job"] == identity
+    job = await asyncio.to_thread(shop.module.add.defer_sync, 1, 2)
+    unique = await asyncio.to_thread(shop.module.add.options(unique="x").defer_sync, 3, 4)
+    assert await asyncio.to_thread(job.status_sync) == "waiting"
+    with pytest.raises(TimeoutError):
+        await asyncio.to_thread(job.result_sync, 0.01)
+    async with _running(shop, "math"):
+        assert await asyncio.to_thread(job.result_sync) == 3
+        assert await asyncio.to_thread(unique.result_sync) == 7
+        assert await shop.module.app.job(job.id).result() == 3
+
+
+@asynccontextmanager
+async def _running(shop: Shop, *queues: str, **options: Any) -> AsyncIterator[asyncio.Event]:
+    """A worker in this process."""
+    stop = asyncio.Event()
+    running = asyncio.create_task(Worker(shop.module.app, queues=queues, **options).run(stop))
+    try:
+        yield stop
+    finally:
+        stop.set()
+        await running
+
+
+async def test_a_unique_key_is_free_when_its_job_has_ended(shop: Shop) -> None:
+    add = shop.module.add.options(unique="order-1")
+    first, second = await add.defer(1, 1), await add.defer(9, 9)
+    assert first.id == second.id
+    chain = add.s(1, 2).then(shop.module.multiply.step(10))
+    assert (await chain.defer()).id == f"{first.id}.then"
+    async with _running(shop, "math", "flaky"):
+        assert await second.result() == 2
+        third = await add.defer(2, 2)
+        assert third.id != first.id
+        assert await third.result() == 4
+        multiplied = shop.module.add.options(unique="chain").s(1, 2).then(shop.module.multiply.step(10))
+        assert await (await multiplied.defer()).result() == 30
+        failing = shop.module.odd.options(unique="odd")
+        for _ in range(2):
+            with pytest.raises(JobFailed, match="the result of a task has to be JSON"):
+                await (await failing.defer()).result()
+
+
+async def test_a_failed_step_fails_the_chain(shop: Shop) -> None:
+    async with _running(shop, "math", "flaky"):
+        chain = shop.module.odd.s().then(shop.module.multiply.step(2)).then(shop.module.multiply.step(2))
+        with pytest.raises(JobFailed, match="has to be JSON"):
+            await (await chain.defer()).result()
+
+
+async def test_many_calls_are_deferred_in_one_request(shop: Shop) -> None:
+    add, multiply = shop.module.add, shop.module.multiply
+    jobs = await shop.module.app.defer_many([add.s(1, 1), multiply.options(priority=-1).s(2, 3)])
+    assert await shop.module.app.defer_many([]) == []
+    async with _running(shop, "math"):
+        assert [await job.result() for job in jobs] == [2, 6]
+    with pytest.raises(ValueError, match="unique jobs are deferred one by one"):
+        await shop.module.app.defer_many([add.options(unique="x").s(1, 1)])
+
+
+async def test_arguments_that_do_not_fit_are_refused_when_they_are_deferred(shop: Shop) -> None:
+    with pytest.raises(TypeError, match="task add: missing a required argument: 'right'"):
+        await shop.module.add.defer(1)
+    with pytest.raises(TypeError, match="task multiply: too many positional arguments"):
+        await shop.module.add.s(1, 1).then(shop.module.multiply.step(1, 2)).defer()
+
+
+async def test_jobs_that_outlast_a_stop_are_released(shop: Shop) -> None:
+    hold = shop.module.wait
+    async with _running(shop, "slow", stop_timeout=0.0) as stop:
+        await hold.defer("long")
+        await until(lambda: _noted(shop, "start long"))
+        stop.set()
+    counts = await shop.counts(hold)
+    assert (counts["ready"], counts["leased"], counts["dead"]) == (1, 0, 0)
+    (item,) = await shop.queen.topic(shop.namespace, hold.topic).peek()
+    assert item["retries"] == 0
+
+
+async def test_workers_share_what_the_lifespan_opens(shop: Shop) -> None:
+    opened: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        opened.append("open")
+        yield
+        opened.append("closed")
+
+    shop.module.app.lifespan = lifespan
+    async with _running(shop, "math"):
+        assert await (await shop.module.add.defer(1, 1)).result() == 2
+        assert opened == ["open"]
+    assert opened == ["open", "closed"]
+
+
+async def test_the_server_shows_applications_their_tasks_and_workers(shop: Shop) -> None:
+    async def seen() -> Any:
+        answer = await shop.queen.request("GET", f"/api/v1/tasks?namespace={shop.namespace}")
+        return answer["applications"][0] if answer["applications"] else None
+
+    async def task(name: str) -> Any:
+        application = await seen()
+        return next(one for one in application["tasks"] if one["task"] == name) if application else None
+
+    assert await seen() is None
+    async with _running(shop, "math", "slow", "flaky"):
+        await shop.module.wait.defer("shown")
+        await (await shop.module.add.defer(1, 1)).result()
+        await shop.module.odd.defer()
+        await until(lambda: _noted(shop, "start shown"))
+        await shop.module.add.options(delay=3600).defer(1, 1)
+
+        async def is_reported() -> bool:
+            one, waiting = await task("add"), await task("wait")
+            return bool(one and one["done"] == 1 and waiting["running"] == 1 and (await task("odd"))["failed"] == 1)
+
+        await until(is_reported)
+        application = await seen()
+        (worker,) = application["workers"]
+        assert (worker["pid"], worker["queues"]) == (os.getpid(), ["flaky", "math", "slow"])
+        assert [job["task"] for job in worker["running"]] == ["wait"]
+        assert [(one["task"], one["final"]) for one in worker["failures"]] == [("odd", True)]
+        add = await task("add")
+        assert (add["workers"], add["delayed"], add["topic"]) == (1, 1, "math/add")
+        assert add["meanSeconds"] >= 0
+        assert (await task("tick"))["workers"] == 0
+        assert application["schedules"] == [{"task": "tick", "expression": "* * * * *", "timezone": "UTC"}]
+        shop.module.gate.set()
+    # One that has stopped is not alive; its application stays.
+    assert (await seen())["workers"] == []
+    everything = await shop.queen.request("GET", "/api/v1/tasks")
+    assert shop.namespace in [one["namespace"] for one in everything["applications"]]

@@ -2436,6 +2436,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/tasks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Applications of queen.tasks, their tasks and workers
+         * @description Jobs are items of the topic of their task: peek there, and at its dead letters, to see them.
+         *
+         *     Access: read-only.
+         */
+        get: operations["taskApplications"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/internal/api/notify": {
         parameters: {
             query?: never;
@@ -3754,6 +3776,18 @@ export interface components {
         Extension: {
             /** @default 60 */
             seconds?: number;
+        };
+        /**
+         * FailedAttempt
+         * @description An attempt that failed; the last one if `final`.
+         */
+        FailedAttempt: {
+            job: string;
+            task: string;
+            attempt: number;
+            error: string;
+            at: string;
+            final: boolean;
         };
         /**
          * FailedFiles
@@ -5642,6 +5676,16 @@ export interface components {
             maxLatencyMs: number | null;
         };
         /**
+         * RunningJob
+         * @description A job that a worker runs.
+         */
+        RunningJob: {
+            job: string;
+            task: string;
+            attempt: number;
+            since: string;
+        };
+        /**
          * Sampled
          * @description A number that goes up and down.
          */
@@ -6254,21 +6298,59 @@ export interface components {
             indexSizeBytes: number;
         };
         /**
+         * TaskApplicationView
+         * @description An application of `queen.tasks`.
+         */
+        TaskApplicationView: {
+            namespace: string;
+            tasks: components["schemas"]["queen.wire.api.resources.tasks.TaskView"][];
+            schedules: components["schemas"]["TaskSchedule"][];
+            workers: components["schemas"]["WorkerView"][];
+        };
+        /**
+         * TaskApplications
+         * @description The applications whose workers have run within the last month, by namespace.
+         */
+        TaskApplications: {
+            applications: components["schemas"]["TaskApplicationView"][];
+        };
+        /**
          * TaskList
          * @description Tasks, by name.
          */
         TaskList: {
-            tasks: components["schemas"]["TaskView"][];
+            tasks: components["schemas"]["queen.wire.api.resources.queues.TaskView"][];
         };
         /**
-         * TaskView
-         * @description A task and what it holds.
+         * TaskSchedule
+         * @description When a task is deferred by itself.
          */
-        TaskView: {
+        TaskSchedule: {
             task: string;
-            queues: number;
-            partitions: number;
-            messages: components["schemas"]["LabelCounters"];
+            expression: string;
+            timezone: string;
+        };
+        /**
+         * TaskWork
+         * @description What a worker does of a task, has done since it started, and at what rate in the last minute.
+         */
+        TaskWork: {
+            task: string;
+            /** @default 0 */
+            running?: number;
+            /** @default 0 */
+            done?: number;
+            /** @default 0 */
+            failed?: number;
+            /**
+             * @description Running time of all that was done.
+             * @default 0
+             */
+            seconds?: number;
+            /** @default 0 */
+            donePerMinute?: number;
+            /** @default 0 */
+            failedPerMinute?: number;
         };
         /**
          * TasksUpdated
@@ -6885,12 +6967,88 @@ export interface components {
             pendingMessages: number;
         };
         /**
+         * WorkerView
+         * @description A worker that is alive: it was heard of within the last half minute.
+         */
+        WorkerView: {
+            id: string;
+            host: string;
+            pid: number;
+            queues: string[];
+            concurrency: number;
+            startedAt: string;
+            seenAt: string;
+            tasks: components["schemas"]["TaskWork"][];
+            /** @description The longest running ones. */
+            running: components["schemas"]["RunningJob"][];
+            /** @description The newest ones. */
+            failures: components["schemas"]["FailedAttempt"][];
+        };
+        /**
          * Release
          * @description Which lease is meant; without an id, the one there is.
          */
         "queen.wire.api.resources.groups.Release": {
             /** @default null */
             leaseId?: string | null;
+        };
+        /**
+         * TaskView
+         * @description A task and what it holds.
+         */
+        "queen.wire.api.resources.queues.TaskView": {
+            task: string;
+            queues: number;
+            partitions: number;
+            messages: components["schemas"]["LabelCounters"];
+        };
+        /**
+         * TaskView
+         * @description A task: its jobs by state, and what the workers that are alive have done of it since they started.
+         */
+        "queen.wire.api.resources.tasks.TaskView": {
+            task: string;
+            queue: string;
+            topic: string;
+            retries: number;
+            /**
+             * @description Seconds; null: none.
+             * @default null
+             */
+            timeout?: number | null;
+            /** @default 0 */
+            ready?: number;
+            /** @default 0 */
+            delayed?: number;
+            /** @default 0 */
+            leased?: number;
+            /** @default 0 */
+            dead?: number;
+            /** @default false */
+            paused?: boolean;
+            /**
+             * @description Workers that run jobs of it.
+             * @default 0
+             */
+            workers?: number;
+            /** @default 0 */
+            running?: number;
+            /** @default 0 */
+            done?: number;
+            /**
+             * @description Attempts that failed.
+             * @default 0
+             */
+            failed?: number;
+            /** @default 0 */
+            donePerMinute?: number;
+            /** @default 0 */
+            failedPerMinute?: number;
+            /**
+             * @description Of the jobs that are done; null before the first.
+             * @default null
+             */
+            meanSeconds?: number | null;
         };
         /**
          * Release
@@ -18038,6 +18196,78 @@ export interface operations {
             };
             /** @description A web page has to send JSON. */
             415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    taskApplications: {
+        parameters: {
+            query?: {
+                /** @description Only the application of this namespace. */
+                namespace?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskApplications"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
                 headers: {
                     [name: string]: unknown;
                 };

@@ -19,10 +19,14 @@ def worker(
     queue: Annotated[list[str] | None, typer.Option(help="Only this queue; may be repeated.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Jobs at a time in each process.")] = 10,
     processes: Annotated[int, typer.Option(min=1, help="Processes; one that dies is started again.")] = 1,
+    stop_timeout: Annotated[
+        float | None, typer.Option(min=0, help="Seconds after which a stop releases jobs that still run.")
+    ] = None,
 ) -> None:
     """Run the tasks of an application: coroutines in an event loop, functions in threads.
 
-    SIGTERM and Ctrl-C let it finish the jobs that run.
+    SIGTERM and Ctrl-C let it finish the jobs that run; those that take longer than --stop-timeout are released, and
+    run elsewhere.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    run_worker(application, queue or [], concurrency, processes)
+    run_worker(application, queue or [], concurrency, processes, stop_timeout)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
 
 from queen.tasks.connection import Connection
-from queen.tasks.task import Task, TaskOptions
+from queen.tasks.jobs import Job
+from queen.tasks.task import Signature, Task, TaskOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,8 +36,19 @@ class App:
     await send.defer("alice@example.com")
     """
 
-    def __init__(self, server: Any = "http://localhost:6632", *, namespace: str = "tasks", **options: Any) -> None:
-        """`server` and `options` are those of `Queen`; applications in different namespaces do not meet."""
+    def __init__(
+        self,
+        server: Any = "http://localhost:6632",
+        *,
+        namespace: str = "tasks",
+        lifespan: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext,
+        **options: Any,
+    ) -> None:
+        """`server` and `options` are those of `Queen`; applications in different namespaces do not meet.
+
+        `lifespan` is a context in which each process of a worker runs its jobs: for pools and clients that they share.
+        """
+        self.lifespan = lifespan
         self.connection = Connection(server, namespace, options)
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.schedules: list[Schedule] = []
@@ -86,6 +99,22 @@ class App:
             return task
 
         return decorate
+
+    def job(self, identity: str) -> Job[Any]:
+        """A job by its id, to ask for its status and result."""
+        return Job(identity, self.connection)
+
+    async def defer_many(self, calls: Iterable[Signature[Any]]) -> list[Job[Any]]:
+        """Defer calls of one or several tasks in one request: all are stored, or none. Not for unique jobs."""
+        items = []
+        jobs = []
+        for call in calls:
+            job, item = call.as_item()
+            items.append(item)
+            jobs.append(job)
+        if items:
+            await self.connection.queen.request("POST", "/api/v1/topics/enqueue", items)
+        return jobs
 
     def find(self, name: str) -> Task[Any, Any]:
         """A task by its name."""

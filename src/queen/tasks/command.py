@@ -45,14 +45,31 @@ def load_app(spec: str) -> App:
     return app
 
 
-def run_worker(spec: str, queues: Sequence[str], concurrency: int, processes: int = 1) -> None:
-    """Run workers until SIGTERM or SIGINT; jobs that run are finished."""
-    worker = Worker(load_app(spec), queues=queues, concurrency=concurrency)
+def run_worker(
+    spec: str, queues: Sequence[str], concurrency: int, processes: int = 1, stop_timeout: float | None = None
+) -> None:
+    """Run workers until SIGTERM or SIGINT; jobs that run are finished, unless they take longer than `stop_timeout`."""
+    app = load_app(spec)
+    worker = Worker(app, queues=queues, concurrency=concurrency, stop_timeout=stop_timeout)
     if processes > 1:
         arguments = [spec, "--concurrency", str(concurrency), *(part for one in queues for part in ("--queue", one))]
+        if stop_timeout is not None:
+            arguments += ["--stop-timeout", str(stop_timeout)]
         _supervise([sys.executable, "-m", "queen.tasks", *arguments], processes)
     else:
-        asyncio.run(worker.run())
+        asyncio.run(_run_until_signal(app, worker))
+    # A function that was given up on would keep its thread, and with it the process, as long as it likes.
+    logging.shutdown()
+    if stop_timeout is not None:
+        os._exit(0)
+
+
+async def _run_until_signal(app: App, worker: Worker) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with app:
+        await worker.run(stop)
 
 
 def _supervise(command: list[str], processes: int) -> None:
@@ -84,7 +101,9 @@ def _supervise(command: list[str], processes: int) -> None:
 
 def _stop_at_eof() -> None:
     """Stop when the supervisor has died."""
-    sys.stdin.buffer.read()
+    # Not through sys.stdin, whose lock would be held by this thread when the interpreter ends.
+    while os.read(0, 4096):
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -95,12 +114,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--queue", action="append", default=[], help="only this queue; may be repeated")
     parser.add_argument("--concurrency", type=int, default=10, help="jobs at a time in each process (10)")
     parser.add_argument("--processes", type=int, default=1, help="processes (1)")
+    parser.add_argument("--stop-timeout", type=float, help="seconds after which a stop releases jobs that still run")
     parser.add_argument("--stop-at-eof", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.stop_at_eof:
         threading.Thread(target=_stop_at_eof, daemon=True).start()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        run_worker(given.app, given.queue, given.concurrency, given.processes)
+        run_worker(given.app, given.queue, given.concurrency, given.processes, given.stop_timeout)
     except (QueenError, ValueError) as error:
         raise SystemExit(f"queen worker: {error}") from error

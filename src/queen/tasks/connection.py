@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 from queen.client.client import Queen
 from queen.client.sync import QueenSync
 from queen.client.topics.topic import TopicBuilder
-from queen.tasks.jobs import Outcomes
+
+_KV = "/api/v1/kv"
 
 
 class Connection:
@@ -27,9 +29,16 @@ class Connection:
     def sync(self) -> QueenSync:
         return QueenSync(self._server, **self._options)
 
-    @property
-    def outcomes(self) -> Outcomes:
-        return Outcomes(self.queen, self.namespace)
+    async def run_kv(self, *operations: dict[str, Any]) -> list[dict[str, Any]]:
+        """Read and write keys of the application, in one transaction."""
+        return _results(await self.queen.request("POST", _KV, self._placed(operations)))
+
+    def run_kv_sync(self, *operations: dict[str, Any]) -> list[dict[str, Any]]:
+        """The same in a program without an event loop."""
+        return _results(self.sync.request("POST", _KV, self._placed(operations)))
+
+    def _placed(self, operations: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        return {"operations": [{**one, "ns": self.namespace} for one in operations]}
 
     def topic(self, *names: str) -> TopicBuilder:
         """Topics of the application."""
@@ -43,3 +52,8 @@ class Connection:
         if "sync" in self.__dict__:
             self.sync.close()
             del self.sync
+
+
+def _results(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = answer["results"]
+    return results

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from queen.client.client import Queen
 from queen.errors import QueenError
+from queen.tasks.connection import Connection
 
 R = TypeVar("R")
 
@@ -25,6 +27,11 @@ class JobFailed(QueenError):
     """The job failed for the last time; the message is that of its error."""
 
 
+def text_of_error(error: BaseException) -> str:
+    """What is said of an error in logs, results and reports."""
+    return f"{type(error).__name__}: {error}"
+
+
 class Step(msgspec.Struct, omit_defaults=True):
     """A call of a task, as it is enqueued; `then` are the calls that follow, with the result as first argument."""
 
@@ -33,6 +40,8 @@ class Step(msgspec.Struct, omit_defaults=True):
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     then: list[Step] = []
+    unique: str = ""
+    """Its unique key, which is free again when the job has ended."""
 
 
 class Outcome(msgspec.Struct, omit_defaults=True):
@@ -61,58 +70,79 @@ def current_job() -> Context:
     return _current.get()
 
 
-class Outcomes:
-    """Where outcomes are kept: keys that expire."""
-
-    def __init__(self, queen: Queen, namespace: str) -> None:
-        self._queen = queen
-        self._namespace = namespace
-
-    async def save(self, job: str, outcome: Outcome, seconds: int) -> None:
-        await self._run({"op": "put", "key": _key(job), "value": outcome, "ttlSeconds": seconds})
-
-    async def load(self, job: str) -> Outcome:
-        found = await self._run({"op": "get", "key": _key(job)})
-        return msgspec.convert(found["value"], Outcome) if found["found"] else Outcome()
-
-    async def _run(self, operation: dict[str, Any]) -> dict[str, Any]:
-        operation["ns"] = self._namespace
-        answer = await self._queen.request("POST", "/api/v1/kv", {"operations": [operation]})
-        result: dict[str, Any] = answer["results"][0]
-        return result
-
-
-def _key(job: str) -> str:
-    return f"job.{job}"
-
-
 class Job(Generic[R]):
     """A call that was deferred."""
 
-    def __init__(self, identity: str, task: str, outcomes: Outcomes) -> None:
+    def __init__(self, identity: str, connection: Connection) -> None:
         self.id = identity
-        self.task = task
-        self._outcomes = outcomes
+        self._connection = connection
 
     def __repr__(self) -> str:
-        return f"<Job {self.id} of task {self.task}>"
+        return f"<Job {self.id}>"
 
     async def status(self) -> Status:
         """`waiting` (or running, or forgotten), `done` or `failed`."""
-        return (await self._outcomes.load(self.id)).status
+        return (await self._load()).status
 
     async def result(self, seconds: float | None = 30.0) -> R:
         """What the task returned; waits for it up to `seconds`. Raises `JobFailed` or `TimeoutError`."""
-        deadline = None if seconds is None else time.monotonic() + seconds
-        pause = _FIRST_PAUSE_SECONDS
-        while True:
-            outcome = await self._outcomes.load(self.id)
-            if outcome.status == "done":
-                result: R = outcome.result
-                return result
-            if outcome.status == "failed":
-                raise JobFailed(outcome.error)
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"job {self.id} of task {self.task} is not done after {seconds} s")
+        for pause in self._pauses(seconds):
+            outcome = await self._load()
+            if outcome.status != "waiting":
+                return self._returned(outcome)
             await asyncio.sleep(pause)
+        raise self._too_late(seconds)
+
+    def status_sync(self) -> Status:
+        """`status` in a program without an event loop."""
+        return self._load_sync().status
+
+    def result_sync(self, seconds: float | None = 30.0) -> R:
+        """`result` in a program without an event loop."""
+        for pause in self._pauses(seconds):
+            outcome = self._load_sync()
+            if outcome.status != "waiting":
+                return self._returned(outcome)
+            time.sleep(pause)
+        raise self._too_late(seconds)
+
+    async def _load(self) -> Outcome:
+        return _read_outcome((await self._connection.run_kv(_get(self.id)))[0])
+
+    def _load_sync(self) -> Outcome:
+        return _read_outcome(self._connection.run_kv_sync(_get(self.id))[0])
+
+    def _returned(self, outcome: Outcome) -> R:
+        if outcome.status == "failed":
+            raise JobFailed(outcome.error)
+        result: R = outcome.result
+        return result
+
+    def _pauses(self, seconds: float | None) -> Iterator[float]:
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        pause = _FIRST_PAUSE_SECONDS
+        yield min(pause, max(0.0, deadline - time.monotonic()))
+        while (left := deadline - time.monotonic()) > 0:
             pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
+            yield min(pause, left)
+
+    def _too_late(self, seconds: float | None) -> TimeoutError:
+        return TimeoutError(f"job {self.id} is not done after {seconds} s")
+
+
+def following_id(job: str) -> str:
+    """The id of the next step after a job whose own was not known when it was deferred."""
+    return f"{job}.then"
+
+
+def put_outcome(job: str, outcome: Outcome, seconds: int) -> dict[str, Any]:
+    """The operation that keeps an outcome for so many seconds."""
+    return {"op": "put", "key": f"job.{job}", "value": outcome, "ttlSeconds": seconds}
+
+
+def _get(job: str) -> dict[str, Any]:
+    return {"op": "get", "key": f"job.{job}"}
+
+
+def _read_outcome(found: Mapping[str, Any]) -> Outcome:
+    return msgspec.convert(found["value"], Outcome) if found["found"] else Outcome()

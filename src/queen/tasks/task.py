@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -9,12 +10,15 @@ from datetime import datetime
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from queen.tasks.connection import Connection
-from queen.tasks.jobs import Job, Step
+from queen.tasks.jobs import Job, Step, following_id
 
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
 First = TypeVar("First")
+
+# Longer than the server remembers the keys of jobs that have ended.
+_TURN_SECONDS = 90 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,8 @@ class Task(Generic[P, R]):
         """Have a worker call the function; the job is stored when this returns."""
         return await self._signature(args, kwargs).defer()
 
-    def defer_sync(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """The same from a program without an event loop; returns the id of the job."""
+    def defer_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """The same from a program without an event loop."""
         return self._signature(args, kwargs).defer_sync()
 
     def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
@@ -111,12 +115,12 @@ class Configured(Generic[P, R]):
     async def defer(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """As `Task.defer`: after `delay` seconds, `at` a time, with a `priority` (lower first), or once if `unique`.
 
-        While a job of the same `unique` key waits or runs, and at least an hour from its enqueue, no other is stored.
+        While a job of the same `unique` key waits or runs no other is stored, and the one that is there is returned.
         """
         return await self.s(*args, **kwargs).defer()
 
-    def defer_sync(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """The same from a program without an event loop; returns the id of the job."""
+    def defer_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """The same from a program without an event loop."""
         return self.s(*args, **kwargs).defer_sync()
 
     def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
@@ -147,34 +151,96 @@ class Signature(Generic[R]):
         return Signature(self._task, self._args, self._kwargs, self._options, steps)
 
     async def defer(self) -> Job[R]:
-        """Defer the call; the job is that of the last step."""
-        step, last = self._step()
+        """Defer the call; the job is that of the last step. Raises `TypeError` for arguments that do not fit."""
+        step, item = self._item()
         connection = self._task.connection
-        await connection.topic(self._task.topic).enqueue(self._item(step))
-        return Job(last.job, last.task, connection.outcomes)
+        topic = connection.topic(self._task.topic)
+        if not step.unique:
+            await topic.enqueue(item)
+            return Job(_last(step).job, connection)
+        turn = _turn(await connection.run_kv(get_turn(step.unique)))
+        while True:
+            (identity,) = await topic.enqueue({**item, "idempotency_key": f"{step.unique}:{turn}"})
+            # If a job has ended since, it may be the one that this was answered with, and has not seen what is new.
+            now = _turn(await connection.run_kv(get_turn(step.unique)))
+            if now == turn:
+                return Job(_last_of(str(identity), step), connection)
+            turn = now
 
-    def defer_sync(self) -> str:
-        """The same from a program without an event loop; returns the id of the job."""
-        step, last = self._step()
+    def defer_sync(self) -> Job[R]:
+        """The same from a program without an event loop."""
+        step, item = self._item()
         connection = self._task.connection
-        connection.sync.topic(connection.namespace, self._task.topic).enqueue(self._item(step))
-        return last.job
+        topic = connection.sync.topic(connection.namespace, self._task.topic)
+        if not step.unique:
+            topic.enqueue(item)
+            return Job(_last(step).job, connection)
+        turn = _turn(connection.run_kv_sync(get_turn(step.unique)))
+        while True:
+            (identity,) = topic.enqueue({**item, "idempotency_key": f"{step.unique}:{turn}"})
+            now = _turn(connection.run_kv_sync(get_turn(step.unique)))
+            if now == turn:
+                return Job(_last_of(str(identity), step), connection)
+            turn = now
 
-    def _step(self) -> tuple[Step, Step]:
-        steps = [one._call() for one in (self, *self._then)]
-        steps[0].then = steps[1:]
-        return steps[0], steps[-1]
+    def as_item(self) -> tuple[Job[R], dict[str, Any]]:
+        """The job, and an item for the topic of the task; not for unique jobs, which need more than one request."""
+        step, item = self._item()
+        if step.unique:
+            raise ValueError(f"task {self._task.name}: unique jobs are deferred one by one")
+        connection = self._task.connection
+        where = {"namespace": connection.namespace, "topic": self._task.topic}
+        return Job(_last(step).job, connection), {**item, **where}
 
-    def _call(self) -> Step:
-        unique = self._options.unique
-        identity = uuid.uuid4().hex if unique is None else f"{self._task.name}:{unique}"
-        return Step(identity, self._task.name, list(self._args), dict(self._kwargs))
-
-    def _item(self, step: Step) -> dict[str, Any]:
+    def _item(self) -> tuple[Step, dict[str, Any]]:
+        """The call, and the item that holds it."""
+        step = self._step(self._args, self._options.unique)
+        for following in self._then:
+            # What comes out of the step before is not known yet.
+            one = following._step((None, *following._args), None)
+            del one.args[0]
+            if step.unique:
+                one.job = ""
+            step.then.append(one)
         options = self._options
         item: dict[str, Any] = {"data": step, "idempotency_key": step.job, "priority": options.priority}
         if options.delay is not None:
             item["delay"] = options.delay
         if options.at is not None:
             item["deliver_after"] = options.at
-        return item
+        return step, item
+
+    def _step(self, args: tuple[Any, ...], unique: str | None) -> Step:
+        name = self._task.name
+        try:
+            inspect.signature(self._task.function).bind(*args, **self._kwargs)
+        except TypeError as error:
+            raise TypeError(f"task {name}: {error}") from None
+        # A unique job is known by the id of its item, which is that of the job that exists already.
+        job, key = (uuid.uuid4().hex, "") if unique is None else ("", f"{name}:{unique}")
+        return Step(job, name, list(args), dict(self._kwargs), unique=key)
+
+
+def _last(step: Step) -> Step:
+    return step.then[-1] if step.then else step
+
+
+def _last_of(identity: str, step: Step) -> str:
+    """The id of the last step after a first one of that id."""
+    for _ in step.then:
+        identity = following_id(identity)
+    return identity
+
+
+def get_turn(unique: str) -> dict[str, Any]:
+    """The operation that reads which turn of a unique key it is: each job that ends begins another."""
+    return {"op": "get", "key": f"unique.{unique}"}
+
+
+def next_turn(unique: str) -> dict[str, Any]:
+    """The operation that frees a unique key."""
+    return {"op": "incr", "key": f"unique.{unique}", "delta": 1, "ttlSeconds": _TURN_SECONDS}
+
+
+def _turn(found: list[dict[str, Any]]) -> int:
+    return int(found[0]["value"]) if found[0]["found"] else 0

@@ -16,8 +16,9 @@ import msgspec
 
 from queen.client.errors import AuthError
 from queen.tasks.app import App, Schedule
-from queen.tasks.jobs import Context, Outcome, Step, _current
-from queen.tasks.task import Task
+from queen.tasks.jobs import Context, Outcome, Step, _current, following_id, put_outcome, text_of_error
+from queen.tasks.reports import Activity
+from queen.tasks.task import Task, next_turn
 
 logger = logging.getLogger("queen.tasks")
 
@@ -29,9 +30,15 @@ class Worker:
     """
 
     def __init__(
-        self, app: App, *, queues: Collection[str] = (), concurrency: int = 10, lease_seconds: float = 30.0
+        self,
+        app: App,
+        *,
+        queues: Collection[str] = (),
+        concurrency: int = 10,
+        lease_seconds: float = 30.0,
+        stop_timeout: float | None = None,
     ) -> None:
-        """Without `queues`, of all queues."""
+        """Without `queues`, of all queues. A stop waits for jobs that run, at most `stop_timeout` seconds."""
         known = {task.settings.queue for task in app.tasks.values()}
         unknown = sorted(set(queues) - known)
         if unknown:
@@ -42,28 +49,54 @@ class Worker:
             raise ValueError("the application has no tasks: is the module imported that declares them?")
         self._concurrency = concurrency
         self._lease_seconds = lease_seconds
+        self._stop_timeout = stop_timeout
+        self._activity = Activity(app, self._tasks, concurrency)
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="queen-task")
 
     async def run(self, stop: asyncio.Event | None = None) -> None:
-        """Run until it is told to stop."""
-        for task in self._tasks.values():
-            await self._configure(task)
-        ended = stop or asyncio.Event()
-        schedules = [
-            asyncio.create_task(self._schedule(one, ended))
-            for one in self._app.schedules
-            if one.task.topic in self._tasks
-        ]
-        topics = self._app.connection.topic(*self._tasks)
-        logger.info("worker of %d tasks is ready (%d at a time)", len(self._tasks), self._concurrency)
-        try:
-            consumer = topics.concurrency(self._concurrency).lease(self._lease_seconds)
-            await consumer.consume(self._execute, signal=ended)
-        finally:
-            ended.set()
-            await asyncio.gather(*schedules)
-            self._threads.shutdown()
+        """Run until `stop` is set, or SIGTERM or SIGINT come."""
+        async with self._app.lifespan():
+            for task in self._tasks.values():
+                await self._configure(task)
+            ended = stop or asyncio.Event()
+            beside = [
+                asyncio.create_task(self._schedule(one, ended))
+                for one in self._app.schedules
+                if one.task.topic in self._tasks
+            ]
+            beside.append(asyncio.create_task(self._activity.report_until(ended)))
+            logger.info("worker of %d tasks is ready (%d at a time)", len(self._tasks), self._concurrency)
+            try:
+                await self._consume(ended)
+            finally:
+                ended.set()
+                await asyncio.gather(*beside)
+                await self._activity.leave()
+                # Functions that did not end in time go on until the process ends; their jobs are released already.
+                self._threads.shutdown(wait=False, cancel_futures=True)
         logger.info("worker has stopped")
+
+    async def _consume(self, ended: asyncio.Event) -> None:
+        topics = self._app.connection.topic(*self._tasks)
+        builder = topics.concurrency(self._concurrency).lease(self._lease_seconds)
+
+        async def consume() -> None:
+            await builder.consume(self._execute, signal=ended)
+
+        consuming = asyncio.create_task(consume())
+        if self._stop_timeout is None:
+            await consuming
+            return
+        stopping = asyncio.create_task(ended.wait())
+        await asyncio.wait({consuming, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        await asyncio.wait({consuming}, timeout=self._stop_timeout)
+        if not consuming.done():
+            logger.warning("jobs that run after %s s are released, to run elsewhere", self._stop_timeout)
+            consuming.cancel()
+            await asyncio.wait({consuming})
+        if not consuming.cancelled():
+            consuming.result()
 
     async def _configure(self, task: Task[Any, Any]) -> None:
         """Have the server retry as the task says."""
@@ -100,21 +133,22 @@ class Worker:
         """Run a job; raising has the server retry it."""
         task = self._tasks[item["topic"]]
         step = msgspec.convert(item["data"], Step)
-        # A tick of a schedule has no id of its own.
+        # A unique job and a tick of a schedule have no id of their own.
         job = step.job or str(item["id"])
+        attempt, final = item["retries"] + 1, item["retries"] >= task.settings.retries
         began = time.monotonic()
         try:
-            result = await self._call(task, step, Context(job, task.name, item["retries"] + 1))
+            with self._activity.attempt(Context(job, task.name, attempt), final=final):
+                result = _as_json(await self._call(task, step, Context(job, task.name, attempt)))
         except Exception as error:
-            final = item["retries"] >= task.settings.retries
-            text = f"{type(error).__name__}: {error}"
+            text = text_of_error(error)
             logger.error("job %s of task %s failed%s: %s", job, task.name, " for good" if final else "", text)
             if final:
-                await self._save(task, job, Outcome("failed", error=text))
+                await self._end(job, step, Outcome("failed", error=text))
             raise
-        await self._save(task, job, Outcome("done", result=result))
         if step.then:
-            await self._continue(step.then, result)
+            await self._continue(job, step.then, result)
+        await self._end(job, step, Outcome("done", result=result))
         logger.info("job %s of task %s done in %.3f s", job, task.name, time.monotonic() - began)
 
     async def _call(self, task: Task[Any, Any], step: Step, context: Context) -> Any:
@@ -132,15 +166,37 @@ class Worker:
             with contextlib.suppress(ValueError):
                 _current.reset(token)
 
-    async def _save(self, task: Task[Any, Any], job: str, outcome: Outcome) -> None:
-        if task.settings.result_ttl is not None:
-            await self._app.connection.outcomes.save(job, outcome, task.settings.result_ttl)
+    async def _end(self, job: str, step: Step, outcome: Outcome) -> None:
+        """Keep the outcome of a job, also as that of the steps that will not follow, and free its unique key."""
+        outcomes = [(job, step.task)]
+        if outcome.status == "failed":
+            for following in step.then:
+                job = following.job or following_id(job)
+                outcomes.append((job, following.task))
+        operations = [
+            put_outcome(one, outcome, seconds)
+            for one, name in outcomes
+            if (seconds := self._app.find(name).settings.result_ttl) is not None
+        ]
+        if step.unique:
+            operations.append(next_turn(step.unique))
+        if operations:
+            await self._app.connection.run_kv(*operations)
 
-    async def _continue(self, steps: list[Step], result: Any) -> None:
+    async def _continue(self, job: str, steps: list[Step], result: Any) -> None:
         """Enqueue the next step of a chain; its id is its key, so a job that runs again does not double it."""
         following, *rest = steps
         task = self._app.find(following.task)
+        following.job = following.job or following_id(job)
         following.args = [result, *following.args]
         following.then = rest
         item = {"data": following, "idempotency_key": following.job, "priority": task.settings.priority}
         await self._app.connection.topic(task.topic).enqueue(item)
+
+
+def _as_json(result: Any) -> Any:
+    """A result as it is stored; raises `TypeError` where that is not possible."""
+    try:
+        return msgspec.to_builtins(result)
+    except TypeError as error:
+        raise TypeError(f"the result of a task has to be JSON: {error}") from error

@@ -185,19 +185,13 @@ async def sessions_end_after_a_gap_or_when_idle(scene: Scene) -> None:
             .map(_with_window)
             .to(scene.queen.queue(target))
         )
-        async with _running(scene, stream) as runner:
+        async with _running(scene, stream):
             await scene.queen.queue(source).push([{"data": {"k": key}} for key in "aab"])
             first = await _drain(scene, target, 2)
             await scene.queen.queue(source).push([{"data": {"k": "a"}}])
             second = await _drain(scene, target, 1)
-            # What a flush pushed may be read before the flush itself is counted.
-            for _ in range(200):
-                if runner.metrics()["flushCyclesTotal"] >= 2:
-                    break
-                await asyncio.sleep(0.05)
         assert {one["k"]: one["count"] for one in first} == {"a": 2, "b": 1}
         assert [(one["k"], one["count"]) for one in second] == [("a", 1)]
-        assert runner.metrics()["flushCyclesTotal"] >= 2
 
 
 @scenario()

@@ -642,6 +642,7 @@ _SURFACES: dict[str, Surface] = {
             f'{{"operations": [{{"op": "cancel", {_TIMER}}}, {{"op": "cancel", {_TIMER}}}]}}': "named twice",
         },
     ),
+    "GET /api/v1/tasks": Surface(names=("namespace",)),
     "GET /api/v1/timers/{queue}": Surface(unknown={"queue": 200}, numbers=("limit",)),
     "GET /api/v1/timers/{queue}/{timer}": Surface(unknown={"queue": 200, "timer": 200}),
     "DELETE /api/v1/timers/{queue}/{timer}": Surface(unknown={"queue": 200, "timer": 200}),

@@ -12,7 +12,7 @@ import logging
 import uuid
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import asyncpg
 
@@ -32,10 +32,14 @@ _HOLDERS = {Kind.QUEUE: "holds_queue", Kind.TOPIC: "holds_topic", Kind.NAMESPACE
 
 
 class Directory:
-    """Finds the shard of a name. Databases are given in the order of their shard numbers."""
+    """Finds the shard of a name. Databases are given in the order of their shard numbers.
 
-    def __init__(self, databases: Sequence[Database]) -> None:
+    `on_change` is called after moves: whatever is known about the contents of a shard may be from before them.
+    """
+
+    def __init__(self, databases: Sequence[Database], on_change: Callable[[], None] = lambda: None) -> None:
         self._databases = databases
+        self._on_change = on_change
         self._layout: tuple[int, ...] = tuple(range(len(databases)))
         self._versions: dict[int, int] = {}
         self._places: dict[Name, int] = {}
@@ -117,6 +121,7 @@ class Directory:
             await asyncio.gather(*(self._complete_arrivals(number) for number in everywhere))
             await asyncio.gather(*(self._load(number, state) for number, state in enumerate(states)))
         self._places.clear()
+        self._on_change()
         self._changed.set()
         self._changed = asyncio.Event()
         return True

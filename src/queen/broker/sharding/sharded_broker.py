@@ -53,7 +53,7 @@ class ShardedBroker:
         self.meter = brokers[0].meter
         self._setup = ShardSetup(settings.database_dsns)
         self.moves = ShardMoves(settings.database_dsns)
-        self.directory = Directory([broker.database for broker in brokers])
+        self.directory = Directory([broker.database for broker in brokers], self._look_again)
         rules = NamespaceRules(self.directory, brokers)
         self.router = ShardRouter(self.directory, rules)
         self.pusher = ShardedPusher(self.router, brokers)
@@ -68,6 +68,11 @@ class ShardedBroker:
         InboxForwarder(self.directory, rules, brokers)
         for broker in brokers:
             broker.siblings = brokers
+
+    def _look_again(self) -> None:
+        """Something has moved: a queue that was here before came back with messages that nobody announced here."""
+        for broker in self.brokers:
+            broker.popper.forget_everything()
 
     async def join(self) -> None:
         """Before any of the brokers is used: give every database its shard number."""

@@ -9,7 +9,7 @@ from queen.http.api import openapi
 from queen.http.api.messages import browse, consume, dead_letters, messaging, reading, stages, traces
 from queen.http.api.monitoring import analytics, events, metrics, status
 from queen.http.api.operations import audit, cluster, health, maintenance, pipelines, shards, system
-from queen.http.api.resources import groups, queues, state, streams, topics
+from queen.http.api.resources import groups, queues, state, streams, tasks, topics
 from queen.http.routing.call import Call
 from queen.http.routing.context import Api, Shard
 from queen.http.routing.route import Operation, bind_shard, bind_worker, parse_query, serving
@@ -40,6 +40,7 @@ _MODULES: Final = (
     stages,
     state,
     topics,
+    tasks,
     cluster,
     pipelines,
     system,
