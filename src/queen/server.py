@@ -49,6 +49,7 @@ from queen.broker.push.pusher import Pusher
 from queen.broker.push.replay import SpoolDrainer
 from queen.broker.push.spool_router import SpoolRouter
 from queen.broker.queues import Queues
+from queen.broker.state.ephemeral import Ephemeral
 from queen.broker.state.key_values import KeyValues
 from queen.broker.state.locks import Locks
 from queen.broker.state.timers import Timers
@@ -472,6 +473,7 @@ def make_broker(
         key_values=key_values,
         locks=Locks(base.database, key_values, base.ids, meter),
         timers=timers,
+        ephemeral=Ephemeral(base.database, base.notifications, meter),
         timer_firing=TimerFiring(base.database, jobs.elected, base.modes, timers, appender, base.envelope),
         transactions=transactions,
         stages=stages,

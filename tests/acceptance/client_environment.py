@@ -28,7 +28,7 @@ def client_python(directory: Path) -> Path:
 
 def newest_client(directory: Path) -> tuple[Path, Path]:
     """The interpreter with the newest client and what its tests need, and the directory of those tests."""
-    python = _installed(directory, (NEWEST, "pytest", "pytest-asyncio", "pytest-xdist"), _NEWEST_CONSTRAINTS)
+    python = _installed(directory, (NEWEST, "pytest", "pytest-asyncio", "pytest-xdist", "zstandard"), _NEWEST_CONSTRAINTS)
     name, _, version = NEWEST.replace("-", "_").partition("==")
     source = directory / f"{name}-{version}"
     with locked(directory / "lock"):

@@ -149,6 +149,12 @@ _DONE: Final = (
     ("kv", "queen_kv_operations_total", "Operations on keys, by what came of them.", ("op", "outcome")),
     ("lock", "queen_lock_operations_total", "Operations on locks, by what came of them.", ("op", "outcome")),
     ("timer", "queen_timer_operations_total", "Timers scheduled, cancelled and fired.", ("op", "outcome")),
+    (
+        "ephemeral",
+        "queen_ephemeral_messages_total",
+        "Messages of ephemeral queues pushed, popped, acknowledged and dropped.",
+        ("op", "outcome"),
+    ),
 )
 """Counters of what is done beside messages: the name by which workers count, and the family with its labels."""
 

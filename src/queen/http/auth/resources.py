@@ -71,6 +71,7 @@ _WITHOUT_GROUPS: Final = frozenset(
         "GET /api/v1/read/{queue}/partition/{partition}",
         "POST /api/v1/fetch",
         "POST /api/v1/partitions/changed",
+        "POST /api/v1/ephemeral/push",
         "POST /api/v1/kv",
         "POST /api/v1/locks",
         "POST /api/v1/timers",
@@ -352,6 +353,18 @@ def _timers(request: Request, named: Named) -> None:
     named.queues.update(operation.queue for operation in decode_timers(request.body))
 
 
+def _queue_in_body(request: Request, named: Named) -> None:
+    """An ephemeral queue is for those whom the queue of its name is for."""
+    body = decode_object(request.body)
+    queue = optional_str(body, "queue")
+    if not queue:
+        raise BadRequest("queue is required")
+    named.queues.add(queue)
+    group = optional_str(body, "group")
+    if group:
+        named.groups.add(group)
+
+
 def _fetch(request: Request, named: Named) -> None:
     named.queues.update(entry.queue for entry in decode_fetch(request.body).entries)
 
@@ -531,6 +544,11 @@ READERS: Final[Mapping[str, BodyReader]] = {
     "POST /api/v1/kv": _kv,
     "POST /api/v1/locks": _locks,
     "POST /api/v1/timers": _timers,
+    "POST /api/v1/ephemeral/configure": _queue_in_body,
+    "POST /api/v1/ephemeral/push": _queue_in_body,
+    "POST /api/v1/ephemeral/ack": _queue_in_body,
+    "POST /api/v1/ephemeral/reset": _queue_in_body,
+    "GET /api/v1/ephemeral/pop": _by_query("queue", "group"),
     "POST /api/v1/fetch": _fetch,
     "POST /api/v1/partitions/changed": _changed,
     "GET /api/v1/resources/queues/{queue}/depth": _by_query("group"),
