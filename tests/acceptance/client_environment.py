@@ -23,12 +23,13 @@ _NEWEST_CONSTRAINTS = Path(__file__).with_name("newest-constraints.txt")
 
 def client_python(directory: Path) -> Path:
     """The interpreter with the published client, installed into `directory` unless that was done before."""
-    return _installed(directory, (PUBLISHED,), _CONSTRAINTS)
+    return installed(directory, (PUBLISHED,), _CONSTRAINTS)
 
 
 def newest_client(directory: Path) -> tuple[Path, Path]:
     """The interpreter with the newest client and what its tests need, and the directory of those tests."""
-    python = _installed(directory, (NEWEST, "pytest", "pytest-asyncio", "pytest-xdist", "zstandard"), _NEWEST_CONSTRAINTS)
+    packages = (NEWEST, "pytest", "pytest-asyncio", "pytest-xdist", "zstandard")
+    python = installed(directory, packages, _NEWEST_CONSTRAINTS)
     name, _, version = NEWEST.replace("-", "_").partition("==")
     source = directory / f"{name}-{version}"
     with locked(directory / "lock"):
@@ -41,7 +42,8 @@ def newest_client(directory: Path) -> tuple[Path, Path]:
     return python, source / "tests"
 
 
-def _installed(directory: Path, packages: tuple[str, ...], constraints: Path) -> Path:
+def installed(directory: Path, packages: tuple[str, ...], constraints: Path) -> Path:
+    """The interpreter of an environment with these packages, made unless that was done before."""
     directory.mkdir(exist_ok=True)
     (directory / ".gitignore").write_text("*\n")
     environment = directory / "python"
@@ -70,4 +72,4 @@ def _install(environment: Path, packages: tuple[str, ...], constraints: Path) ->
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, env=clean_environ(), capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"the published client cannot be installed: {' '.join(command)}\n{done.stdout}{done.stderr}")
+        raise RuntimeError(f"a virtual environment cannot be made: {' '.join(command)}\n{done.stdout}{done.stderr}")

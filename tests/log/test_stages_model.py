@@ -139,10 +139,18 @@ def batches(draw: st.DrawFn) -> list[tuple[list[Row], list[list[int]], list[int 
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(plan=batches(), pushes=st.lists(rows, max_size=3))
+@given(plan=batches(), pushes=st.lists(rows, max_size=3), large=st.booleans())
 async def test_batches_at_random_are_stored_once(
-    publisher: Publisher, api: Api, connection: Connection, plan: Any, pushes: list[list[Row]]
+    publisher: Publisher,
+    api: Api,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    plan: Any,
+    pushes: list[list[Row]],
+    large: bool,
 ) -> None:
+    """`large`: batches are copied before the partitions are locked, as those of some megabytes are."""
+    monkeypatch.setattr("queen.log.stage_moves._COPIED_AHEAD_BYTES", 0 if large else 1 << 62)
     queue = f"q-{uuid.uuid4()}"
     publisher.run = str(uuid.uuid4())
     publisher.restart()
@@ -197,10 +205,12 @@ async def check(connection: Connection, queue: str, published: Sequence[Row], pu
         )
 
 
+@pytest.mark.parametrize("large", [False, True])
 async def test_a_death_before_any_statement_leaves_nothing_and_the_next_attempt_everything(
-    publisher: Publisher, api: Api, connection: Connection
+    publisher: Publisher, api: Api, connection: Connection, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     """Named and nameless messages, in one batch, so that both ways of storing them are taken."""
+    monkeypatch.setattr("queen.log.stage_moves._COPIED_AHEAD_BYTES", 0 if large else 1 << 62)
     await api.push(QUEUE, {}, partition="b", ids=["x"])
     batch = 0
     finished = False
@@ -237,3 +247,29 @@ async def test_a_large_batch_of_given_ids_is_checked_in_pieces(
     assert (published.messages, published.duplicates) == (3000, 3000)
     stored = await stored_messages(connection, QUEUE, "a")
     assert [message.transaction_id for message in stored] == ids[:3000]
+
+
+async def test_pushes_pass_while_a_large_batch_is_copied_and_their_ids_count(
+    publisher: Publisher, api: Api, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("queen.log.stage_moves._COPIED_AHEAD_BYTES", 0)
+    await api.push(QUEUE, {}, partition="a", ids=["before"])
+    pushed = iter(("id 6", "id 9"))
+    fetch = publisher.database.fetch
+
+    async def push_when_copied(name: str, *args: Any) -> list[Any]:
+        if name == "stage_flush":
+            async with asyncio.timeout(30):
+                await api.push(QUEUE, {}, partition="a", ids=[next(pushed)])
+        return await fetch(name, *args)
+
+    monkeypatch.setattr(publisher.database, "fetch", push_when_copied)
+    # The first batch does not have the id that is pushed; the second has, and is checked under the locks then.
+    for batch, numbers, outcome in ((0, range(5), (5, 0)), (1, range(8, 12), (3, 1))):
+        attempts = [
+            await publisher.stage(batch, push_items(QUEUE, [(n, Row("a", f"id {n}")) for n in numbers])),
+        ]
+        published = await publisher.stages.publish(publisher.run, batch, attempts)
+        assert (published.messages, published.duplicates) == outcome
+    ids = [message.transaction_id for message in await stored_messages(connection, QUEUE, "a")]
+    assert ids == ["before", "id 6", *(f"id {n}" for n in range(5)), "id 9", "id 8", "id 10", "id 11"]

@@ -8,7 +8,7 @@ was certainly not pushed; what it may hold is looked up. A push is stored only i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -109,8 +109,28 @@ class Dedup:
         self, fetcher: Fetcher, partition: Partition, wanted: dict[int, str], window: float
     ) -> dict[str, Earlier]:
         """The stored messages of a partition, inside the window, that have one of the ids (by hash)."""
-        self.lookups += 1
         found: dict[str, Earlier] = {}
+        async for row, hits in self._holders(fetcher, partition, list(wanted), window):
+            await self._confirm(fetcher, partition, row, {index: wanted[value] for index, value in hits}, found)
+        return found
+
+    async def holds_any(self, fetcher: Fetcher, partition: Partition, hashes: Hashes, window: float) -> bool:
+        """Whether a partition, known to its end, holds a message inside the window whose id has one of the hashes."""
+        values: list[int] = hashes.tolist()
+        if not self.covers_window(partition, window):
+            suspects = values
+        else:
+            suspects = [values[place] for place in self.filter.may_contain(values)]
+        if suspects:
+            async for _ in self._holders(fetcher, partition, suspects, window):
+                return True
+        return False
+
+    async def _holders(
+        self, fetcher: Fetcher, partition: Partition, wanted: Sequence[int], window: float
+    ) -> AsyncIterator[tuple[Record, list[tuple[int, int]]]]:
+        """Segments of a partition, inside the window, that hold one of the hashes; with (index, hash) of each."""
+        self.lookups += 1
         targets = np.fromiter(wanted, dtype=np.uint64, count=len(wanted))
         oldest, newest = self._stretch(partition, wanted, window)
         before = await self._offset_after(fetcher, partition, newest)
@@ -118,9 +138,9 @@ class Dedup:
             page = await fetcher.fetch("segment_ids_before", partition.id, before, _PAGE, float(window))
             inside = [row for row in page if row["recent"] and row["created_at"].timestamp() >= oldest]
             for row, hits in _hits(inside, targets):
-                await self._confirm(fetcher, partition, row, {index: wanted[value] for index, value in hits}, found)
+                yield row, hits
             if len(inside) < _PAGE:
-                return found
+                return
             before = page[-1]["base_offset"]
 
     async def find_in(

@@ -1,6 +1,6 @@
 """Staged publishing: what tasks have staged becomes messages in one transaction, once, however often it is tried.
 
-Tasks stage segments that are packed and hashed already. As long as nothing can be a duplicate and nothing has changed
+Tasks stage segments that are packed and hashed already. As long as nothing is a duplicate and nothing has changed
 since, publishing gives out offsets and has PostgreSQL move the segments, so no message comes here. Otherwise they are
 read, and go the way of any push: under the partitions' locks, checked against the window of transaction ids.
 
@@ -14,7 +14,7 @@ import asyncio
 import uuid
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeAlias
 
@@ -23,11 +23,12 @@ import msgspec
 from queen.errors import Conflict, Overloaded
 from queen.log.append_batch import AppendBatch, BatchAssembler, ItemOutcome
 from queen.log.appender import Appender
-from queen.log.catalog import Catalog, Partition, Queue
+from queen.log.catalog import Catalog, Partition
 from queen.log.dedup import Dedup
 from queen.log.dedup_filter import DedupFilter
 from queen.log.segments import SegmentCache
 from queen.log.slices import Chunk, PushSlice, SlicePreparer
+from queen.log.stage_moves import NewIds, SegmentMove, StagedRows, StageLost, check_found, is_encrypted
 from queen.log.topic_store import Entry, Stored
 from queen.log.topics import TopicKey
 from queen.storage.database import Database, Fetcher, Record, Transaction, TransactionConflict, retry_transaction
@@ -44,7 +45,6 @@ TOPIC_ITEMS = 0
 """Stands in the place of a partition id for items of topics."""
 _PIECE_BYTES = 32 << 20
 _PIECE_MESSAGES = 200_000
-_MOVED_AT_ONCE = 1000
 _NOT_YET = IdBlock.parse(bytes(16))
 
 _encode = msgspec.json.encode
@@ -71,10 +71,6 @@ class QueueChanged(Overloaded, TransactionConflict):
     """A queue was changed or deleted since the transaction began; the next attempt finds it as it is now."""
 
 
-class StageLost(Conflict):
-    """What was staged is not all there (any more): the batch has to be written again."""
-
-
 @dataclass(slots=True, eq=False)
 class StageSender:
     """Messages are recognised by their batch; there is no attempt of unknown outcome to look for."""
@@ -91,19 +87,6 @@ class TopicEnqueuer(Protocol):
     async def enqueue_in(self, transaction: Transaction, entries: Sequence[Entry]) -> Stored: ...
 
     def settle(self, stored: Stored) -> None: ...
-
-
-@dataclass(slots=True)
-class _Staged:
-    """What is staged for one partition, in order."""
-
-    partition: Partition
-    queue: Queue
-    rows: list[Record] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        return sum(row["count"] for row in self.rows)
 
 
 class Stages:
@@ -128,7 +111,7 @@ class Stages:
         self._on_published = on_published
         self.catalog = Catalog(database)
         self.preparer = SlicePreparer(envelope, ids)
-        dedup = Dedup(envelope, seen)
+        self._dedup = dedup = Dedup(envelope, seen)
         self._assembler = BatchAssembler(dedup, self.preparer, dedup_window=dedup_window)
         self._appender = Appender(
             self._assembler,
@@ -181,12 +164,10 @@ class Stages:
                 await _check_modes(transaction)
                 rows = await transaction.fetch("stage_list", run, batch, [attempt.id for attempt in attempts])
                 _check_complete(rows, attempts)
-                await self._publish_messages(
-                    transaction, publishing, [row for row in rows if row["partition_id"] != TOPIC_ITEMS]
-                )
-                await self._publish_items(
-                    transaction, publishing, [row for row in rows if row["partition_id"] == TOPIC_ITEMS]
-                )
+                messages = [row for row in rows if row["partition_id"] != TOPIC_ITEMS]
+                items = [row for row in rows if row["partition_id"] == TOPIC_ITEMS]
+                await self._publish_messages(transaction, publishing, messages, alone=not items)
+                await self._publish_items(transaction, publishing, items)
                 await publishing.finish(transaction)
         except BaseException:
             # The filter may hold ids that were rolled back.
@@ -208,8 +189,19 @@ class Stages:
             self.catalog.correct({name: stored.get(name) for name in known})
         await self.catalog.ensure_partitions(targets)
 
-    async def _publish_messages(self, transaction: Fetcher, publishing: _Publishing, rows: Sequence[Record]) -> None:
+    async def _publish_messages(
+        self, transaction: Fetcher, publishing: _Publishing, rows: Sequence[Record], *, alone: bool
+    ) -> None:
+        """`alone`: there is nothing else in the batch."""
         staged = self._by_partition(rows)
+        ids = NewIds(self._dedup, transaction, publishing.key)
+        moved = await self._movable(ids, staged)
+        move = SegmentMove(publishing.key, moved, self.ids)
+        await move.copy(transaction)
+        if move.ahead and alone and len(moved) == len(staged):
+            await publishing.remove_staged(transaction)
+        if move.ahead:
+            await self._database.fetch("stage_flush")
         for queue_id in sorted({one.queue.id for one in staged if one.queue.max_size}):
             await transaction.fetch("lock_queue", queue_id)
         locked = await transaction.fetch("lock_partitions", [one.partition.id for one in staged])
@@ -218,14 +210,26 @@ class Stages:
                 self.catalog.forget_queue(one.queue.name)
             raise QueueChanged("a queue was deleted while it was published to")
         ends = {row["id"]: row["next_offset"] for row in locked}
-        simple = [one for one in staged if self._is_simple(one)]
-        await self._move(transaction, publishing, simple, ends)
-        for piece in _pieces([one for one in staged if not self._is_simple(one)]):
+        await ids.check_again(moved, ends)
+        await move.place(transaction, ends)
+        for one in moved:
+            publishing.add(one.partition, one.count)
+        for piece in _pieces([one for one in staged if one not in moved]):
             await self._append(transaction, publishing, piece)
 
-    def _by_partition(self, rows: Sequence[Record]) -> list[_Staged]:
+    async def _movable(self, ids: NewIds, staged: Sequence[StagedRows]) -> list[StagedRows]:
+        """What can be stored as it is: it fits its queue, and none of its ids can be a duplicate."""
+        fitting = [one for one in staged if one.fits]
+        windows = {one: self._assembler.window(AppendBatch(one.partition, one.queue)) for one in fitting}
+        checked = [one for one in fitting if one.named and windows[one] > 0]
+        new = set(fitting) - set(checked)
+        if checked:
+            new |= set(await ids.check(checked, [windows[one] for one in checked]))
+        return [one for one in fitting if one in new]
+
+    def _by_partition(self, rows: Sequence[Record]) -> list[StagedRows]:
         """In ascending order of the partitions' ids: the order of all locks."""
-        staged: dict[tuple[str, str], _Staged] = {}
+        staged: dict[tuple[str, str], StagedRows] = {}
         for row in rows:
             target = row["queue"], row["partition"]
             one = staged.get(target)
@@ -234,47 +238,11 @@ class Stages:
                 partition = self.catalog.cached_partition_in(queue, target[1]) if queue is not None else None
                 if queue is None or partition is None:
                     raise QueueChanged("a queue was changed while it was published to")
-                one = staged[target] = _Staged(partition, queue)
+                one = staged[target] = StagedRows(partition, queue)
             one.rows.append(row)
         return sorted(staged.values(), key=lambda one: one.partition.id)
 
-    def _is_simple(self, staged: _Staged) -> bool:
-        """Whether all of it can be stored as it is."""
-        queue, partition_id = staged.queue, staged.partition.id
-        if queue.max_size:
-            return False
-        unchecked = self._assembler.window(AppendBatch(staged.partition, queue)) <= 0
-        return all(
-            row["partition_id"] == partition_id
-            and (unchecked or not row["named"])
-            and _is_encrypted(row) == queue.encryption_enabled
-            for row in staged.rows
-        )
-
-    async def _move(
-        self, transaction: Fetcher, publishing: _Publishing, staged: Sequence[_Staged], ends: dict[int, int]
-    ) -> None:
-        """Have PostgreSQL make segments of what is staged."""
-        if not staged:
-            return
-        advanced = await transaction.fetch(
-            "stage_advance", [one.partition.id for one in staged], [one.count for one in staged]
-        )
-        times = {row["id"]: row["last_at"] for row in advanced}
-        moves = []
-        for one in staged:
-            id = one.partition.id
-            base = ends[id]
-            for row in one.rows:
-                moves.append((row["attempt"], row["seq"], id, base, times[id], self.ids.block(row["count"]).pack()))
-                base += row["count"]
-            publishing.add(one.partition, one.count)
-        for start in range(0, len(moves), _MOVED_AT_ONCE):
-            some = moves[start : start + _MOVED_AT_ONCE]
-            columns = [list(column) for column in zip(*some, strict=True)]
-            _check_found(some, await transaction.fetch("stage_move", *publishing.key, *columns))
-
-    async def _append(self, transaction: Fetcher, publishing: _Publishing, staged: Sequence[_Staged]) -> None:
+    async def _append(self, transaction: Fetcher, publishing: _Publishing, staged: Sequence[StagedRows]) -> None:
         """Store what is staged as a push would."""
         publishing.checked |= {one.partition for one in staged}
         batches = await self._append_batches(transaction, publishing, staged)
@@ -286,13 +254,13 @@ class Stages:
             publishing.add(one.partition, one.count, one.size - one.count)
 
     async def _append_batches(
-        self, transaction: Fetcher, publishing: _Publishing, staged: Sequence[_Staged]
+        self, transaction: Fetcher, publishing: _Publishing, staged: Sequence[StagedRows]
     ) -> list[AppendBatch]:
         rows = [row for one in staged for row in one.rows]
         bodies = await transaction.fetch(
             "stage_bodies", *publishing.key, [row["attempt"] for row in rows], [row["seq"] for row in rows]
         )
-        _check_found(rows, bodies)
+        check_found(rows, bodies)
         rest = iter(bodies)
         batches = []
         for one in staged:
@@ -302,7 +270,7 @@ class Stages:
             batches.append(batch)
         return batches
 
-    def _slice(self, row: Record, stored: Record, staged: _Staged) -> PushSlice:
+    def _slice(self, row: Record, stored: Record, staged: StagedRows) -> PushSlice:
         """The messages of a staged segment; packed already, if that is how they are to be stored."""
         sealed: bytes = stored["body"]
         plain = self.envelope.open(sealed)
@@ -321,7 +289,7 @@ class Stages:
             None,
             subjects=[segment.producer(index) for index in range(segment.count)],
         )
-        if row["partition_id"] != staged.partition.id or _is_encrypted(row) != staged.queue.encryption_enabled:
+        if row["partition_id"] != staged.partition.id or is_encrypted(row) != staged.queue.encryption_enabled:
             self.preparer.prepare(part, staged.partition, staged.queue)
             return part
         part.partition = staged.partition
@@ -335,7 +303,7 @@ class Stages:
     async def _publish_items(self, transaction: Transaction, publishing: _Publishing, rows: Sequence[Record]) -> None:
         for row in rows:
             found = await transaction.fetch("stage_bodies", *publishing.key, [row["attempt"]], [row["seq"]])
-            _check_found([row], found)
+            check_found([row], found)
             items = decode_enqueue_items(self.envelope.open(found[0]["body"]), "staged items")
             await self._topics.admit(items)
             publishing.note_topics(
@@ -350,6 +318,7 @@ class _Publishing:
         self.key = (run, batch)
         self.messages = 0
         self.duplicates = 0
+        self._removed = False
         self.checked: set[Partition] = set()
         self.fed: list[Fed] = []
         self.topics: list[Stored] = []
@@ -370,11 +339,16 @@ class _Publishing:
     def result(self) -> Published:
         return Published(self.messages, self.duplicates)
 
+    async def remove_staged(self, transaction: Fetcher) -> None:
+        """Once it is read: of a large batch, that takes as long as all the rest under the locks."""
+        if not self._removed:
+            self._removed = True
+            await transaction.fetch("stage_remove", *self.key)
+
     async def finish(self, transaction: Fetcher) -> None:
         """Inside the transaction: record the result, remove what was staged, notify the servers."""
-        run, batch = self.key
-        await transaction.fetch("stage_note", run, self.messages, self.duplicates)
-        await transaction.fetch("stage_remove", run, batch)
+        await transaction.fetch("stage_note", self.key[0], self.messages, self.duplicates)
+        await self.remove_staged(transaction)
         partitions = {partition.id: partition.queue_id for partition, _ in self.fed}
         if partitions:
             await transaction.fetch("stage_notify_partitions", list(partitions.values()), list(partitions))
@@ -402,25 +376,16 @@ def _check_complete(rows: Sequence[Record], attempts: Sequence[Attempt]) -> None
             )
 
 
-def _check_found(wanted: Sequence[object], found: Sequence[object]) -> None:
-    if len(found) != len(wanted):
-        raise StageLost("staged messages were removed while they were published; nothing was, write the batch again")
-
-
-def _is_encrypted(row: Record) -> bool:
-    return Envelope.is_encrypted(bytes((row["kind"],)))
-
-
-def _pieces(staged: Sequence[_Staged]) -> Iterator[list[_Staged]]:
+def _pieces(staged: Sequence[StagedRows]) -> Iterator[list[StagedRows]]:
     """Cut what is staged into pieces that fit into memory, each with a partition at most once."""
-    piece: list[_Staged] = []
+    piece: list[StagedRows] = []
     nbytes = messages = 0
     for one in staged:
-        part = _Staged(one.partition, one.queue)
+        part = StagedRows(one.partition, one.queue)
         for row in one.rows:
             if messages and (nbytes + row["nbytes"] > _PIECE_BYTES or messages + row["count"] > _PIECE_MESSAGES):
                 yield [*piece, part] if part.rows else piece
-                piece, part, nbytes, messages = [], _Staged(one.partition, one.queue), 0, 0
+                piece, part, nbytes, messages = [], StagedRows(one.partition, one.queue), 0, 0
             part.rows.append(row)
             nbytes += row["nbytes"]
             messages += row["count"]

@@ -52,7 +52,10 @@ class RunOptions:
 
 
 class Run:
-    """One run of a pipeline. `on_status` is called at every change; setting `stop` ends it."""
+    """One run of a pipeline. Setting `stop` ends it.
+
+    `on_plan` is called with every sink and the rows it gets before any is started, `on_status` at every change.
+    """
 
     def __init__(
         self,
@@ -61,12 +64,14 @@ class Run:
         state: StateDirectory,
         options: RunOptions,
         on_status: Callable[[PipelineStatus], None] = lambda status: None,
+        on_plan: Callable[[list[tuple[Sink, DataFrame]]], None] = lambda planned: None,
     ) -> None:
         self._declaration = declaration
         self._connection = connection
         self._state = state
         self._options = options
         self._on_status = on_status
+        self._on_plan = on_plan
         self.stop = threading.Event()
         self._watches: list[QueryWatch] = []
 
@@ -90,6 +95,7 @@ class Run:
 
     def _start(self, spark: SparkSession) -> None:
         planned = plan(spark, self._declaration, self._connection, self._options.fail_on_data_loss)
+        self._on_plan(planned)
         trigger = self._options.trigger or self._declaration.trigger
         checkpoints = self._options.checkpoints or self._state.checkpoints(self._declaration.name)
         sinks = Sinks(self._declaration.name, self._connection, checkpoints, trigger)

@@ -33,6 +33,7 @@ from queen.cli.pipelines.run import (
 from queen.errors import QueenError
 from queen.pipelines import durations
 from queen.pipelines.errors import AlreadyRunning, spark_failures
+from queen.pipelines.lineage.jobs import job_run, path_dataset, queue_dataset
 from queen.pipelines.run import RunOptions
 from queen.pipelines.session import require_spark
 from queen.pipelines.state import StateDirectory
@@ -144,7 +145,7 @@ def replay(
     require_spark()
     if speed is not None and not speed > 0:
         raise QueenError(f"--speed {speed:g}: expected a number above 0")
-    from queen.pipelines.archive_files import check_queues, files_of, open_archive
+    from queen.pipelines.archive_files import check_queues, files_of, open_archive, place_of
     from queen.pipelines.jobs.replay import Replayed, ReplayOptions, ReplayReport, select
     from queen.pipelines.jobs.replay import replay as push_again
 
@@ -183,9 +184,13 @@ def replay(
             progress.update(task, completed=so_far.queued + so_far.duplicates)
             report.note(so_far)
 
+        targets = [to] if to is not None else sorted({place_of(file)[0] for file in files})
+        outputs = [queue_dataset(connection.server, name) for name in targets]
         try:
-            with spark_failures():
+            with job_run(directory.name, [path_dataset(str(root))], outputs) as lineage, spark_failures():
                 done = push_again(spark, connection, options, show)
+                if lineage is not None:
+                    lineage.read, lineage.written = done.queued + done.duplicates, done.queued
         except QueenError as error:
             report.end(done, str(error))
             raise

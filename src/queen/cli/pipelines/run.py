@@ -23,6 +23,7 @@ from rich.table import Table
 from queen.errors import QueenError
 from queen.pipelines.declaration import Declaration
 from queen.pipelines.errors import spark_failures
+from queen.pipelines.lineage.runs import run_lineage
 from queen.pipelines.run import Run, RunOptions
 from queen.pipelines.session import Connection
 from queen.pipelines.state import StateDirectory
@@ -214,8 +215,13 @@ def run_shown(
     conf: list[str] | None,
 ) -> None:
     """Until it is done or stopped, with its progress to be seen."""
-    with display(declaration.name) as show:
-        run = Run(declaration, connection, state, options, show)
+    with display(declaration.name) as show, run_lineage(declaration, connection, options.trigger) as lineage:
+
+        def report(status: PipelineStatus) -> None:
+            show(status)
+            lineage.report(status)
+
+        run = Run(declaration, connection, state, options, report, lineage.planned)
         with _stopped_by_signals(run), spark_failures():
             status = run.run(lambda: session(declaration.name, options.master, conf))
     print(f"pipeline '{status.name}' is {status.state.value}: {sums(status)}")

@@ -13,7 +13,8 @@ import msgspec
 
 from queen.client.config import ClientLog, read_config
 from queen.client.http import HttpClient, decode_as
-from queen.log.stages import Attempt, StageLost
+from queen.log.stage_moves import StageLost
+from queen.log.stages import Attempt
 from queen.spark.sink.shard_writer import Shard, ShardStager
 from queen.wire.push import PushItem
 from queen.wire.shards import Name, home

@@ -12,8 +12,9 @@ import asyncpg
 
 from queen.errors import DatabaseUnavailable, SettingsError
 from queen.log.dedup_filter import DedupFilter
+from queen.log.stage_moves import StageLost
 from queen.log.stager import Stager
-from queen.log.stages import TOPIC_ITEMS, Attempt, Published, StageLost, Stages
+from queen.log.stages import TOPIC_ITEMS, Attempt, Published, Stages
 from queen.log.topic_store import TopicPublisher
 from queen.storage.database import Database, Record
 from queen.storage.shard_setup import ELSEWHERE

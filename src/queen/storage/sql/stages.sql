@@ -56,6 +56,38 @@ FROM unnest($3::uuid[], $4::bigint[], $5::bigint[], $6::bigint[], $7::timestampt
 JOIN queen.stages s ON s.run = $1 AND s.batch = $2 AND s.attempt = i.attempt AND s.seq = i.seq
 RETURNING 1;
 
+-- name: stage_copy
+-- Copy staged segments to where nobody looks for them: $5 and $6 their keys for now, $7 first message id of each.
+INSERT INTO queen.segments (partition_id, base_offset, count, created_at, ids, body)
+SELECT i.partition_id, i.base_offset, s.count, '-infinity', i.first || s.hashes, s.body
+FROM unnest($3::uuid[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[])
+    AS i (attempt, seq, partition_id, base_offset, first)
+JOIN queen.stages s ON s.run = $1 AND s.batch = $2 AND s.attempt = i.attempt AND s.seq = i.seq
+RETURNING 1;
+
+-- name: stage_place
+-- Make copied segments part of their partitions: $1 and $2 their keys so far, $3 partition, $4 base offset, $5 time.
+-- What is stored beside the row, as bodies of some size are, stays where it is.
+UPDATE queen.segments s SET partition_id = i.partition_id, base_offset = i.base_offset, created_at = i.at
+FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::timestamptz[])
+    AS i (old_partition, old_base, partition_id, base_offset, at)
+WHERE s.partition_id = i.old_partition AND s.base_offset = i.old_base
+RETURNING 1;
+
+-- name: stage_flush
+-- Have PostgreSQL write out what all transactions have logged so far, so that the next commit has little left to write.
+SELECT pg_logical_emit_message(true, 'queen', '');
+
+-- name: stage_hashes
+-- The hashes of the transaction ids that were staged under some numbers.
+SELECT s.hashes FROM unnest($3::uuid[], $4::bigint[]) WITH ORDINALITY AS i (attempt, seq, place)
+JOIN queen.stages s ON s.run = $1 AND s.batch = $2 AND s.attempt = i.attempt AND s.seq = i.seq
+ORDER BY i.place;
+
+-- name: stage_ends
+-- Where partitions end.
+SELECT id, next_offset FROM queen.partitions WHERE id = ANY($1::bigint[]);
+
 -- name: stage_notify_partitions
 -- Notify servers, by the change log, of partitions that got messages ('p').
 INSERT INTO queen.changes (kind, queue_id, partition_id, name)
