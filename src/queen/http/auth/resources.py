@@ -75,7 +75,6 @@ _WITHOUT_GROUPS: Final = frozenset(
         "POST /api/v1/kv",
         "POST /api/v1/locks",
         "POST /api/v1/timers",
-        "GET /api/v1/tasks",
         "GET /api/v1/timers/{queue}",
         "GET /api/v1/timers/{queue}/{timer}",
         "DELETE /api/v1/timers/{queue}/{timer}",
@@ -341,13 +340,6 @@ def _locks(request: Request, named: Named) -> None:
     named.queues.add(NAMESPACE)
 
 
-def _tasks(request: Request, named: Named) -> None:
-    """An application is for those whom all of its namespace is for: its keys, and its topics."""
-    if namespace := request.query.get("namespace"):
-        named.queues.add(namespace)
-        named.topics.add((namespace, None))
-
-
 def _timers(request: Request, named: Named) -> None:
     named.unlimited = True  # of nothing at all
     named.queues.update(operation.queue for operation in decode_timers(request.body))
@@ -582,7 +574,6 @@ READERS: Final[Mapping[str, BodyReader]] = {
             ("POST", f"{prefix}/dlq/retry", _refs(decode_acks)),
         )
     },
-    "GET /api/v1/tasks": _tasks,
     f"GET {_TOPICS}/dequeue/many": _dequeue,
     f"POST {_TOPICS}/extend": _refs(decode_extends),
     f"POST {_TOPICS}/release": _refs(decode_acks),
