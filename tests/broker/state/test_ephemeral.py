@@ -61,7 +61,8 @@ async def test_messages_come_in_order_and_are_gone_when_acknowledged(api: Api) -
 
 
 async def test_every_group_gets_every_message_and_consumers_of_one_share_them(api: Api) -> None:
-    assert await pop(api, group="late") == []
+    await push(api, -1)
+    assert values(await pop(api, group="late", autoAck=True)) == [-1]
     await push(api, *range(4))
     first, second = await pop(api, group="a", batch=2), await pop(api, group="a", batch=9)
     assert (values(first), values(second)) == ([0, 1], [2, 3])
@@ -179,6 +180,12 @@ async def test_after_a_crash_of_postgresql_queues_are_declared_and_empty(api: Ap
     assert (found["declared"], found["options"]["maxLength"], found["length"]) == (True, 7, 0)
 
 
+async def test_who_asks_for_what_does_not_exist_leaves_nothing_behind(api: Api) -> None:
+    assert await pop(api) == []
+    assert await ack(api, [{"id": "e:1:p:1"}, {"id": "x"}]) == ["stale", "unknown"]
+    assert (await api.call("GET", f"{ROOT}/queues")).body == {"queues": []}
+
+
 async def test_queues_are_listed_and_deleted(api: Api) -> None:
     await configure(api)
     await push(api, 1, queue="other")
@@ -249,6 +256,7 @@ async def test_consumers_at_random_lose_nothing_and_double_nothing(api: Api) -> 
                     seen[group].append(message["payload"])
                     assert await ack(api, [message], group=group) == ["acked"]
 
+    await configure(api)
     for group in seen:
         await pop(api, group=group)
     consumers = [asyncio.create_task(consume(group)) for group in ("a", "a", "b")]

@@ -151,6 +151,9 @@ class Ephemeral:
         """Messages; or none, for how long more of them are waited for, how many there are, when to look again."""
         queue, group = query.queue, query.group
         async with self._database.transaction() as transaction:
+            if not query.wait and not await transaction.fetch("ephemeral_list", queue):
+                # A group that only ever asked for what does not exist leaves nothing behind.
+                return [], 0.0, 0, 0.0
             ring = await self._open(transaction, queue)
             options = ring.options
             await transaction.fetch("ephemeral_join", queue, group)
@@ -190,9 +193,14 @@ class Ephemeral:
 
     async def _ack(self, body: EphemeralAckBody) -> tuple[list[EphemeralAckResult], bool]:
         queue, group = body.queue, body.group
+        places = [_place(ack.id) for ack in body.acks]
         async with self._database.transaction() as transaction:
+            if not await transaction.fetch("ephemeral_lock", queue):
+                return [
+                    EphemeralAckResult(ack.id, "unknown" if place is None else "stale")
+                    for ack, place in zip(body.acks, places, strict=True)
+                ], False
             ring = await self._open(transaction, queue)
-            places = [_place(ack.id) for ack in body.acks]
             seqs = [place[1] for place in places if place is not None and place[0] == ring.epoch]
             rows = await transaction.fetch("ephemeral_leases", queue, group, seqs)
             attempts = {row["seq"]: row["attempts"] for row in rows}

@@ -82,7 +82,7 @@ class EphemeralAckBody(Body):
 class EphemeralPopQuery(Query):
     """What a pop of an ephemeral queue asks for."""
 
-    queue: Annotated[Name, Meta(description="The queue; made if there is none.")]
+    queue: Annotated[Name, Meta(description="The queue.")]
     partition: Annotated[OptionalName, Meta(description="Only this partition.")] = ""
     batch: Annotated[
         int, Meta(ge=1, le=MOST_MESSAGES, description="Messages to return at most.", extra={CLAMPED: True})

@@ -39,7 +39,7 @@ _ROOT: Final = "/api/v1/ephemeral"
     id="configureEphemeral",
     summary="Declare an ephemeral queue",
     description="Its messages are lost when PostgreSQL crashes or fails over, what it is declared with is not. A queue "
-    "that is not declared is made by the first push or pop, and forgotten an hour after the last.",
+    "that is not declared is made by the first push, and forgotten an hour after the last.",
     body=EphemeralConfigureBody,
     body_example={"queue": "presence", "options": {"maxLength": 1000, "policy": "dropOldest", "ttlSeconds": 30}},
     returns={200: EphemeralConfigured},
