@@ -1,10 +1,12 @@
 """How fast Spark reads queues: into nothing, into Parquet, in small batches; beside the same messages as plain rows.
 
-    python -m bench.spark [--messages 1000000] [--partitions 8] [--cores 2] [--jdbc-jar /usr/share/java/postgresql.jar]
+    python -m bench.spark [--messages 1000000] [--partitions 8] [--cores 2] [--segment 1000]
+        [--jdbc-jar /usr/share/java/postgresql.jar]
 
 Spark, its Python workers and PostgreSQL share the machine: figures are for comparing with each other, in one run. The
 plain rows (one row per message, the columns that a read gives) are read through Spark's JDBC source when there is the
 driver (Debian: libpostgresql-jdbc-java), else by a Python source that fetches rows with psycopg; which, is printed.
+`--segment 1` is the worst case: messages that were pushed one by one.
 """
 
 from __future__ import annotations
@@ -41,7 +43,6 @@ from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource
 from queen.wire.segment import pack_segment
 
-SEGMENT = 1000
 QUEUE = "bench"
 _WARM_UP = 2
 TRICKLE = "trickle"
@@ -66,6 +67,7 @@ class Setting:
     partitions: int
     cores: int
     jar: Path | None
+    segment: int = 1000
 
 
 def main() -> None:
@@ -73,6 +75,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--partitions", type=int, default=8)
     parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--segment", type=int, default=1000, help="messages in each segment")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--batches", type=int, default=20)
     parser.add_argument("--jdbc-jar", type=Path, default=DRIVER_JAR)
@@ -87,6 +90,7 @@ def main() -> None:
                 arguments.partitions,
                 arguments.cores,
                 arguments.jdbc_jar if arguments.jdbc_jar.exists() else None,
+                arguments.segment,
             )
             _fill(setting)
             _measure_decoding(setting)
@@ -123,8 +127,8 @@ def _fill(setting: Setting) -> None:
             with connection.cursor().copy(
                 "COPY queen.segments (partition_id, base_offset, count, created_at, ids, body) FROM STDIN"
             ) as copy:
-                for base in range(0, each, SEGMENT):
-                    copy.write_row(_segment(partition, base, min(SEGMENT, each - base)))
+                for base in range(0, each, setting.segment):
+                    copy.write_row(_segment(partition, base, min(setting.segment, each - base)))
         connection.execute("CREATE TABLE plain_rows (" + _plain_columns() + ")")
     reader = _reader(setting)
     with psycopg.connect(setting.dsn, autocommit=True) as connection:

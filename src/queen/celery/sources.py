@@ -16,7 +16,7 @@ import msgspec
 from kombu.log import get_logger
 
 from queen.celery.link import Address, Link
-from queen.client.errors import TRANSIENT, OverloadedError, RequestError
+from queen.client.errors import TRANSIENT, AuthError, OverloadedError, RequestError
 
 POLL_SECONDS = 20.0
 # More than a server takes to answer a poll that has ended.
@@ -225,7 +225,10 @@ class ExchangeLog:
     def create(self, link: Link, retention_seconds: int) -> None:
         """Create the queue: it keeps messages for a while, also those that nobody listens to."""
         options = {"retentionEnabled": True, "retentionSeconds": retention_seconds}
-        link.post("/api/v1/configure", {"queue": self.queue, "options": options})
+        try:
+            link.post("/api/v1/configure", {"queue": self.queue, "options": options})
+        except AuthError as error:
+            logger.warning("this token may not set the retention of queue %s: %s", self.queue, error)
 
     def push(self, link: Link, message: Any) -> None:
         link.post("/api/v1/push", {"items": [{"queue": self.queue, "payload": message}]})
@@ -234,7 +237,9 @@ class ExchangeLog:
         """Begin a listener at the end of the log: the first pop fixes its place."""
         link.get(self.pop_path(listener, wait=False))
         group = f"/api/v1/consumer-groups/{quote(listener, safe='')}/queues/{quote(self.queue, safe='')}"
-        link.post(f"{group}/seek", {"toEnd": True})
+        # One that is new begins at the end anyway; a token that may not move groups leaves others where they were.
+        with contextlib.suppress(AuthError):
+            link.post(f"{group}/seek", {"toEnd": True})
 
     def unsubscribe(self, link: Link, listener: str) -> None:
         link.delete(f"/api/v1/consumer-groups/{quote(listener, safe='')}/queues/{quote(self.queue, safe='')}")

@@ -9,6 +9,7 @@ groups on the log of the exchange that they are bound to.
 from __future__ import annotations
 
 import contextlib
+import ssl
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -494,13 +495,16 @@ class Transport(virtual.Transport):
         self.listener_queues: set[str] = set()
         self.queue_ttls: dict[str, float] = {}
         tls = client.ssl
+        # Out of `broker_use_ssl`, or with a prefix out of the URL.
+        given = {name.removeprefix("ssl_"): value for name, value in tls.items()} if isinstance(tls, dict) else {}
         self.address = Address(
             host=client.hostname or "localhost",
             port=int(client.port or DEFAULT_PORT),
             namespace=(client.virtual_host or "").strip("/") or DEFAULT_NAMESPACE,
             token=client.password or None,
             secure=self.secure or bool(tls),
-            verify=not (isinstance(tls, dict) and tls.get("cert_reqs") in (0, "none", "CERT_NONE")),
+            verify=given.get("cert_reqs") not in (ssl.CERT_NONE, "none", "CERT_NONE"),
+            ca_file=given.get("ca_certs"),
         )
 
     def driver_version(self) -> str:

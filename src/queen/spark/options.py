@@ -41,6 +41,7 @@ _READING: Final = (
     "endingTimestamp",
     "maxRowsPerBatch",
     "maxTasks",
+    "maxReadShare",
     "failOnDataLoss",
     "group",
     "mirrorGroup",
@@ -48,7 +49,7 @@ _READING: Final = (
     "topic",
 )
 
-_OF_MESSAGES: Final = ("subscribePattern", "partitions")
+_OF_MESSAGES: Final = ("subscribePattern", "partitions", "maxReadShare")
 
 Offsets = dict[str, dict[str, int]]
 """Queue, partition, offset. The queue is empty where only partitions were named."""
@@ -134,6 +135,8 @@ class ReadOptions:
     ending: Edge
     max_rows_per_batch: int | None
     max_tasks: int
+    max_read_share: float
+    """How much of the time each task is at work; the rest it pauses."""
     fail_on_data_loss: bool | None
     group: str | None
     mirror_group: str | None
@@ -209,6 +212,7 @@ def parse_read_options(options: Mapping[str, str], environment: Mapping[str, str
         ending=ending,
         max_rows_per_batch=_count(given, "maxRowsPerBatch"),
         max_tasks=_count(given, "maxTasks") or os.cpu_count() or 1,
+        max_read_share=_share(given, "maxReadShare"),
         fail_on_data_loss=_flag(given, "failOnDataLoss"),
         group=given.get("group") or None,
         mirror_group=given.get("mirrorgroup") or None,
@@ -280,6 +284,19 @@ def _seconds(given: Mapping[str, str], name: str) -> float:
     if not 0 <= seconds <= 86_400:
         raise SettingsError(f"{name} must be seconds from 0 to 86400, not {text!r}")
     return seconds
+
+
+def _share(given: Mapping[str, str], name: str) -> float:
+    text = given.get(name.lower())
+    if not text:
+        return 1.0
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0.01 <= share <= 1:
+        raise SettingsError(f"{name} must be a share of the time from 0.01 to 1, not {text!r}")
+    return share
 
 
 def _key(text: str) -> bytes:

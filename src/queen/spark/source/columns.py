@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ from queen.wire.segment import DELETED, HEADER, VERSION, MalformedSegment
 
 ROWS_PER_BATCH: Final = 16_384
 BYTES_PER_BATCH: Final = 8 << 20
+_SMALL_BODY: Final = 4096
 
 _HEX: Final = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)
 _LOW48: Final = np.uint64((1 << 48) - 1)
@@ -24,6 +25,7 @@ _LOW48: Final = np.uint64((1 << 48) - 1)
 _strings = msgspec.json.Decoder(list[str])
 _optional_strings = msgspec.json.Decoder(list[str | None])
 
+Piece: TypeAlias = bytes | memoryview
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
 
@@ -41,11 +43,11 @@ class ColumnBuilder:
         self._counts: list[int] = []
         self._micros: list[int] = []
         self._first_ids: list[bytes] = []
-        self._lengths: list[memoryview] = []
-        self._transactions: list[memoryview] = []
-        self._traces: list[memoryview] = []
-        self._producers: list[memoryview] = []
-        self._payloads: list[memoryview] = []
+        self._lengths: list[Piece] = []
+        self._transactions: list[Piece] = []
+        self._traces: list[Piece] = []
+        self._producers: list[Piece] = []
+        self._payloads: list[Piece] = []
 
     def add(self, segment: StoredSegment, body: bytes) -> None:
         """Find the columns of a segment, and check that they fit its body."""
@@ -57,19 +59,18 @@ class ColumnBuilder:
             raise MalformedSegment(f"it has unknown version {version}; it was written by a newer Queen")
         if count != segment.messages:
             raise MalformedSegment(f"it holds {count} messages instead of {segment.messages}")
-        view = memoryview(body)
-        at = HEADER.size
-        for column, size in (
-            (self._lengths, 4 * count),
-            (self._transactions, transactions),
-            (self._traces, traces),
-            (self._producers, producers),
-        ):
-            column.append(view[at : at + size])
-            at += size
-        if at > len(body):
+        # Copies of what is small are cheaper than views of it, which the garbage collector follows.
+        content: Piece = body if len(body) < _SMALL_BODY else memoryview(body)
+        transactions_at = HEADER.size + 4 * count
+        rest_at = transactions_at + transactions
+        payloads_at = rest_at + traces + producers
+        if payloads_at > len(body):
             raise MalformedSegment("it is cut short")
-        self._payloads.append(view[at:])
+        self._lengths.append(content[HEADER.size : transactions_at])
+        self._transactions.append(content[transactions_at:rest_at])
+        self._traces.append(content[rest_at : rest_at + traces] if traces else b"")
+        self._producers.append(content[rest_at + traces : payloads_at] if producers else b"")
+        self._payloads.append(content[payloads_at:])
         self._slots.append(segment.slot)
         self._bases.append(segment.base_offset)
         self._counts.append(count)
@@ -158,7 +159,7 @@ def message_ids(first_ids: bytes, counts: Numbers, within: Numbers) -> pa.Array:
     return texts(np.full(rows, 36, np.int64), text)
 
 
-def transaction_ids(columns: Sequence[memoryview]) -> pa.Array:
+def transaction_ids(columns: Sequence[Piece]) -> pa.Array:
     """Columns that are JSON arrays of strings, as one array of texts."""
     joined = b",".join([column[1:-1] for column in columns])
     if b"\\" in joined:
@@ -168,7 +169,7 @@ def transaction_ids(columns: Sequence[memoryview]) -> pa.Array:
     return texts(quotes[1::2] - quotes[::2] - 1, joined[1:-1].replace(b'","', b""))
 
 
-def optional_texts(columns: Sequence[memoryview], counts: Sequence[int]) -> pa.Array:
+def optional_texts(columns: Sequence[Piece], counts: Sequence[int]) -> pa.Array:
     """Columns that are JSON arrays of strings and nulls, or absent when all are null."""
     if not any(columns):
         return pa.nulls(sum(counts), pa.string())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Final
 
@@ -22,6 +23,8 @@ from queen.wire.envelope import Envelope
 
 log = logging.getLogger(__name__)
 
+_LONGEST_PAUSE: Final = 60.0
+"""Spark may stop a query in between."""
 _FOR_PARSING: Final = ("queue", "partition", "offset", "payload")
 
 
@@ -45,10 +48,15 @@ class MessageReading:
         self._fields = tuple(name for name in schema.fieldNames() if name not in (*self.own, CORRUPT_RECORD))
         self._corrupt = CORRUPT_RECORD in schema.fieldNames()
         self._mode = options.mode
+        self._share = options.max_read_share
         _check_columns(schema, self.own)
         check_payload_schema(self._payload_schema())
 
     def read(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
+        batches = self._read(spans)
+        return batches if self._share == 1 else paced(batches, self._share)
+
+    def _read(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
         segments = self._complete(open_log(self._access).segments(spans), spans)
         envelope = Envelope(self._access.encryption_keys)
         if not self._fields and not self._corrupt:
@@ -102,6 +110,20 @@ class MessageReading:
 
     def _lost(self, span: Span, start: int, end: int) -> None:
         report_loss(f"offsets {start} to {end - 1} of {span.queue}/{span.partition}", fail=self._fail_on_data_loss)
+
+
+def paced(
+    batches: Iterator[pa.RecordBatch],
+    share: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[pa.RecordBatch]:
+    """The batches, with pauses: what is done with one counts as work too, since PostgreSQL and pushes wait for it."""
+    began = clock()
+    for batch in batches:
+        yield batch
+        sleep(min((clock() - began) * (1 / share - 1), _LONGEST_PAUSE))
+        began = clock()
 
 
 def _check_columns(schema: StructType, own: Sequence[str]) -> None:

@@ -32,10 +32,12 @@ SELECT name FROM queen.queues WHERE name = ANY($1::text[]);
 
 -- name: log_spans
 -- The segments that hold some offsets, [from, to), of each partition: span by span, in order within each.
+-- date_part, because extract computes with numerics, which is a third of what a small segment costs here; it is exact to
+-- the microsecond until 2100 and longer.
 SELECT r.slot::integer, s.base_offset, s.count, s.micros, s.first_id, s.body
 FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) WITH ORDINALITY AS r (partition_id, first, upto, slot)
 CROSS JOIN LATERAL (
-    SELECT g.base_offset, g.count, (extract(epoch FROM g.created_at) * 1000000)::bigint AS micros,
+    SELECT g.base_offset, g.count, (date_part('epoch', g.created_at) * 1000000)::bigint AS micros,
         substr(g.ids, 1, 16) AS first_id, g.body
     FROM queen.segments g
     WHERE g.partition_id = r.partition_id AND g.base_offset < r.upto AND g.base_offset >= coalesce((
