@@ -48,7 +48,7 @@ async def test_messages_travel_in_every_form(forms: Any, name: str) -> None:
     assert [one["data"]["n"] for one in messages] == list(range(20))
     assert [one["transactionId"] for one in messages] == [f"t{n}" for n in range(20)]
     assert (await forms.ack(messages, True, {"group": "g"}))["success"]
-    assert not await forms.queue(name).group("g").batch(50).pop()
+    assert not await forms.queue(name).group("g").batch(50).wait(False).pop()
 
 
 async def test_consumers_and_buffers_use_every_form(forms: Any, name: str) -> None:
@@ -77,7 +77,7 @@ async def test_conflation_gives_the_newest(forms: Any, name: str) -> None:
     messages = await forms.queue(name).group("g").conflation().batch(10).pop()
     assert [one["data"] for one in messages] == [4]
     await forms.ack(messages, True, {"group": "g"})
-    assert await forms.queue(name).group("g").conflation().batch(10).pop() == []
+    assert await forms.queue(name).group("g").conflation().batch(10).wait(False).pop() == []
     assert len(await forms.queue(name).group("other").batch(10).pop()) == 5
     depth = await forms.admin.get_queue_depth(name, "g")
     assert (depth["conflation"], depth["effectivePending"]) == (True, 0)
