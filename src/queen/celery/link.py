@@ -181,9 +181,7 @@ class _Wire:
 
     def is_closed(self) -> bool:
         """Whether the server has ended an idle connection: nothing but that can arrive when nothing was asked."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(0))
+        return is_readable(self._socket.fileno(), 0.0)
 
     def exchange(self, request: bytes) -> _Answer:
         """Send a request, and read its answer; raises `OSError`, or `ValueError` for what is no HTTP."""
@@ -215,7 +213,7 @@ class _Wire:
     def shut_down(self) -> None:
         """End what waits for an answer, in whatever thread it is."""
         with contextlib.suppress(OSError):
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._socket.close()
@@ -263,3 +261,10 @@ class _Wire:
         if not part:
             raise ConnectionResetError("the server ended the connection without an answer")
         self._received += part
+
+
+def is_readable(fileno: int, seconds: float | None) -> bool:
+    """Whether something can be read, within so many seconds; None: wait for it."""
+    poll = select.poll()
+    poll.register(fileno, select.POLLIN)
+    return bool(poll.poll(None if seconds is None else seconds * 1000))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import threading
 import time
 from collections import deque
@@ -15,7 +14,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 from kombu.log import get_logger
 
-from queen.celery.link import Address, Link
+from queen.celery.link import Address, Link, is_readable
 from queen.client.errors import TRANSIENT, AuthError, OverloadedError, RequestError
 
 POLL_SECONDS = 20.0
@@ -69,9 +68,7 @@ class Inbox:
 
     def wait(self, seconds: float | None) -> bool:
         """Wait for an entry; False if none came in time."""
-        poll = select.poll()
-        poll.register(self._reader, select.POLLIN)
-        return bool(poll.poll(None if seconds is None else max(0.0, seconds) * 1000))
+        return is_readable(self._reader, None if seconds is None else max(0.0, seconds))
 
     def clear_wakeup(self) -> None:
         """Empty the pipe; call it before taking entries, so that none that comes later is overlooked."""
