@@ -85,7 +85,7 @@ async def test_conflation_gives_the_newest(forms: Any, name: str) -> None:
 
 async def test_conflation_that_was_decided_otherwise_is_reported(client: Any, name: str, capsys: Any) -> None:
     await client.queue(name).push([{"data": n} for n in range(3)])
-    await client.ack(await client.queue(name).group("g").pop(), True, {"group": "g"})
+    await client.ack(await client.queue(name).group("g").batch(1).pop(), True, {"group": "g"})
     assert len(await client.queue(name).group("g").conflation().batch(10).pop()) == 2
     assert "conflation conflict" in capsys.readouterr().err
     with pytest.raises(Exception, match="consumerGroup"):
