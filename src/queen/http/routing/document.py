@@ -67,6 +67,7 @@ TAGS: Final[Mapping[str, str]] = {
     "Ephemeral": "Queues whose messages survive nothing.",
     "State": "Keys and values, locks and timers: beside messages, and in their transactions.",
     "Topics": "Priority queues with delayed delivery, retries and quotas.",
+    "Tasks": "Applications of queen.tasks: their tasks, jobs and workers.",
     "Traces": "Events that consumers record about a message.",
     "Streams": "Windows and state of stream processors.",
     "Staging": "Batches of messages that are written in pieces and published together, once.",
