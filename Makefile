@@ -45,11 +45,11 @@ $(SERVER): EXTRAS := server,redis,otel
 $(SERVER): pyproject.toml constraints.txt | .venv/bin/pip
 	$(install)
 
-$(SPARK): EXTRAS := server,redis,otel,spark
+$(SPARK): EXTRAS := server,redis,otel,spark,tables
 $(SPARK): $(SERVER)
 	$(install)
 
-$(DEVELOP): EXTRAS := server,redis,otel,spark,dev
+$(DEVELOP): EXTRAS := server,redis,otel,spark,tables,dev
 $(DEVELOP): pyproject.toml constraints.txt | .venv/bin/pip
 	$(install)
 	@touch $(SERVER) $(SPARK)

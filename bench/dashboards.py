@@ -1,11 +1,14 @@
 """What ten open dashboards cost: throughput, and CPU of the server and PostgreSQL.
 
-    python -m bench.dashboards [--seconds 10] [--repeat 2] [--dashboards 10] [--partitions 10000] [--connections 64]
+    python -m bench.dashboards [--pairs 40] [--slice 3] [--dashboards 10] [--partitions 10000] [--connections 64]
 
 The server holds 100 queues, of 100 partitions each, and three groups that lag behind. The load generator pushes 100
-messages a request, alone and watched in turns. A dashboard reads the stream of events and asks, at its intervals, for
-what the overview asks for. Dashboards run in a process of their own, which uses the same two cores as everything else:
-what it takes itself is shown, for no server can make that cheaper.
+messages a request without a pause; meanwhile ten dashboards look on for a slice of some seconds, look away for the
+next, and so on, in an order that alternates. A slice is compared with its neighbour alone, so what the machine does
+besides, and what changes while the database grows, harms both alike; the verdict is the median of all pairs, with the
+bounds between which the true median lies with 95 % confidence. A dashboard reads the stream of events and asks, at its
+intervals, for what the overview asks for. Dashboards run in a process of their own, which uses the same cores as
+everything else: what it takes itself is shown, for no server can make that cheaper.
 """
 
 from __future__ import annotations
@@ -13,12 +16,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import math
 import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,20 +57,37 @@ FILL = (
 )
 
 
+# What was appended to the queue that is pushed to.
+STORED = (
+    "SELECT coalesce(sum(p.next_offset), 0)::bigint FROM queen.partitions p"
+    " JOIN queen.queues q ON q.id = p.queue_id WHERE q.name = 'load'"
+)
 START_WITHIN_SECONDS = 60
+WARM_SECONDS = 5.0
+
+
+SETTLE_SECONDS = 1.0
+"""After a switch, before a slice is measured."""
 
 
 @dataclass(frozen=True)
-class Round:
-    """One stretch of pushing: messages per second, and CPU microseconds of a message in the server and PostgreSQL."""
+class Slice:
+    """Some seconds of pushing: messages per second, and CPU microseconds of a message in the server and PostgreSQL."""
 
     rate: float
     server: float
     postgres: float
 
+    @property
+    def cpu(self) -> float:
+        return self.server + self.postgres
 
-def watch(url: str, dashboards: int, stop: Any, ready: Any, report: Any) -> None:
-    """The dashboards, in their own process; they report their CPU seconds and the latency of each path."""
+
+def watch(url: str, dashboards: int, stop: Any, looking: Any, ready: Any, report: Any) -> None:
+    """The dashboards, in their own process; they report their CPU seconds and the latency of each path.
+
+    While `looking` is not set they are hidden tabs, which have no stream and ask for nothing.
+    """
 
     async def listen(session: aiohttp.ClientSession) -> None:
         async with session.get(url + STREAM, timeout=aiohttp.ClientTimeout(total=None)) as answer:
@@ -75,11 +95,10 @@ def watch(url: str, dashboards: int, stop: Any, ready: Any, report: Any) -> None
             async for _ in answer.content.iter_any():
                 pass
 
-    async def dashboard(number: int, took: dict[str, list[float]]) -> None:
-        async with aiohttp.ClientSession() as session:
-            await asyncio.sleep(number / dashboards)
-            stream = asyncio.create_task(listen(session))
-            for second in itertools.count():
+    async def look(session: aiohttp.ClientSession, took: dict[str, list[float]], seconds: Iterator[int]) -> None:
+        stream = asyncio.create_task(listen(session))
+        try:
+            for second in seconds:
                 due = time.monotonic() + 1
                 for path, every in POLLED.items():
                     if second % every:
@@ -90,13 +109,25 @@ def watch(url: str, dashboards: int, stop: Any, ready: Any, report: Any) -> None
                         await answer.read()
                     took[path].append(time.monotonic() - begun)
                 ready.set()
-                await asyncio.sleep(max(0.0, due - time.monotonic()))
-                if stop.is_set():
-                    break
+                while time.monotonic() < due:
+                    if stop.is_set() or not looking.is_set():
+                        return
+                    await asyncio.sleep(0.05)
                 if stream.done():
                     stream.result()
                     raise RuntimeError("the stream has ended")
+        finally:
             stream.cancel()
+
+    async def dashboard(number: int, took: dict[str, list[float]]) -> None:
+        # Goes on after a pause: every slice has its share of what is seldom asked for, and none the rush of an opening.
+        seconds = itertools.count(number)
+        async with aiohttp.ClientSession() as session:
+            while not stop.is_set():
+                if looking.is_set():
+                    await asyncio.sleep(number / dashboards)
+                    await look(session, took, seconds)
+                await asyncio.sleep(0.05)
 
     async def run() -> None:
         took: dict[str, list[float]] = {path: [] for path in POLLED}
@@ -108,40 +139,48 @@ def watch(url: str, dashboards: int, stop: Any, ready: Any, report: Any) -> None
     asyncio.run(run())
 
 
-@asynccontextmanager
-async def watched(
-    target: Target, dashboards: int, found: dict[str, list[float]], cpu: list[float]
-) -> AsyncIterator[None]:
-    """Dashboards look on while the block runs; afterwards `found` and `cpu` hold what they report."""
-    context = multiprocessing.get_context("spawn")
-    stop, ready, report = context.Event(), context.Event(), context.Queue()
-    url = f"http://{target.host}:{target.port}"
-    process = context.Process(target=watch, args=(url, dashboards, stop, ready, report))
-    process.start()
-    if not await asyncio.to_thread(ready.wait, START_WITHIN_SECONDS):
-        process.kill()
-        raise TimeoutError(f"the dashboards have not begun within {START_WITHIN_SECONDS} s")
-    begun = time.monotonic()
-    try:
-        yield
-    finally:
-        stop.set()
-        used, took = await asyncio.to_thread(report.get)
-        cpu.append(used / (time.monotonic() - begun))
-        for path, times in took.items():
-            found.setdefault(path, []).extend(times)
-        await asyncio.to_thread(process.join)
+class Dashboards:
+    """Dashboards that look on, or do not."""
+
+    def __init__(self, target: Target, dashboards: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._stop, self._looking, self._ready = context.Event(), context.Event(), context.Event()
+        self._report = context.Queue()
+        url = f"http://{target.host}:{target.port}"
+        self._process = context.Process(
+            target=watch, args=(url, dashboards, self._stop, self._looking, self._ready, self._report)
+        )
+        self._process.start()
+
+    async def switch(self, looking: bool) -> None:
+        """Open or hide all of them; returns when that is so."""
+        if not looking:
+            self._looking.clear()
+        elif not self._looking.is_set():
+            self._ready.clear()
+            self._looking.set()
+            if not await asyncio.to_thread(self._ready.wait, START_WITHIN_SECONDS):
+                raise TimeoutError(f"the dashboards have not begun within {START_WITHIN_SECONDS} s")
+
+    async def end(self) -> tuple[float, dict[str, list[float]]]:
+        """Close them; their CPU seconds, and how long each path took."""
+        self._stop.set()
+        report: tuple[float, dict[str, list[float]]] = await asyncio.to_thread(self._report.get)
+        await asyncio.to_thread(self._process.join)
+        return report
+
+    def kill(self) -> None:
+        if self._process.is_alive():
+            self._process.kill()
 
 
-async def push(target: Target, generator: Generator, arguments: argparse.Namespace) -> Round:
-    usage = Usage(target.watched)
-    options = {"queue": "load", "messages": 100, "partitions": 16, "connections": arguments.connections}
-    result = await generator.run(
-        "push", options | {"seconds": arguments.seconds, "warmup": 1.0}, usage.start, usage.stop
-    )
-    assert usage.cpu is not None and result.errors.total == 0, result.errors
-    server, postgres = (seconds * 1e6 / result.pushed for seconds in (usage.cpu.server, usage.cpu.postgres))
-    return Round(result.pushed / result.seconds, server, postgres)
+async def measure_slice(target: Target, stored: Callable[[], Awaitable[int]], seconds: float) -> Slice:
+    await asyncio.sleep(SETTLE_SECONDS)
+    begun, before, cpu = time.perf_counter(), await stored(), target.watched.cpu()
+    await asyncio.sleep(seconds)
+    took, after, used = time.perf_counter() - begun, await stored(), target.watched.cpu().since(cpu)
+    messages = max(1, after - before)
+    return Slice(messages / took, used.server * 1e6 / messages, used.postgres * 1e6 / messages)
 
 
 async def idle_cpu(target: Target, seconds: float) -> float:
@@ -154,55 +193,61 @@ async def idle_cpu(target: Target, seconds: float) -> float:
     return (usage.cpu.server + usage.cpu.postgres) / seconds
 
 
+def bounds(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """The median, and between which of the ratios the true one lies with 95 % confidence (by the sign test)."""
+    ordered, count = sorted(ratios), len(ratios)
+    outside = max(0, math.floor(count / 2 - 0.98 * math.sqrt(count)))
+    return statistics.median(ordered), ordered[outside], ordered[count - 1 - outside]
+
+
 async def measure(arguments: argparse.Namespace) -> None:
-    alone: list[Round] = []
-    looked_at: list[Round] = []
-    took: dict[str, list[float]] = {}
-    own_cpu: list[float] = []
+    alone: list[Slice] = []
+    looked_at: list[Slice] = []
     async with fresh_server(arguments.workers) as target:
         assert target.database is not None
         connection = await target.database.connect()
         for statement in FILL:
             await connection.execute(statement.replace("(1, 100) p", f"(1, {arguments.partitions // 100}) p"))
-        await connection.close()
         generator = Generator(target.host, target.port)
-        await push(target, generator, arguments)
-        for number in range(2 * arguments.repeat):
-            # One before the other, then the other before the one: what the machine does besides harms both alike.
-            for is_watched in (False, True) if number % 2 == 0 else (True, False):
-                if is_watched:
-                    async with watched(target, arguments.dashboards, took, own_cpu):
-                        looked_at.append(await push(target, generator, arguments))
-                else:
-                    alone.append(await push(target, generator, arguments))
-        quiet = await idle_cpu(target, arguments.seconds)
-        async with watched(target, arguments.dashboards, {}, []):
-            busy = await idle_cpu(target, arguments.seconds)
-    print(f"{'':>10}{'msg/s':>12}{'lowest':>12}{'highest':>12}{'server':>10}{'PostgreSQL':>12}   CPU µs a message")
-    for name, rounds in (("alone", alone), ("watched", looked_at)):
-        rates = [each.rate for each in rounds]
-        server, postgres = (
-            statistics.median(getattr(each, part) for each in rounds) for part in ("server", "postgres")
-        )
-        cells = "".join(f"{rate:>12,.0f}" for rate in (statistics.median(rates), min(rates), max(rates)))
-        print(f"{name:>10}{cells}{server:>10.2f}{postgres:>12.2f}")
-    pairs = list(zip(alone, looked_at, strict=True))
-    shares = [there.rate / here.rate for here, there in pairs]
-    share = statistics.median(shares)
-    wanted = "as wanted" if share >= 1 - ALLOWED else f"less than {1 - ALLOWED:.2f}"
-    print(f"throughput, watched / alone: {share:.3f} ({min(shares):.3f} - {max(shares):.3f}): {wanted}")
-    costs = [(there.server + there.postgres) / (here.server + here.postgres) for here, there in pairs]
-    print(f"CPU a message, watched / alone: {statistics.median(costs):.3f} ({min(costs):.3f} - {max(costs):.3f})")
-    print(f"the dashboards' own CPU: {statistics.median(own_cpu):.3f} cores of {os.cpu_count()}")
-    print(f"idle server and PostgreSQL: {quiet:.3f} cores unwatched, {busy:.3f} watched")
-    # Of a server without load: it is less noisy than the throughput of two rounds, and says nothing of what dashboards
-    # cost by getting in the way of pushes. That is the ratio above, for which the machine has to be quiet.
+
+        async def stored() -> int:
+            count: int = await connection.fetchval(STORED)
+            return count
+
+        dashboards = Dashboards(target, arguments.dashboards)
+        seconds = arguments.pairs * 2 * (arguments.slice + SETTLE_SECONDS + 1) + START_WITHIN_SECONDS
+        options = {"queue": "load", "messages": 100, "partitions": 16, "connections": arguments.connections}
+        load = asyncio.create_task(generator.run("push", options | {"seconds": seconds, "warmup": 1.0}))
+        try:
+            await dashboards.switch(True)
+            await asyncio.sleep(WARM_SECONDS)
+            for number in range(arguments.pairs):
+                # One before the other, then the other before the one.
+                for looking in (False, True) if number % 2 == 0 else (True, False):
+                    await dashboards.switch(looking)
+                    (looked_at if looking else alone).append(await measure_slice(target, stored, arguments.slice))
+                    if load.done():
+                        raise RuntimeError("the load has ended before the last slice: use fewer pairs")
+            load.cancel()
+            await asyncio.gather(load, return_exceptions=True)
+            await dashboards.switch(False)
+            await asyncio.sleep(WARM_SECONDS)
+            quiet = await idle_cpu(target, 10.0)
+            await dashboards.switch(True)
+            busy = await idle_cpu(target, 10.0)
+            own, took = await dashboards.end()
+        finally:
+            load.cancel()
+            dashboards.kill()
+            await connection.close()
+    report(alone, looked_at)
+    looked = arguments.pairs * (arguments.slice + SETTLE_SECONDS) + 10.0
+    print(f"the dashboards' own CPU: {own / looked:.3f} cores of {os.cpu_count()}")
     taken = (busy - quiet) / (os.cpu_count() or 1)
-    verdict = f"at most {ALLOWED:.0%}" if taken <= ALLOWED else f"more than {ALLOWED:.0%}"
     each = 1000 * (busy - quiet) / arguments.dashboards
     print(
-        f"{arguments.dashboards} dashboards take {taken:.1%} of an idle machine,"
-        f" {each:.1f} ms of CPU a second each: {verdict}"
+        f"without load: {quiet:.3f} cores unwatched, {busy:.3f} watched: {taken:.1%} of the machine,"
+        f" {each:.1f} ms of CPU a second for each dashboard"
     )
     for path, times in took.items():
         times.sort()
@@ -210,12 +255,35 @@ async def measure(arguments: argparse.Namespace) -> None:
         print(f"{path:40} {len(times):5} asked   p50 {middle * 1000:6.1f} ms   p99 {high * 1000:6.1f} ms")
 
 
+def report(alone: Sequence[Slice], looked_at: Sequence[Slice]) -> None:
+    """The medians, and the ratios of neighbours with their bounds."""
+    print(f"{'':>10}{'msg/s':>12}{'lowest':>12}{'highest':>12}{'server':>10}{'PostgreSQL':>12}   CPU µs a message")
+    for name, slices in (("alone", alone), ("watched", looked_at)):
+        rates = [each.rate for each in slices]
+        server, postgres = (
+            statistics.median(getattr(each, part) for each in slices) for part in ("server", "postgres")
+        )
+        cells = "".join(f"{rate:>12,.0f}" for rate in (statistics.median(rates), min(rates), max(rates)))
+        print(f"{name:>10}{cells}{server:>10.2f}{postgres:>12.2f}")
+    pairs = list(zip(alone, looked_at, strict=True))
+    share, low, high = bounds([there.rate / here.rate for here, there in pairs])
+    if low >= 1 - ALLOWED:
+        verdict = f"they cost at most {ALLOWED:.0%}"
+    elif high < 1 - ALLOWED:
+        verdict = f"they cost more than {ALLOWED:.0%}"
+    elif share >= 1 - ALLOWED:
+        verdict = f"probably at most {ALLOWED:.0%}; more pairs, or a quieter machine, decide it"
+    else:
+        verdict = f"probably more than {ALLOWED:.0%}; more pairs, or a quieter machine, decide it"
+    print(f"throughput, watched / alone: {share:.3f} ({low:.3f} to {high:.3f}, 95 %): {verdict}")
+    cost, low, high = bounds([there.cpu / here.cpu for here, there in pairs])
+    print(f"CPU a message, watched / alone: {cost:.3f} ({low:.3f} to {high:.3f}, 95 %)")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long each round is measured")
-    parser.add_argument(
-        "--repeat", type=int, default=2, help="how often they take turns: alone, watched, watched, alone"
-    )
+    parser.add_argument("--pairs", type=int, default=40, help="slices with and without dashboards")
+    parser.add_argument("--slice", type=float, default=3.0, help="seconds of each")
     parser.add_argument("--dashboards", type=int, default=10, help="how many look on")
     parser.add_argument("--partitions", type=int, default=10_000, help="in 100 queues, for each of three groups")
     parser.add_argument("--connections", type=int, default=64, help="that push")

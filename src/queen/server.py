@@ -34,6 +34,7 @@ from queen.broker.inspect.log_reader import LogReader
 from queen.broker.inspect.messages import Messages
 from queen.broker.inspect.resources import Resources
 from queen.broker.inspect.search import MessageSearch
+from queen.broker.inspect.seeks import Seeks
 from queen.broker.inspect.standings import Standings
 from queen.broker.inspect.traces import Traces
 from queen.broker.maintenance.cleanup import shard_jobs
@@ -301,13 +302,16 @@ class Worker:
         """One shard with its views. What workers have counted is kept by the first shard for all of them."""
         groups = Groups(broker.database, broker.catalog, broker.publish)
         summaries = SharedResult(groups.summaries, self.settings.stats_cache_ms / 1000)
-        self._keeping_warm.append(summaries.keep_warm)
+        furthest = SharedResult(groups.furthest, self.settings.stats_cache_ms / 1000)
+        self._keeping_warm += [summaries.keep_warm, furthest.keep_warm]
         return Shard(
             broker,
             Queues(broker.database, broker.catalog, broker.publish, broker.meter),
             Resources(broker.database, broker.catalog.shard, standings),
             groups,
             summaries.get,
+            furthest.get,
+            Seeks(broker.database, broker.catalog, groups, broker.publish),
             LogReader(broker.database, broker.catalog.shard, broker.envelope),
             Status(broker.database, History(self.broker.database, self.recorder), standings),
             History(broker.database, self.recorder),

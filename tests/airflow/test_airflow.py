@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -13,6 +14,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from urllib.request import urlopen
 
 import pytest
 
@@ -84,7 +86,9 @@ class Airflow:
     def state_of(self, dag: str) -> str | None:
         """Of the one task that a DAG has, in its only run."""
         found = self._fetch("SELECT state FROM task_instance WHERE dag_id = ?", dag)
-        return None if found is None else str(found[0])
+        state = None if found is None else str(found[0])
+        assert state != "failed", (self.work / "scheduler.log").read_text()[-10_000:]
+        return state
 
     def knows(self, dag: str) -> bool:
         return self._fetch("SELECT 1 FROM serialized_dag WHERE dag_id = ?", dag) is not None
@@ -113,10 +117,18 @@ def end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
             process.wait()
 
 
+def is_healthy(port: int) -> bool:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/api/v2/version", timeout=30):
+            return True
+    except OSError:
+        return False
+
+
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     work = tmp_path_factory.mktemp("airflow")
-    python = installed(_ROOT / ".venv-airflow", (AIRFLOW, "--editable", str(_ROOT)), _CONSTRAINTS)
+    python = installed(_ROOT / ".venv-airflow", (AIRFLOW, "pytest", "--editable", str(_ROOT)), _CONSTRAINTS)
     with ExitStack() as stack:
         server = stack.enter_context(served(work))
         airflow = Airflow(python, work, server.url)
@@ -136,6 +148,20 @@ def test_airflow_knows_the_provider_and_its_connection_type(airflow: Airflow) ->
     assert "queen-broker" in [one["package_name"] for one in providers]
     hooks = json.loads(airflow.command("providers", "hooks", "--output", "json"))
     assert [one["class"] for one in hooks if one["connection_type"] == "queen"] == ["queen.airflow.hook.QueenHook"]
+
+
+def test_operators_sensor_and_trigger_by_themselves(airflow: Airflow) -> None:
+    variables = {"QUEEN_URL": airflow.queen, "QUEEN_EXECUTABLE": str(Path(sys.executable).with_name("queen"))}
+    # Beside this file it would load fixtures that need other packages.
+    file = shutil.copy(Path(__file__).with_name("inside.py"), airflow.work)
+    done = subprocess.run(
+        [str(airflow.python), "-m", "pytest", "-q", "-c", os.devnull, str(file)],
+        env=airflow.environ() | variables,
+        cwd=airflow.work,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5000:]
 
 
 def test_messages_are_pushed_awaited_and_consumed_and_then_archived_and_replayed(airflow: Airflow) -> None:
@@ -162,6 +188,7 @@ def test_a_deferred_sensor_outlives_the_triggerer_that_waits_for_it(airflow: Air
     # Logs would be served on fixed ports of every interface.
     airflow.start("scheduler", "--skip-serve-logs", **address)
     triggerer = airflow.start("triggerer", "--skip-serve-logs", **address)
+    block_until(lambda: is_healthy(port), "the API server answers", 300)
     block_until(lambda: airflow.knows("waits"), "the DAG is known", 300)
     airflow.command("dags", "trigger", "waits")
     block_until(lambda: airflow.state_of("waits") == "deferred", "the sensor is deferred", 300)

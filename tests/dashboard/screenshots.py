@@ -39,6 +39,8 @@ PAGES = {
     "topics": "/namespaces?namespace=acme",
     "topic": "/namespaces/acme/topics/thumbnails",
     "streams": "/streams",
+    "tasks": "/tasks",
+    "tasks-failures": "/tasks?tab=failures",
     "pipelines": "/pipelines",
     "system": "/system",
     "postgres": "/system?tab=postgres",

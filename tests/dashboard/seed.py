@@ -19,8 +19,20 @@ from typing import Any, Final
 
 import aiohttp
 import asyncpg
+import msgspec
 
 from queen.wire.pipelines import PipelineState, PipelineStatus, QueryStatus, write_status
+from queen.wire.task_apps import (
+    APPLICATION_KEY,
+    WORKER_PREFIX,
+    FailedAttempt,
+    RunningJob,
+    TaskApplication,
+    TaskDeclaration,
+    TaskSchedule,
+    TaskWork,
+    WorkerReport,
+)
 
 CITIES: Final = ("Turin", "Lisbon", "Ghent", "Oslo", "Porto", "Graz", "Lyon", "Bergen")
 ERRORS: Final = (
@@ -176,6 +188,63 @@ class Seeder:
         await self.call("PUT", "/api/v1/topics/quotas", {"namespace": "acme", "per_minute": 6000})
         await self.call("PUT", "/api/v1/topics/modes", {"namespace": "globex", "mode": "buffered"})
 
+    async def tasks(self) -> None:
+        """An application of queen.tasks with one worker, as it reports itself, and jobs in every state."""
+        names = {"mail/send_receipt": "send_receipt", "reports/build_report": "build_report"}
+        for topic, task in names.items():
+            place = {"namespace": "backoffice", "topic": topic}
+            await self.call("POST", "/api/v1/topics/configure", place | {"options": {"max_retries": 0}})
+            items = [
+                {
+                    **place,
+                    "data": {"job": f"{task}-{number}", "task": task, "args": [f"customer-{number}@example.com"]},
+                    "delay": 3600 if number >= 9 else 0,
+                }
+                for number in range(12)
+            ]
+            await self.call("POST", "/api/v1/topics/enqueue", items)
+        for item in await self.call(
+            "GET", "/api/v1/topics/dequeue?namespace=backoffice&topic=mail/send_receipt&limit=2"
+        ):
+            ref = {key: item[key] for key in ("id", "namespace", "topic")}
+            await self.call("POST", "/api/v1/topics/nack", ref | {"error": "SMTPServerDisconnected: connection lost"})
+        now = datetime.now(UTC)
+        application = TaskApplication(
+            [
+                TaskDeclaration("send_receipt", "mail", "mail/send_receipt", 5, 30.0),
+                TaskDeclaration("build_report", "reports", "reports/build_report", 2),
+            ],
+            [TaskSchedule("build_report", "0 6 * * 1-5", "Europe/Berlin")],
+        )
+        worker = WorkerReport(
+            "worker-1.example",
+            4242,
+            ["mail", "reports"],
+            10,
+            now - timedelta(hours=3),
+            [
+                TaskWork("send_receipt", 2, 1840, 6, 312.8, 41.0, 0.2),
+                TaskWork("build_report", 1, 12, 0, 544.0, 0.1, 0.0),
+            ],
+            [RunningJob("build_report-77", "build_report", 1, now - timedelta(seconds=48))],
+            [
+                FailedAttempt(
+                    "send_receipt-1",
+                    "send_receipt",
+                    1,
+                    "TimeoutError: SMTP did not answer",
+                    now - timedelta(minutes=2),
+                    False,
+                )
+            ],
+        )
+        values = {APPLICATION_KEY: application, f"{WORKER_PREFIX}1": worker}
+        puts = [
+            {"op": "put", "ns": "backoffice", "key": key, "value": msgspec.to_builtins(value), "ttlSeconds": 86_400}
+            for key, value in values.items()
+        ]
+        await self.call("POST", "/api/v1/kv", {"operations": puts})
+
     async def stream(self) -> None:
         query = await self.call(
             "POST",
@@ -207,7 +276,7 @@ async def seed(url: str) -> None:
     async with aiohttp.ClientSession() as session:
         seeder = Seeder(session, url)
         queues = (seeder.queue(queue, random.Random(queue[0])) for queue in QUEUES)
-        await asyncio.gather(*queues, seeder.topics(random.Random(7)))
+        await asyncio.gather(*queues, seeder.topics(random.Random(7)), seeder.tasks())
         await asyncio.gather(
             seeder.dead_letters("orders", "billing", 9, ERRORS[:3]),
             seeder.dead_letters("emails", "mailer", 4, ERRORS[3:]),

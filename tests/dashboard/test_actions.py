@@ -135,6 +135,37 @@ def test_seeking_says_what_comes_again_and_what_is_skipped_and_can_be_undone(win
     assert len(site.pop("sought", "seekers")) == 5
 
 
+def test_seek_over_many_partitions_is_done_in_parts_and_undone_from_its_list(window: Window, site: Site) -> None:
+    # A group that waits for new messages knows every partition of the queue.
+    site.call("POST", "/api/v1/configure", {"queue": "wide"})
+    site.call("GET", "/api/v1/pop/queue/wide?consumerGroup=wanderers&subscriptionMode=new")
+    items = [{"queue": "wide", "partition": f"p{number}", "payload": number} for number in range(1001)]
+    site.call("POST", "/api/v1/push", {"items": items})
+    page = window.visit("/consumers/wanderers")
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.post_data or "") if "/seek" in request.url else None)
+    page.get_by_role("button", name="Seek", exact=True).first.click()
+    page.locator("dialog[open] [name=to]").select_option("end")
+    confirm(page, effect="1,001 messages would be skipped.")
+    toast(page, "wanderers moved on 1,001 partitions")
+    assert site.lag("wanderers", "wide") == 0
+    assert any('"limit":5000' in body for body in sent)
+    page.get_by_role("table", name="Seeks").get_by_role("button", name="Undo seek").first.click()
+    confirm(page, effect="where it was on 1,001 partitions before it went to end")
+    toast(page, "wanderers is back on 1,001 partitions of wide")
+    assert site.lag("wanderers", "wide") == 1001
+
+
+def test_failed_job_of_a_task_is_retried(window: Window, site: Site) -> None:
+    page = window.visit("/tasks?tab=failures")
+    row = page.get_by_role("table", name="Jobs that failed").get_by_role("row").filter(has_text="customer-0@")
+    row.get_by_role("button", name="Retry").click()
+    confirm(page, effect="ready again")
+    toast(page, "1 item ready again")
+    letters = site.call("GET", "/api/v1/topics/dlq?namespace=backoffice&topic=mail/send_receipt")
+    assert [one["data"]["job"] for one in letters] == ["send_receipt-1"]
+
+
 def test_lease_is_released_a_partition_is_skipped_and_the_group_deleted(window: Window, site: Site) -> None:
     site.push("skipped", 1, 2)
     site.pop("skipped", "skippers", 1)

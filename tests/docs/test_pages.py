@@ -17,7 +17,7 @@ ROOT: Final = Path(__file__).parents[2]
 DOCS: Final = ROOT / "docs"
 CLIENT_PAGES: Final = sorted((DOCS / "client").glob("*.md"))
 PAGES: Final = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-SPARK_PAGES: Final = {"spark.md", "spark-writing.md"}
+SPARK_PAGES: Final = {"spark.md", "spark-writing.md", "tables.md"}
 SQL_PAGE: Final = "sql.md"
 
 _QUEUE = re.compile(r"""(?:queue\(|from_\(|\.to\(|"queue": |pop/queue/|queue=)["']?([\w-]+)""")
@@ -41,7 +41,7 @@ def name(page: Path) -> str:
 @pytest.mark.parametrize("page", [page for page in PAGES if list(snippets(page))], ids=name)
 def test_snippets_run_and_print_what_the_page_shows(page: Path, server: Served, tmp_path: Path) -> None:
     if page.name in SPARK_PAGES:
-        pytest.skip("needs Spark: tests/spark/test_documentation.py")
+        pytest.skip("needs Spark: tests/spark/test_documentation.py, tests/pipelines/test_table_readers.py")
     if page.name == SQL_PAGE:
         pytest.skip("needs the database: tests/docs/test_sql.py")
     assert Walk(server.url, tmp_path).page(page) == []

@@ -5,19 +5,34 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import Row, SparkSession
 
+from queen.cli import app as cli
 from queen.pipelines.declaration import ONCE, Declaration
 from queen.pipelines.loading import load
 from queen.pipelines.run import Run, RunOptions
 from queen.pipelines.session import Connection
 from queen.pipelines.state import StateDirectory
 from queen.wire.pipelines import PipelineStatus
+
+
+def in_process(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """A command of `queen` in this process, which starts no interpreter for it: exit code, output, errors."""
+    before, sys.argv = sys.argv, ["queen", *arguments]
+    try:
+        with pytest.raises(SystemExit) as ended:
+            cli.run()
+    finally:
+        sys.argv = before
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
 
 
 class Runner:
@@ -58,9 +73,10 @@ class Runner:
         declaration = load(file) if isinstance(file, Path) else file
         run_options = RunOptions(Path("test"), "local[2]", **options)
         run = Run(declaration, connection or Connection("http://localhost:1"), self.state, run_options)
-        return run, asyncio.ensure_future(asyncio.to_thread(run.run, self._session))
+        return run, asyncio.ensure_future(asyncio.to_thread(run.run, self.session))
 
-    def _session(self) -> SparkSession:
+    def session(self) -> SparkSession:
+        """The shared session, as that of this thread."""
         # To make a frame makes the session this thread's own, without which a write does not find the format.
         self.spark.createDataFrame([(0,)], "n int")
         return self.spark

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from queen.cli.app import run
 from queen.pipelines.errors import AlreadyRunning, PipelineError
 from queen.pipelines.state import StateDirectory
 from queen.wire.pipelines import PipelineState, PipelineStatus, QueryStatus, write_status
 from tests.conftest import StartServer
+from tests.pipelines.running import in_process
 
 _QUEEN = str(Path(sys.executable).with_name("queen"))
 _FILE = """\
@@ -28,18 +28,6 @@ sinks: {kept: {from: ticks, parquet: DIR/out}}
 """
 _SMALL = ("--master", "local[1]", "--conf", "spark.driver.memory=512m")
 _SHORT = ("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-
-
-def _here(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """A command in this process, which starts no interpreter for it."""
-    before, sys.argv = sys.argv, ["queen", *arguments]
-    try:
-        with pytest.raises(SystemExit) as ended:
-            run()
-    finally:
-        sys.argv = before
-    out, err = capsys.readouterr()
-    return int(ended.value.code or 0), out, err
 
 
 @asynccontextmanager
@@ -68,27 +56,27 @@ async def test_a_pipeline_runs_is_seen_by_everyone_and_stops_when_asked(
             while not _rows_read(data):
                 assert child.returncode is None
                 await asyncio.sleep(0.1)
-        code, out, _ = _here(capsys, "pipeline", "status", "ticking", "--json", *where)
+        code, out, _ = in_process(capsys, "pipeline", "status", "ticking", "--json", *where)
         status = json.loads(out)
         assert (code, status["state"], status["pid"]) == (0, "running", child.pid)
-        code, out, _ = _here(capsys, "pipeline", "list", *where)
+        code, out, _ = in_process(capsys, "pipeline", "list", *where)
         assert code == 0
         assert "ticking" in out and "running" in out
         answer = await api.call("GET", "/metrics/prometheus")
         assert 'queen_pipeline_state{pipeline="ticking",state="running"} 1.0' in answer.body
         rows = _metric(answer.body, 'queen_pipeline_rows_total{pipeline="ticking",sink="kept"}')
         assert rows > 0
-        code, _, err = _here(capsys, "pipeline", "run", str(file), *where)
+        code, _, err = in_process(capsys, "pipeline", "run", str(file), *where)
         assert code == 1
         assert "pipeline 'ticking' runs already" in err
-        code, out, err = _here(capsys, "pipeline", "stop", "ticking", "--timeout", "300", *where)
+        code, out, err = in_process(capsys, "pipeline", "stop", "ticking", "--timeout", "300", *where)
         assert (code, err) == (0, "")
         assert "pipeline 'ticking' is stopped" in out
         assert await child.wait() == 0
     answer = await api.call("GET", "/metrics/prometheus")
     assert 'queen_pipeline_state{pipeline="ticking",state="stopped"} 1.0' in answer.body
     assert "queen_pipeline_rows_total{" not in answer.body
-    code, _, err = _here(capsys, "pipeline", "stop", "ticking", *where)
+    code, _, err = in_process(capsys, "pipeline", "stop", "ticking", *where)
     assert code == 1
     assert "does not run (it is stopped)" in err
 
@@ -119,13 +107,13 @@ def test_without_java_commands_say_what_to_install_and_the_rest_works(
         ("dlq-report",),
         ("example", str(tmp_path / "example")),
     ):
-        code, out, err = _here(capsys, "pipeline", *arguments)
+        code, out, err = in_process(capsys, "pipeline", *arguments)
         assert (code, out) == (1, ""), arguments
         assert "needs Java 17 or newer" in err
         assert "apt install openjdk-17-jre-headless" in err
-    code, out, _ = _here(capsys, "pipeline", "validate", "--no-spark", str(file))
+    code, out, _ = in_process(capsys, "pipeline", "validate", "--no-spark", str(file))
     assert (code, "is good: 1 sources" in out) == (0, True)
-    code, out, _ = _here(capsys, "version")
+    code, out, _ = in_process(capsys, "version")
     assert code == 0
 
 
@@ -151,7 +139,7 @@ def test_what_cannot_be_done_is_said_in_a_line(
 ) -> None:
     monkeypatch.setenv("QUEEN_DATA_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    code, _, err = _here(capsys, "pipeline", *arguments)
+    code, _, err = in_process(capsys, "pipeline", *arguments)
     assert code == 1
     assert expected in err
     assert "Traceback" not in err

@@ -10,10 +10,10 @@ import pytest
 
 from queen.pipelines.checks import warnings
 from queen.pipelines.declaration import Dedup, Frame, Join, SinkKind, Sql, Window, WindowKind, tables_of
-from queen.pipelines.durations import milliseconds
 from queen.pipelines.errors import DeclarationError, PipelineError
 from queen.pipelines.example import leads
 from queen.pipelines.loading import load
+from queen.wire.durations import milliseconds
 
 _YAML = """\
 pipeline: leads
@@ -149,7 +149,9 @@ _BAD_YAML = {
     "sources: {a: {rate: 1}\n": ["p.yaml:2: this is no YAML"],
     "- a": ["a pipeline has sources, steps and sinks"],
     "sources:\n  a: {rate: 1}\n  a: {rate: 2}": ["p.yaml:3: 'a' is given twice"],
-    "sources:\n  a: {queu: x}": ["p.yaml:2: source 'a' says none of queue, files, rate; did you mean 'queue'?"],
+    "sources:\n  a: {queu: x}": [
+        "p.yaml:2: source 'a' says none of queue, queue_pattern, files, rate; did you mean 'queue'?"
+    ],
     "sources:\n  a:\n    rate: 1\n    shema: x int": ["p.yaml:4: source 'a': unknown 'shema'; did you mean 'schema'?"],
     "sources:\n  a: {queue: x, rate: 1}": ["p.yaml:2: source 'a' is one thing, but says queue and rate"],
     "sources:\n  a: {rate: 0}": ["p.yaml:2: 'rate' must be a whole number above 0, not '0'"],

@@ -63,7 +63,7 @@ async def run(runner: Runner, text: str, trigger: str = ONCE) -> PipelineStatus:
     with run_lineage(declaration, connection, trigger) as lineage:
         options = RunOptions(Path("test"), "local[2]", trigger=trigger)
         run = Run(declaration, connection, runner.state, options, lineage.report, lineage.planned)
-        return await asyncio.to_thread(run.run, runner._session)
+        return await asyncio.to_thread(run.run, runner.session)
 
 
 async def test_a_run_tells_its_inputs_outputs_schemas_and_counts(lineage: Backend, runner: Runner) -> None:

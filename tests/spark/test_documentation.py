@@ -32,12 +32,15 @@ async def test_writing_page_runs(spark: SparkSession, api: Api, dsn: str, tmp_pa
     frame = spark.createDataFrame([(1,), (2,)], "total INT")
     stream = spark.readStream.format("rate").load().selectExpr("value AS total")
     walk = Walk(api.url, tmp_path, {"postgresql://…": dsn, "/data": str(tmp_path / "data")})
-    walk.names = {"df": frame, "stream": stream}
+    walk.names = {"df": frame, "stream": stream, "totals": stream.groupBy().sum("total")}
     await in_thread(spark, lambda: walk.page(DOCS / "spark-writing.md"))
-    (query,) = spark.streams.active
+    queries = spark.streams.active
+    assert len(queries) == 2
     try:
         written = await api.pop("orders", batch=10, wait=True)
         assert [message["data"] for message in written] == [{"total": 1}, {"total": 2}]
         assert await api.pop("totals", wait=True, timeout=60_000)
+        assert await api.pop("changes", wait=True, timeout=60_000)
     finally:
-        await asyncio.to_thread(query.stop)
+        for query in queries:
+            await asyncio.to_thread(query.stop)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from queen.errors import SettingsError
-from queen.spark.options import EdgeKind, ReadOptions, parse_access, parse_read_options
+from queen.spark.options import BatchLimits, EdgeKind, ReadOptions, parse_access, parse_read_options
 
 URL = "postgresql://localhost/queen"
 
@@ -43,6 +43,13 @@ def parse(**options: str) -> ReadOptions:
         ({"startingTimestamp": "yesterday"}, "2026-04-26T10:59:28Z"),
         ({"endingOffsets": "earliest"}, "nothing would be read"),
         ({"maxRowsPerBatch": "0"}, "above 0"),
+        ({"maxOffsetsPerTrigger": "-5"}, "maxOffsetsPerTrigger must be a whole number above 0"),
+        ({"maxOffsetPerTrigger": "5"}, "did you mean 'maxOffsetsPerTrigger'?"),
+        ({"maxRowsPerBatch": "5", "maxOffsetsPerTrigger": "6"}, "two names of one limit"),
+        ({"minOffsetsPerTrigger": "6", "maxRowsPerBatch": "5"}, "minOffsetsPerTrigger (6) must not be above"),
+        ({"maxTriggerDelay": "1m"}, "give that option as well"),
+        ({"minOffsetsPerTrigger": "6", "maxTriggerDelay": "soon"}, "such as '30 seconds', '5 minutes' or '1h'"),
+        ({"maxBytesPerTrigger": "1m"}, "maxBytesPerTrigger must be a whole number above 0"),
         ({"maxTasks": "many"}, "above 0"),
         ({"failOnDataLoss": "perhaps"}, "true or false"),
         ({"databaseUrls": "mysql://localhost"}, "postgresql://"),
@@ -94,6 +101,13 @@ def test_without_pyspark_it_is_said_what_to_install() -> None:
     assert "Java 17" in done.stderr.splitlines()[-1]
 
 
+def test_limits_of_a_batch_have_the_names_that_sources_of_spark_have() -> None:
+    given = {"maxOffsetsPerTrigger": "9", "minOffsetsPerTrigger": "2", "maxBytesPerTrigger": "70"}
+    assert parse(**given, maxTriggerDelay="1m 30s").limits == BatchLimits(9, 2, 70, 90.0)
+    assert parse(**given).limits.delay == 900.0
+    assert parse().limits == BatchLimits() and not parse().limits
+
+
 def test_names_of_options_are_compared_without_regard_to_case() -> None:
-    assert parse(maxrowsperbatch="5").max_rows_per_batch == 5
+    assert parse(maxrowsperbatch="5").limits.max_rows == 5
     assert parse(queue="", path="invoices").queues == ("invoices",)

@@ -13,8 +13,36 @@ function target(form: Form): Target {
   return form.to === 'offset' ? { offset: Number(form.offset) } : { timestamp: new Date(String(form.time)).toISOString() }
 }
 
-/** More are not moved back by one click. */
-const MOST_UNDONE = 1000
+/** Of more partitions a part is moved with each call, so that it is seen how far it is. */
+const PARTS_OF = 1000
+const PART = 5000
+/** Milliseconds that a preview may take before it is estimated, and that its exact count is then waited for. */
+const AT_ONCE = 400
+const PATIENCE = 60_000
+
+const undone = (group: string, queue: string, seekId: number, cursor?: string) =>
+  call(
+    'post',
+    '/api/v1/consumer-groups/{group}/queues/{queue}/seek/undo',
+    { path: { group, queue }, body: cursor === undefined ? { seekId } : { seekId, limit: PART, cursor } },
+    `queen.admin.undo_seek(${[group, queue, seekId].map((one) => pythonValue(one)).join(', ')})`,
+  )
+
+/** Puts a group back where it was before a seek. */
+export const undoSeek = doing('post /api/v1/consumer-groups/{group}/queues/{queue}/seek/undo', (group: string, queue: string, seek: Schema['KeptSeek']): Action => ({
+  title: 'Undo a seek',
+  object: `${groupLabel(group)} on ${seek.partition === null ? queue : `${queue} / ${seek.partition}`}`,
+  verb: 'Undo seek',
+  effect: () => [
+    { text: `The group goes back to where it was on ${plural(seek.partitionsChanged, 'partition')} before it went to ${seek.target}.` },
+    { kind: 'warn', text: 'What it has consumed since comes again, or is skipped; its leases end.' },
+  ],
+  calls: () => [undone(group, queue, seek.seekId, seek.partitionsChanged > PARTS_OF ? '' : undefined)],
+  next: (answer: Schema['SeekUndone']) => (answer.cursor ? undone(group, queue, seek.seekId, answer.cursor) : undefined),
+  progress: { of: (answer: Schema['SeekUndone']) => answer.partitionsUpdated, total: () => seek.partitionsChanged },
+  done: (answers) => `${groupLabel(group)} is back on ${plural(moved(answers), 'partition')} of ${queue}`,
+}))
+const moved = (answers: unknown[]) => (answers as { partitionsUpdated: number }[]).reduce((sum, one) => sum + one.partitionsUpdated, 0)
 
 const seekPartition = (group: string, queue: string, partition: string, to: Target) =>
   call(
@@ -27,16 +55,31 @@ const seekPartition = (group: string, queue: string, partition: string, to: Targ
 /** Moves a group on a queue, or on one partition of it; what would come again or be skipped is the server's own count. */
 export const seekGroup = doing('post /api/v1/consumer-groups/{group}/queues/{queue}/seek', (group: string, queue: string, partition?: string, to: string = 'time'): Action => {
   let preview: Schema['SeekPreview'] | undefined
-  const effect = async (form: Form): Promise<Effect[]> => {
-    preview = await get('/api/v1/consumer-groups/{group}/queues/{queue}/seek/preview', { path: { group, queue }, query: { ...target(form), partition, limit: MOST_UNDONE } })
-    const { redelivered, skipped, leases, partitionsChanged } = preview
+  const ask = (form: Form, within: number) => get('/api/v1/consumer-groups/{group}/queues/{queue}/seek/preview', { path: { group, queue }, query: { ...target(form), partition, limit: 1, within } })
+  const said = ({ redelivered, skipped, leases, partitionsChanged, exact: counted }: Schema['SeekPreview']): Effect[] => {
+    const about = counted ? '' : 'About '
     return [
-      { kind: redelivered ? 'warn' : 'info', text: `${plural(redelivered, 'message')} would be delivered again.` },
-      { kind: skipped ? 'bad' : 'info', text: `${plural(skipped, 'message')} would be skipped.` },
-      { text: `The position changes on ${plural(partitionsChanged, 'partition')}.` },
-      ...(leases ? [{ kind: 'warn' as const, text: `${plural(leases, 'lease')} of the group ${leases === 1 ? 'ends' : 'end'}; acknowledgments of ${leases === 1 ? 'its consumer' : 'their consumers'} will be refused.` }] : []),
+      { kind: redelivered ? 'warn' : 'info', text: `${about}${plural(redelivered, 'message')} would be delivered again.` },
+      { kind: skipped ? 'bad' : 'info', text: `${about}${plural(skipped, 'message')} would be skipped.` },
+      { text: `The position changes on ${about.toLowerCase()}${plural(partitionsChanged, 'partition')}.` },
+      ...(leases ? [{ kind: 'warn' as const, text: `${about}${plural(leases, 'lease')} of the group ${leases === 1 ? 'ends' : 'end'}; acknowledgments of ${leases === 1 ? 'its consumer' : 'their consumers'} will be refused.` }] : []),
+      ...(counted ? [] : [{ text: 'Estimated from some of the partitions; they are being counted.' }]),
     ]
   }
+  const effect = async (form: Form, meanwhile: (effects: Effect[]) => void): Promise<Effect[]> => {
+    preview = await ask(form, AT_ONCE)
+    if (preview.exact) return said(preview)
+    meanwhile(said(preview))
+    preview = await ask(form, PATIENCE)
+    return said(preview)
+  }
+  const part = (form: Form, cursor: string): Call<any> =>
+    call(
+      'post',
+      '/api/v1/consumer-groups/{group}/queues/{queue}/seek',
+      { path: { group, queue }, body: { ...target(form), limit: PART, cursor } },
+      `queen.admin.seek_consumer_group(${[group, queue, target(form)].map((one) => pythonValue(one)).join(', ')})`,
+    )
   return {
     title: 'Seek',
     object: `${groupLabel(group)} on ${partition === undefined ? queue : `${queue} / ${partition}`}`,
@@ -59,21 +102,25 @@ export const seekGroup = doing('post /api/v1/consumer-groups/{group}/queues/{que
     ],
     effect,
     calls: (form) => [
-      partition === undefined
-        ? call(
-            'post',
-            '/api/v1/consumer-groups/{group}/queues/{queue}/seek',
-            { path: { group, queue }, body: target(form) },
-            `queen.admin.seek_consumer_group(${[group, queue, target(form)].map((one) => pythonValue(one)).join(', ')})`,
-          )
-        : seekPartition(group, queue, partition, target(form)),
+      partition !== undefined
+        ? seekPartition(group, queue, partition, target(form))
+        : (preview?.partitionsKnown ?? 0) > PARTS_OF
+          ? part(form, '')
+          : call(
+              'post',
+              '/api/v1/consumer-groups/{group}/queues/{queue}/seek',
+              { path: { group, queue }, body: target(form) },
+              `queen.admin.seek_consumer_group(${[group, queue, target(form)].map((one) => pythonValue(one)).join(', ')})`,
+            ),
     ],
+    next: (answer: Partial<Schema['Sought']>, form) => (answer.cursor ? part(form, answer.cursor) : undefined),
+    progress: { of: (answer: Partial<Schema['Sought']>) => answer.partitionsUpdated ?? 1, total: () => preview?.partitionsKnown },
     done: () => `${groupLabel(group)} moved on ${plural(preview?.partitionsChanged ?? 1, 'partition')} of ${queue}`,
-    undo: () => {
-      const changed = preview?.partitions.filter((one) => one.position !== one.target) ?? []
-      if (!changed.length || changed.length < preview!.partitionsChanged) return undefined
-      return changed.map((one): Call<any> => seekPartition(group, queue, one.partition, { offset: one.position }))
+    undo: ([first]) => {
+      const { seekId } = first as Schema['Sought']
+      return seekId ? [undone(group, queue, seekId, (preview?.partitionsKnown ?? 0) > PARTS_OF ? '' : undefined)] : undefined
     },
+    undoNext: (answer: Schema['SeekUndone'], first: Call<any>) => (answer.cursor ? { ...first, body: { ...(first.body as object), cursor: answer.cursor } } : undefined),
   }
 })
 

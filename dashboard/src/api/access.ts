@@ -21,6 +21,7 @@ export const ACCESS = {
   'post /api/v1/consumer-groups/{group}/queues/{queue}/pause': 'read-write',
   'post /api/v1/consumer-groups/{group}/queues/{queue}/resume': 'read-write',
   'post /api/v1/consumer-groups/{group}/queues/{queue}/seek': 'read-write',
+  'post /api/v1/consumer-groups/{group}/queues/{queue}/seek/undo': 'read-write',
   'post /api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek': 'read-write',
   'post /api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/release': 'read-write',
   'post /api/v1/messages/delete': 'read-write',

@@ -623,11 +623,55 @@ export interface paths {
         put?: never;
         /**
          * Seek a group on a queue
-         * @description Leases of the group end. One of `toEnd`, `toBeginning`, `timestamp` and `offset` is required.
+         * @description Leases of the group end. One of `toEnd`, `toBeginning`, `timestamp` and `offset` is required. With `limit` a part of the partitions, each part a transaction of its own. Where the group was is kept for a day.
          *
          *     Access: read-write.
          */
         post: operations["seek"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/consumer-groups/{group}/queues/{queue}/seek/undo": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Undo a seek
+         * @description The group goes on where it was before, on the partitions that the seek has moved; what it has consumed since comes again, or is skipped. With `limit` a part of them at a time.
+         *
+         *     Access: read-write.
+         */
+        post: operations["undoSeek"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/consumer-groups/{group}/queues/{queue}/seeks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Seeks of the last day
+         * @description The newest first; those that can be undone have `undoneBy` null.
+         *
+         *     Access: read-only.
+         */
+        get: operations["listSeeks"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -643,7 +687,7 @@ export interface paths {
         };
         /**
          * What a seek would do
-         * @description How many messages would come again, and how many would be skipped. Nothing is changed. Messages that were deleted one by one count as well.
+         * @description How many messages would come again, and how many would be skipped. Nothing is changed. Messages that were deleted one by one count as well. With `within`, an estimate where there are too many partitions to count.
          *
          *     Access: read-only.
          */
@@ -4036,6 +4080,26 @@ export interface components {
             lease_owner?: string | null;
         };
         /**
+         * KeptSeek
+         * @description A seek whose positions are kept: where it went, and on how many partitions the group was elsewhere before.
+         */
+        KeptSeek: {
+            seekId: number;
+            /** Format: date-time */
+            at: string;
+            target: string;
+            partition: string | null;
+            partitionsChanged: number;
+            undoneBy: number | null;
+        };
+        /**
+         * KeptSeeks
+         * @description Seeks of a group on a queue, the newest first.
+         */
+        KeptSeeks: {
+            seeks: components["schemas"]["KeptSeek"][];
+        };
+        /**
          * KvAnswer
          * @description One result for each operation, in order; `success` is false where a required one was not applied.
          */
@@ -4804,6 +4868,7 @@ export interface components {
             updated: boolean;
             cursorMovedTo: string | null;
             offset: number | null;
+            seekId: number | null;
         };
         /**
          * PartitionView
@@ -5768,12 +5833,20 @@ export interface components {
             timestamp?: string | null;
             /** @default null */
             offset?: number | null;
+            /** @default null */
+            limit?: number | null;
+            /**
+             * @description `cursor` of the answer to the part before this one.
+             * @default
+             */
+            cursor?: string;
         };
         /**
          * SeekPreview
          * @description What a seek would do: messages that would come again, messages that would be skipped, leases that would end.
          *
-         *         `partitions` are those with the largest effect; the sums are over all.
+         *         `partitions` are those with the largest effect; the sums are over all. They are estimates of a sample, and
+         *         `partitions` empty, unless `exact`.
          */
         SeekPreview: {
             consumerGroup: string;
@@ -5782,7 +5855,35 @@ export interface components {
             skipped: number;
             leases: number;
             partitionsChanged: number;
+            partitionsKnown: number;
+            exact: boolean;
             partitions: components["schemas"]["PartitionMove"][];
+        };
+        /**
+         * SeekUndo
+         * @description Which seek is undone.
+         */
+        SeekUndo: {
+            seekId: number;
+            /** @default null */
+            limit?: number | null;
+            /**
+             * @description `cursor` of the answer to the part before this one.
+             * @default
+             */
+            cursor?: string;
+        };
+        /**
+         * SeekUndone
+         * @description On how many partitions the group is back where it was; the undoing is a seek itself, and can be undone.
+         */
+        SeekUndone: {
+            success: boolean;
+            consumerGroup: string;
+            queueName: string;
+            partitionsUpdated: number;
+            seekId: number | null;
+            cursor: string | null;
         };
         /**
          * SeenWorker
@@ -5928,7 +6029,7 @@ export interface components {
         };
         /**
          * Sought
-         * @description On how many partitions the group was moved.
+         * @description On how many partitions the group was moved; `seekId` undoes it, `cursor` goes on where a part has ended.
          */
         Sought: {
             success: boolean;
@@ -5937,6 +6038,8 @@ export interface components {
             seekToEnd: boolean;
             targetTimestamp: string | null;
             partitionsUpdated: number;
+            seekId: number | null;
+            cursor: string | null;
         };
         /**
          * Spread
@@ -10058,6 +10161,208 @@ export interface operations {
             };
         };
     };
+    undoSeek: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The name of a consumer group. */
+                group: string;
+                /** @description The name of a queue. */
+                queue: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "seekId": 17
+                 *     }
+                 */
+                "application/json": components["schemas"]["SeekUndo"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SeekUndone"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The request contradicts what is stored, or an encrypted message lacks its key. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    listSeeks: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The name of a consumer group. */
+                group: string;
+                /** @description The name of a queue. */
+                queue: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["KeptSeeks"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
     previewSeek: {
         parameters: {
             query?: {
@@ -10073,6 +10378,8 @@ export interface operations {
                 partition?: string;
                 /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
                 limit?: number;
+                /** @description Milliseconds. If counting takes longer, an estimate; the exact count is for who asks again. */
+                within?: number;
             };
             header?: never;
             path: {

@@ -43,7 +43,8 @@ export interface Action {
   intro?: string
   fields?: Field[]
   /** What would happen, asked of the server before it does. */
-  effect?: (form: Form) => Promise<Effect[]> | Effect[]
+  /** `meanwhile` shows what is known already of an effect that takes long to find out. */
+  effect?: (form: Form, meanwhile: (effects: Effect[]) => void) => Promise<Effect[]> | Effect[]
   changes?: (form: Form) => Change[]
   calls: (form: Form) => Call<any>[]
   /** One after the other, and no further once one has failed. */
@@ -54,6 +55,8 @@ export interface Action {
   progress?: { of: (answer: any) => number; total: () => number | undefined }
   done: (answers: any[], form: Form) => string
   undo?: (answers: any[], form: Form) => Call<any>[] | undefined
+  /** As `next`, for undoing. */
+  undoNext?: (answer: any, first: Call<any>) => Call<any> | undefined
   after?: (answers: any[], form: Form) => void
 }
 

@@ -33,6 +33,7 @@ export const MENU: { title: string; pages: Page[] }[] = [
   {
     title: 'Processing',
     pages: [
+      { name: 'tasks', title: 'Tasks', path: '/tasks', icon: 'tasks', keys: 'g k' },
       { name: 'streams', title: 'Streams', path: '/streams', icon: 'streams' },
       { name: 'pipelines', title: 'Pipelines', path: '/pipelines', icon: 'pipelines' },
     ],

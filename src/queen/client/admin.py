@@ -263,6 +263,15 @@ class AdminCalls(Generic[Answer]):
         path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "seek", "preview")
         return self._get(path, params)
 
+    def undo_seek(self, consumer_group: str, queue_name: str, seek_id: int) -> Answer:
+        """Put a group back where it was before a seek of the last day; `seekId` is in the answer to the seek."""
+        path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "seek", "undo")
+        return self._send("POST", path, {"seekId": seek_id})
+
+    def list_seeks(self, consumer_group: str, queue_name: str) -> Answer:
+        """The seeks of a group in a queue within the last day, the newest first."""
+        return self._get(_path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "seeks"), {})
+
     def seek_partition(
         self, consumer_group: str, queue_name: str, partition: str, options: Mapping[str, Any] | None = None
     ) -> Answer:

@@ -91,7 +91,7 @@ class Pipeline:
         return decorate
 
     def sink(self, name: str, of: str, **spec: Any) -> None:
-        """Rows to a `queue`, a `topic`, `parquet` files, a `postgres` table or the `console`."""
+        """Rows to a `queue`, a `topic`, `parquet` files, a `delta`, `iceberg` or `postgres` table or the `console`."""
         _add(self._sinks, self._reader.sink(name, _caller(), {"from": of, **spec}))
 
     def declaration(self) -> Declaration:

@@ -17,8 +17,16 @@ class SourceKind(enum.Enum):
     """Where rows come from."""
 
     QUEUE = "queue"
+    QUEUE_PATTERN = "queue_pattern"
     FILES = "files"
     RATE = "rate"
+
+
+class OutputMode(enum.StrEnum):
+    """What a sink gets of windows and other aggregates: results that are final, or every result that has changed."""
+
+    APPEND = "append"
+    UPDATE = "update"
 
 
 class SinkKind(enum.Enum):
@@ -27,6 +35,8 @@ class SinkKind(enum.Enum):
     QUEUE = "queue"
     TOPIC = "topic"
     PARQUET = "parquet"
+    DELTA = "delta"
+    ICEBERG = "iceberg"
     POSTGRES = "postgres"
     CONSOLE = "console"
 
@@ -39,23 +49,29 @@ class WindowKind(enum.Enum):
     SESSION = "session"
 
 
+_OF_QUEUES: Final = frozenset(
+    {"start", "group", "rows_per_batch", "min_rows_per_batch", "max_delay", "bytes_per_batch", "fail_on_data_loss"}
+)
 SOURCE_OPTIONS: Final[Mapping[SourceKind, frozenset[str]]] = {
-    SourceKind.QUEUE: frozenset({"start", "group", "rows_per_batch", "fail_on_data_loss"}),
+    SourceKind.QUEUE: _OF_QUEUES,
+    SourceKind.QUEUE_PATTERN: _OF_QUEUES,
     SourceKind.FILES: frozenset({"files_per_batch"}),
     SourceKind.RATE: frozenset(),
 }
 SINK_OPTIONS: Final[Mapping[SinkKind, frozenset[str]]] = {
-    SinkKind.QUEUE: frozenset({"partition", "transaction_id", "payload"}),
-    SinkKind.TOPIC: frozenset({"priority", "deliver_after", "idempotency_key", "payload"}),
+    SinkKind.QUEUE: frozenset({"partition", "transaction_id", "payload", "mode"}),
+    SinkKind.TOPIC: frozenset({"priority", "deliver_after", "idempotency_key", "payload", "mode"}),
     SinkKind.PARQUET: frozenset({"partition_by"}),
-    SinkKind.POSTGRES: frozenset({"database", "key", "order_by"}),
-    SinkKind.CONSOLE: frozenset({"rows"}),
+    SinkKind.DELTA: frozenset({"partition_by", "key", "order_by", "delete_when"}),
+    SinkKind.ICEBERG: frozenset({"partition_by", "key", "order_by", "delete_when", "catalog"}),
+    SinkKind.POSTGRES: frozenset({"database", "key", "order_by", "mode"}),
+    SinkKind.CONSOLE: frozenset({"rows", "mode"}),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Rows that come in. `target` is the queue, the path, or for `rate` the rows per second."""
+    """Rows that come in. `target` is the queue, the pattern of queues, the path, or for `rate` the rows per second."""
 
     name: str
     where: Where
@@ -67,6 +83,10 @@ class Source:
     lateness: str | None = None
     expect: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def reads_queues(self) -> bool:
+        return self.kind in (SourceKind.QUEUE, SourceKind.QUEUE_PATTERN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +164,10 @@ class Sink:
     kind: SinkKind
     target: str
     options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def mode(self) -> OutputMode:
+        return OutputMode(self.options.get("mode", OutputMode.APPEND))
 
     def __str__(self) -> str:
         return f"{self.kind.value} {self.target}".strip()

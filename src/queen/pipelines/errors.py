@@ -3,8 +3,10 @@
 PipelineError
 ├── DeclarationError     the file that declares the pipeline is wrong; every problem, with its place
 ├── SparkMissing         Java or PySpark is not installed
+├── TablesMissing        the packages of Delta Lake, Iceberg or an object store are not installed
 ├── AlreadyRunning       a pipeline of this name runs already
-└── ArchiveError         an archive cannot be used as it is
+├── ArchiveError         an archive cannot be used as it is
+└── SchemaChange         the columns of rows do not fit those of the table
 """
 
 from __future__ import annotations
@@ -57,12 +59,20 @@ class SparkMissing(PipelineError):
     """Java or PySpark is not installed."""
 
 
+class TablesMissing(PipelineError):
+    """The packages of Delta Lake, Iceberg or an object store are not installed."""
+
+
 class AlreadyRunning(PipelineError):
     """A pipeline of this name runs already."""
 
 
 class ArchiveError(PipelineError):
     """An archive cannot be used as it is."""
+
+
+class SchemaChange(PipelineError):
+    """The columns of rows do not fit those of the table."""
 
 
 _LONGEST_CAUSE: Final = 1000

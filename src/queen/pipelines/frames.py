@@ -32,12 +32,12 @@ from queen.pipelines.declaration import (
     Window,
     WindowKind,
 )
-from queen.pipelines.durations import interval
 from queen.pipelines.errors import DeclarationError, PipelineError, Problem, Where, cause_of
 from queen.pipelines.loading import line_in
 from queen.pipelines.session import Connection
 from queen.spark.payloads import PayloadParser, as_struct, check_payload_schema
 from queen.spark.schemas import CORRUPT_RECORD
+from queen.wire.durations import interval
 
 
 def read_table(spark: SparkSession, connection: Connection, table: str, queue: str | None = None) -> DataFrame:
@@ -205,9 +205,10 @@ class Frames:
             lines = stream.load(source.target)
             payloads = lines.select(functions.col("value").alias("payload"))
         else:
-            stream = stream.format("queen").options(**self._connection.options()).option("queue", source.target)
+            stream = stream.format("queen").options(**self._connection.options())
+            stream = stream.option("queue" if source.kind is SourceKind.QUEUE else "subscribePattern", source.target)
             stream = stream.option("startingOffsets", source.options.get("start", "earliest"))
-            stream = stream.option("maxRowsPerBatch", source.options.get("rows_per_batch", _ROWS_PER_BATCH))
+            stream = stream.options(**_limits(source))
             fail = source.options.get("fail_on_data_loss")
             if self._fail_on_data_loss is not None:
                 fail = str(self._fail_on_data_loss).lower()
@@ -353,6 +354,18 @@ class Frames:
                 origin("transaction_id", "string"),
             )
         )
+
+
+def _limits(source: Source) -> dict[str, str]:
+    """The options that say how much a batch of a source reads."""
+    given = source.options
+    # Who wants many rows at least gets them, whatever is the usual limit.
+    most = given.get("rows_per_batch") or str(max(int(_ROWS_PER_BATCH), int(given.get("min_rows_per_batch", 0))))
+    named = {"minOffsetsPerTrigger": "min_rows_per_batch", "maxBytesPerTrigger": "bytes_per_batch"}
+    limits = {option: given[key] for option, key in named.items() if key in given}
+    if "max_delay" in given:
+        limits["maxTriggerDelay"] = given["max_delay"]
+    return {"maxRowsPerBatch": most} | limits
 
 
 def _is_parsed_by_arrow(ddl: str) -> bool:

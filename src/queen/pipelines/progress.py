@@ -35,8 +35,11 @@ class QueueEnds:
 
     def __init__(self, declaration: Declaration, connection: Connection) -> None:
         named = [names_in(source.target) for source in declaration.sources if source.kind is SourceKind.QUEUE]
-        self._queues = sorted({name for names in named for name in names})
-        self._log = ShardLog(connection.databases) if connection.databases and self._queues else None
+        self._queues = {name for names in named for name in names}
+        kind = SourceKind.QUEUE_PATTERN
+        self._patterns = [re.compile(source.target) for source in declaration.sources if source.kind is kind]
+        wanted = connection.databases and (self._queues or self._patterns)
+        self._log = ShardLog(connection.databases) if wanted else None
         self._next = 0.0
 
     def look(self) -> StreamOffset | None:
@@ -45,12 +48,17 @@ class QueueEnds:
             return None
         self._next = time.monotonic() + _SECONDS
         try:
-            ends = self._log.ends(self._queues)
+            ends = self._log.ends(sorted(self._queues | self._matching(self._log)))
             return {one.queue: PartitionOffsets(one.ids, one.next) for one in ends}
         except QueenError as error:
             # The queries that read the queues report what is wrong, if anything is.
             log.debug("cannot look up the lag: %s", error)
             return None
+
+    def _matching(self, queues: ShardLog) -> set[str]:
+        """The queues that patterns name now."""
+        names = queues.queue_names() if self._patterns else ()
+        return {name for name in names if any(pattern.fullmatch(name) for pattern in self._patterns)}
 
 
 _MOST_FAILURES: Final = 6

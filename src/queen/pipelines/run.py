@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.errors import PySparkException
 
 from queen.errors import QueenError
-from queen.pipelines.declaration import Declaration, Sink, SinkKind, SourceKind
+from queen.pipelines.declaration import Declaration, Sink, SinkKind
 from queen.pipelines.errors import DeclarationError, PipelineError, Problem, cause_of
 from queen.pipelines.frames import Frames
 from queen.pipelines.progress import QueryWatch, QueueEnds
@@ -39,7 +39,7 @@ DEAD_LETTERS: Final = "dead_letters"
 class RunOptions:
     """What a command says of a run, over what the file says."""
 
-    file: Path
+    file: Path | str
     master: str
     trigger: str | None = None
     fresh: bool = False
@@ -217,7 +217,7 @@ def dead_letter_sink(declaration: Declaration) -> Sink:
     """As declared, else a queue where queues are used, else the console."""
     if declaration.dead_letters is not None:
         return declaration.dead_letters
-    queues = any(source.kind is SourceKind.QUEUE for source in declaration.sources)
+    queues = any(source.reads_queues for source in declaration.sources)
     queues |= any(sink.kind in (SinkKind.QUEUE, SinkKind.TOPIC) for sink in declaration.sinks)
     kind = SinkKind.QUEUE if queues else SinkKind.CONSOLE
     target = f"{declaration.name}-dead-letters" if queues else ""

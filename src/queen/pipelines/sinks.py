@@ -13,16 +13,21 @@ from psycopg import sql
 from psycopg.raw_cursor import RawCursor
 from pyspark.sql import Column, DataFrame, functions
 
-from queen.pipelines.declaration import ONCE, WINDOW_TIME, Sink, SinkKind
-from queen.pipelines.durations import interval
+from queen.pipelines.declaration import ONCE, SINK_OPTIONS, WINDOW_TIME, OutputMode, Sink, SinkKind
 from queen.pipelines.errors import DeclarationError, PipelineError, Problem
 from queen.pipelines.manifest import Manifest, staged_files
 from queen.pipelines.session import Connection
+from queen.pipelines.tables.locations import Location
+from queen.pipelines.tables.opening import Format, open_table
+from queen.spark.sink.foreach import BatchSink
 from queen.storage.statements import sql as statement
+from queen.wire.durations import interval
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from queen.pipelines.tables.sink import LakeSink
 
 
 def local(path: Path) -> str:
@@ -169,14 +174,20 @@ class Sinks:
         checkpoint.mkdir(parents=True, exist_ok=True)
         own = [name for name in rows.columns if not name.startswith("_")]
         if sink.kind in (SinkKind.QUEUE, SinkKind.TOPIC):
-            stream = self._messages(sink, observed(rows, own)).writeStream.format("queen")
-            stream = stream.options(**self._connection.options(), **_destination(sink))
+            stream = self._messages(sink, observed(rows, own)).writeStream
+            options = self._connection.options() | _destination(sink)
+            if sink.mode is OutputMode.APPEND:
+                stream = stream.format("queen").options(**options)
+            else:
+                # Spark lets no sink that is written in Python have another mode than append.
+                stream = stream.foreachBatch(BatchSink(**options))
         else:
             # Which row of a key is newer is decided by the columns of the messages they came from.
-            chosen = rows.columns if sink.kind is SinkKind.POSTGRES else own
+            chosen = rows.columns if "key" in SINK_OPTIONS[sink.kind] else own
             stream = observed(rows, own).select(*_quoted(chosen)).writeStream
             stream = stream.foreachBatch(self._batches(sink, checkpoint))
-        return triggered(stream, self._trigger, checkpoint).queryName(f"{self._pipeline}.{sink.name}").start()
+        stream = triggered(stream, self._trigger, checkpoint).outputMode(sink.mode)
+        return stream.queryName(f"{self._pipeline}.{sink.name}").start()
 
     def _messages(self, sink: Sink, rows: DataFrame) -> DataFrame:
         own = [name for name in rows.columns if not name.startswith("_")]
@@ -199,6 +210,8 @@ class Sinks:
         writer = f"{self._pipeline}.{sink.name}.{writer_id(checkpoint)}"
         if sink.kind is SinkKind.PARQUET:
             return ParquetSink(Path(sink.target), writer, _names(sink, "partition_by"))
+        if sink.kind in (SinkKind.DELTA, SinkKind.ICEBERG):
+            return self._table(sink, writer)
         database = sink.options.get("database") or next(iter(self._connection.databases), None)
         if database is None:
             text = f"sink '{sink.name}' needs 'database', the URL of a PostgreSQL; or run with --database-url"
@@ -206,6 +219,22 @@ class Sinks:
         table = TableSink(database, sink.target, writer, _names(sink, "key"), _names(sink, "order_by"))
         table.prepare()
         return table
+
+    def _table(self, sink: Sink, writer: str) -> LakeSink:
+        from queen.pipelines.tables.sink import LakeSink
+
+        location = Location.parse(sink.target)
+        catalog = sink.options.get("catalog")
+        if catalog is None and location.path is None:
+            catalog = next(iter(self._connection.databases), None)
+        return LakeSink(
+            open_table(Format(sink.kind.value), location, catalog),
+            writer,
+            _names(sink, "partition_by"),
+            _names(sink, "key"),
+            _names(sink, "order_by"),
+            sink.options.get("delete_when"),
+        )
 
 
 def column_problems(sink: Sink, columns: Sequence[str]) -> list[Problem]:
@@ -237,7 +266,7 @@ def observed(rows: DataFrame, columns: list[str]) -> DataFrame:
 
 def triggered(stream: DataStreamWriter, trigger: str, checkpoint: Path) -> DataStreamWriter:
     """With its checkpoint, and as often as the trigger says."""
-    stream = stream.outputMode("append").option("checkpointLocation", local(checkpoint))
+    stream = stream.option("checkpointLocation", local(checkpoint))
     if trigger == ONCE:
         return stream.trigger(availableNow=True)
     return stream.trigger(processingTime=interval(trigger))

@@ -6,10 +6,10 @@ YAML and Python say it with the same words, so there is one reader for both.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from queen.pipelines import durations
 from queen.pipelines.declaration import (
     SINK_OPTIONS,
     SOURCE_OPTIONS,
@@ -18,6 +18,7 @@ from queen.pipelines.declaration import (
     Each,
     Frame,
     Join,
+    OutputMode,
     Sink,
     SinkKind,
     Source,
@@ -29,6 +30,7 @@ from queen.pipelines.declaration import (
     tables_of,
 )
 from queen.pipelines.errors import Problem, Where
+from queen.wire import durations
 
 _TIMED: Final = ("event_time", "lateness", "expect")
 _WINDOWS: Final = tuple(kind.value for kind in WindowKind)
@@ -61,8 +63,11 @@ class SpecReader:
         options = {key: value for key in allowed if (value := self._text(texts, key, where)) is not None}
         if options.get("fail_on_data_loss", "true") not in ("true", "false"):
             self.report(self._where(spec, "fail_on_data_loss", where), "'fail_on_data_loss' must be true or false")
-        for key in ("rows_per_batch", "files_per_batch"):
+        for key in ("rows_per_batch", "min_rows_per_batch", "bytes_per_batch", "files_per_batch"):
             self._positive(options, key, spec, where)
+        self._holding_back(f"source '{name}'", options, spec, where)
+        if kind == "queue_pattern":
+            self._pattern(spec, kind, where)
         if kind == "rate":
             self._positive({kind: str(spec[kind])}, kind, spec, where)
         return Source(
@@ -108,6 +113,20 @@ class SpecReader:
             self.report(self._where(spec, kind, where), f"{what}: a topic is given as namespace/topic, not {target!r}")
         options = {key: value for key in allowed if (value := self._listed(spec, key, where)) is not None}
         self._positive(options, "rows", spec, where)
+        if options.get("mode", OutputMode.APPEND) not in tuple(OutputMode):
+            self._unknown(self._where(spec, "mode", where), f"{what}: mode", options["mode"], tuple(OutputMode))
+            del options["mode"]
+        if (
+            kind in ("postgres", "delta", "iceberg")
+            and options.get("mode") == OutputMode.UPDATE
+            and "key" not in options
+        ):
+            text = f"{what}: mode update needs 'key', the columns that say which row a changed result replaces"
+            self.report(self._where(spec, "mode", where), text)
+        if "delete_when" in options and "key" not in options:
+            self.report(
+                self._where(spec, "delete_when", where), f"{what}: 'delete_when' needs 'key', by which rows are found"
+            )
         return Sink(name=name, where=where, source=source or "", kind=SinkKind(kind), target=target, options=options)
 
     def trigger(self, given: object, where: Where) -> str:
@@ -262,6 +281,25 @@ class SpecReader:
         text = options.get(key)
         if text is not None and not (text.isascii() and text.isdigit() and int(text) > 0):
             self.report(self._where(spec, key, where), f"'{key}' must be a whole number above 0, not {text!r}")
+
+    def _pattern(self, spec: Mapping[str, Any], key: str, where: Where) -> None:
+        text = self._text(spec, key, where)
+        try:
+            re.compile(text or "")
+        except re.error as error:
+            self.report(self._where(spec, key, where), f"'{key}' is not a regular expression: {text!r} ({error})")
+
+    def _holding_back(self, what: str, options: Mapping[str, str], spec: Mapping[str, Any], where: Where) -> None:
+        """A batch may wait for so many rows, for so long."""
+        least, most = options.get("min_rows_per_batch", ""), options.get("rows_per_batch", "")
+        if least.isdigit() and most.isdigit() and int(least) > int(most):
+            text = f"{what}: 'min_rows_per_batch' ({least}) must not be above 'rows_per_batch' ({most})"
+            self.report(self._where(spec, "min_rows_per_batch", where), text)
+        if "max_delay" in options:
+            self._duration(what, spec, "max_delay", where)
+            if not least:
+                text = f"{what}: 'max_delay' is how long a batch waits for 'min_rows_per_batch': give that as well"
+                self.report(self._where(spec, "max_delay", where), text)
 
     def _where(self, spec: Mapping[str, Any], key: str, otherwise: Where) -> Where:
         return self._place(spec, key) or otherwise

@@ -13,5 +13,9 @@ except ImportError as error:
         " (on Debian and Ubuntu: apt install openjdk-17-jre-headless)"
     ) from error
 
-if tuple(int(part) for part in _pyspark.__version__.split(".")[:2]) < (4, 1):
-    raise ImportError(f"queen.spark needs PySpark 4.1 or newer, not {_pyspark.__version__}: pip install -U pyspark")
+if tuple(int(part) for part in _pyspark.__version__.split(".")[:2]) < (4, 2):
+    raise ImportError(f"queen.spark needs PySpark 4.2 or newer, not {_pyspark.__version__}: pip install -U pyspark")
+
+from queen.spark.sink.foreach import BatchSink
+
+__all__ = ["BatchSink"]

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from queen.errors import BadRequest, SettingsError
+from queen.wire.durations import EXPECTED, milliseconds
 from queen.wire.push import check_name
 from queen.wire.stages import LARGEST_BATCH
 from queen.wire.times import parse_time
@@ -40,6 +41,10 @@ _READING: Final = (
     "startingTimestamp",
     "endingTimestamp",
     "maxRowsPerBatch",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "maxBytesPerTrigger",
     "maxTasks",
     "maxReadShare",
     "failOnDataLoss",
@@ -116,6 +121,24 @@ class Access:
     """Seconds to wait for a PostgreSQL or server that is unavailable."""
 
 
+_TRIGGER_DELAY_SECONDS: Final = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """How much a micro-batch reads, and for how long too little waits."""
+
+    max_rows: int | None = None
+    min_rows: int | None = None
+    max_bytes: int | None = None
+    """As they are stored, by whole segments."""
+    delay: float = _TRIGGER_DELAY_SECONDS
+    """Seconds after which fewer than `min_rows` are read all the same."""
+
+    def __bool__(self) -> bool:
+        return not (self.max_rows is None and self.min_rows is None and self.max_bytes is None)
+
+
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     """What is to be read, and how."""
@@ -133,7 +156,7 @@ class ReadOptions:
     mode: ParseMode
     starting: Edge | None
     ending: Edge
-    max_rows_per_batch: int | None
+    limits: BatchLimits
     max_tasks: int
     max_read_share: float
     """How much of the time each task is at work; the rest it pauses."""
@@ -210,7 +233,7 @@ def parse_read_options(options: Mapping[str, str], environment: Mapping[str, str
         mode=_choice(ParseMode, "mode", (given.get("mode") or ParseMode.PERMISSIVE.value).upper()),
         starting=_edge(given, "starting", several),
         ending=ending,
-        max_rows_per_batch=_count(given, "maxRowsPerBatch"),
+        limits=_limits(given),
         max_tasks=_count(given, "maxTasks") or os.cpu_count() or 1,
         max_read_share=_share(given, "maxReadShare"),
         fail_on_data_loss=_flag(given, "failOnDataLoss"),
@@ -219,6 +242,26 @@ def parse_read_options(options: Mapping[str, str], environment: Mapping[str, str
         namespace=given.get("namespace") or None,
         topic=given.get("topic") or None,
     )
+
+
+def _limits(given: Mapping[str, str]) -> BatchLimits:
+    rows, offsets = _count(given, "maxRowsPerBatch"), _count(given, "maxOffsetsPerTrigger")
+    if rows is not None and offsets is not None and rows != offsets:
+        raise SettingsError("maxRowsPerBatch and maxOffsetsPerTrigger are two names of one limit: give one of them")
+    most, least = rows or offsets, _count(given, "minOffsetsPerTrigger")
+    if most is not None and least is not None and least > most:
+        raise SettingsError(f"minOffsetsPerTrigger ({least}) must not be above maxOffsetsPerTrigger ({most})")
+    delay = _TRIGGER_DELAY_SECONDS
+    if text := given.get("maxtriggerdelay"):
+        if least is None:
+            raise SettingsError(
+                "maxTriggerDelay is how long a batch waits for minOffsetsPerTrigger messages: give that option as well"
+            )
+        found = milliseconds(text)
+        if found is None:
+            raise SettingsError(f"maxTriggerDelay must be {EXPECTED}, not {text!r}")
+        delay = found / 1000
+    return BatchLimits(most, least, _count(given, "maxBytesPerTrigger"), delay)
 
 
 def check_known(options: Mapping[str, str], known: Iterable[str]) -> None:

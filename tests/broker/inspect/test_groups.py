@@ -240,6 +240,8 @@ async def test_seeking_to_the_end_skips_what_is_there(api: Api) -> None:
             "seekToEnd": True,
             "targetTimestamp": None,
             "partitionsUpdated": 2,
+            "seekId": answer.body["seekId"],
+            "cursor": None,
         },
     )
     assert await take(api, "orders", "g") == []
@@ -444,6 +446,16 @@ async def test_a_released_lease_gives_its_messages_to_the_next_pop_at_once(api: 
         assert (await api.call("POST", f"{wrong}/release")).status == 404
 
 
+async def test_a_page_shows_where_a_group_starts_on_partitions_it_has_not_met(api: Api) -> None:
+    await api.push("orders", 1, 2, partition="old")
+    await take(api, "orders", "g", "old")
+    await api.pop("orders", consumerGroup="new", subscriptionMode="new")
+    await api.push("orders", 3, partition="later")
+    answer = await api.call("GET", f"{GROUPS}/new/queues/orders/partitions", sort="name")
+    found = {one["partition"]: one["offsetLag"] for one in answer.body["partitions"]}
+    assert (found["later"], found["old"]) == (1, 0)
+
+
 async def test_seeking_what_nobody_knows_moves_nothing(api: Api) -> None:
     await api.push("orders", 1)
     await take(api, "orders", "g")
@@ -523,6 +535,7 @@ async def test_skipping_one_partition_leaves_the_others(api: Api) -> None:
         "partitionName": "a b",
         "updated": True,
         "offset": 2,
+        "seekId": answer.body["seekId"],
     }
     assert datetime.now(UTC) - datetime.fromisoformat(moved_to) < timedelta(seconds=30)
     assert await take(api, "orders") == [2]

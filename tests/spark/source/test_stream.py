@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
@@ -145,6 +147,81 @@ async def test_a_limit_below_the_number_of_partitions_passes_none_over(api: Api,
     assert (decode_offset(end)["orders"].offsets > 0).all()
 
 
+async def test_a_batch_waits_for_enough_messages_but_not_for_ever(
+    api: Api, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await api.push("orders", 0)
+    options = {"startingOffsets": "earliest", "minOffsetsPerTrigger": "3", "maxTriggerDelay": "1 minute"}
+    reader = stream_reader(dsn, **options)
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMinRows(3)
+    now = time.monotonic()
+    # The first batch of a run takes what there is.
+    first = reader.latestOffset(reader.initialOffset(), limit)
+    assert messages_between({}, first) == 1
+    await api.push("orders", 1, 2)
+    assert reader.latestOffset(first, limit) == first
+    assert messages_between(first, reader.latestOffset(first, ReadAllAvailable())) == 2
+    await api.push("orders", 3)
+    second = reader.latestOffset(first, limit)
+    assert messages_between(first, second) == 3
+    await api.push("orders", 4)
+    assert reader.latestOffset(second, limit) == second
+    monkeypatch.setattr("queen.spark.source.stream.time.monotonic", lambda: now + 600)
+    assert messages_between(second, reader.latestOffset(second, limit)) == 1
+    # Nothing more will come to what is available now.
+    rest = stream_reader(dsn, **options)
+    rest.prepareForTriggerAvailableNow()
+    assert messages_between(second, rest.latestOffset(second, limit)) == 1
+    assert rest.latestOffset(rest.latestOffset(second, limit), limit) == rest.latestOffset(second, limit)
+
+
+async def test_a_batch_has_so_many_bytes_by_whole_segments_and_one_at_least(api: Api, dsn: str) -> None:
+    # Texts that cannot be compressed: a segment of each has about 1000 bytes.
+    def noise() -> str:
+        return secrets.token_hex(1000)
+
+    for _ in range(4):
+        for partition in ("a", "b", "c"):
+            await api.push("orders", noise(), partition=partition)
+    await api.push("empty", 0)
+    reader = stream_reader(
+        dsn, queue="empty,orders", startingOffsets='{"empty": {"Default": 1}}', maxBytesPerTrigger="4500"
+    )
+    assert reader.getDefaultReadLimit() == ReadMaxBytes(4500)
+    start = reader.initialOffset()
+    sizes = []
+    while (end := reader.latestOffset(start, ReadMaxBytes(4500))) != start:
+        sizes.append(messages_between(start, end))
+        start = end
+        if len(sizes) == 1:
+            # Each partition gets on.
+            assert decode_offset(end)["orders"].offsets.min() > 0
+    assert sum(sizes) == 12
+    assert set(sizes[:-1]) <= {3, 4}
+    tiny = stream_reader(dsn, startingOffsets="earliest", maxBytesPerTrigger="1", maxRowsPerBatch="2")
+    assert tiny.getDefaultReadLimit() == ReadMaxRows(2)
+    seen = tiny.initialOffset()
+    for _ in range(3):
+        after = tiny.latestOffset(seen, ReadMaxRows(2))
+        assert messages_between(seen, after) == 1
+        seen = after
+    assert (decode_offset(seen)["orders"].offsets == 1).all()
+    with pytest.raises(SettingsError, match="maxBytesPerTrigger needs databaseUrls"):
+        stream_reader(dsn, databaseUrls="", server="http://localhost:1", maxBytesPerTrigger="1")
+
+
+async def test_a_limit_of_bytes_does_not_hide_a_loss(api: Api, dsn: str, connection: Connection) -> None:
+    for number in range(3):
+        await api.push("orders", number)
+    reader = stream_reader(dsn, startingOffsets="earliest", maxBytesPerTrigger="1")
+    start = reader.initialOffset()
+    await connection.execute("DELETE FROM queen.segments")
+    (task,) = reader.partitions(start, reader.latestOffset(start, ReadMaxBytes(1)))
+    with pytest.raises(Conflict, match="offsets 0 to 2 of orders/Default"):
+        list(reader.read(task))
+
+
 async def test_a_checkpoint_of_the_first_format_is_gone_on_with(api: Api, dsn: str, connection: Connection) -> None:
     await api.push("orders", 0, 1, 2)
     id = await connection.fetchval("SELECT id FROM queen.partitions")
@@ -254,6 +331,22 @@ async def test_new_queues_of_a_pattern_are_followed(api: Api, dsn: str) -> None:
     await api.push("orders-de", 2)
     after = reader.latestOffset(end, ReadAllAvailable())
     assert (messages_between({}, end), messages_between(end, after)) == (1, 1)
+
+
+async def test_a_queue_of_a_pattern_that_is_deleted_while_it_is_looked_up_is_passed_over(
+    api: Api, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await api.push("orders-it", 0)
+    reader = stream_reader(dsn, queue="", subscribePattern="orders-.*", startingOffsets="earliest")
+    listed, listings = ShardLog.queue_names, []
+
+    def with_one_that_is_gone(log: ShardLog) -> list[str]:
+        listings.append(listed(log))
+        return [*listings[-1], "orders-gone"] if len(listings) == 1 else listings[-1]
+
+    monkeypatch.setattr(ShardLog, "queue_names", with_one_that_is_gone)
+    assert messages_between({}, reader.latestOffset({}, ReadAllAvailable())) == 1
+    assert len(listings) == 3
 
 
 async def test_what_is_available_now_ends_where_it_was_when_the_query_began(api: Api, dsn: str) -> None:

@@ -1,4 +1,4 @@
-"""Administration of consumer groups: where they are, moving them, forgetting them.
+"""Administration of consumer groups: where they are, forgetting them.
 
 A group knows a partition when it has a cursor there, or when a subscription of its covers it; in the second case it is
 where the first message after its subscription time is.
@@ -7,7 +7,6 @@ where the first message after its subscription time is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TypeAlias
 
@@ -23,8 +22,6 @@ from queen.wire.api.resources.groups import (
     GroupOnQueue,
     GroupSummary,
     LaggingPartition,
-    PartitionMove,
-    SeekPreview,
 )
 from queen.wire.ids import partition_uuid
 from queen.wire.times import iso_millis
@@ -63,27 +60,11 @@ class Oldest:
 
 _LAGGING_SECONDS: Final = 300
 MOST_COUNTED: Final = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionSeek:
-    """What a seek of one partition did: whether the group was known there, the time of its last message, and where the
-    group is now."""
-
-    updated: bool
-    moved_to: datetime | None
-    offset: int | None
-
-
-BEGINNING: Final = 0
-END: Final = (1 << 63) - 1
-
-Place: TypeAlias = datetime | int
-"""Where a seek goes: after the last message stored at or before a time, or to an offset, or the nearest there is."""
+MOST_FURTHEST: Final = 1000
 
 
 class Groups:
-    """Shows and changes where consumer groups are, and has every worker know of it."""
+    """Shows where consumer groups are, forgets them, and has every worker know of it."""
 
     def __init__(self, database: Database, catalog: Catalog, publish: Callable[[Sequence[Event]], None]) -> None:
         self._database = database
@@ -94,7 +75,7 @@ class Groups:
     async def summaries(self) -> list[GroupSummary]:
         """Every group with every queue it knows a partition of, by name. Lags are exact."""
         groups = [row["id"] for row in await self._database.fetch("all_groups")]
-        starts = await self._starts(groups)
+        starts = await self.starts(groups)
         rows = await self._database.fetch("group_list", groups, *starts)
         oldest = await self._oldest.of(rows, starts)
         return [_summary(row, oldest.get((row["group_id"], row["queue_id"]))) for row in rows]
@@ -102,7 +83,11 @@ class Groups:
     async def lags(self) -> Sequence[Record]:
         """How many messages (`behind`) each group has before it on each queue, exactly."""
         groups = [row["id"] for row in await self._database.fetch("all_groups")]
-        return await self._database.fetch("group_lags", *await self._starts(groups))
+        return await self._database.fetch("group_lags", *await self.starts(groups))
+
+    async def furthest(self) -> list[LaggingPartition]:
+        """The partitions on which a group is furthest behind; `MOST_FURTHEST` of them."""
+        return await self.lagging(0, MOST_FURTHEST, 0)
 
     async def lagging(self, min_seconds: int, limit: int, offset: int) -> list[LaggingPartition]:
         """The partitions on which a group is more than so many seconds behind, the furthest first."""
@@ -126,7 +111,7 @@ class Groups:
 
     async def detail(self, group: str) -> dict[str, GroupOnQueue]:
         """Positions of a group on its partitions, by queue; empty for an unknown group."""
-        group_id = await self._group(group)
+        group_id = await self.group(group)
         rows = [] if group_id is None else await self._positions([group_id], None, None, 0)
         queues: dict[str, GroupOnQueue] = {}
         for row, place in zip(rows, await chunked_map(_place, rows), strict=True):
@@ -143,7 +128,7 @@ class Groups:
         records = await self._database.fetch("queue_by_name", queue)
         if not records:
             raise NotFound("Queue not found")
-        queue_id, group_id = records[0]["id"], await self._group(group)
+        queue_id, group_id = records[0]["id"], await self.group(group)
         if group_id is None:
             return [], 0
         page = await self._database.fetch(
@@ -181,7 +166,7 @@ class Groups:
         With its subscriptions gone it begins anew at its next pop, else again where they say. Dead letters stay, and
         it is not paused any more. A group that has no dead letters, and no place on any other queue, is then gone.
         """
-        group_id = await self._group(group)
+        group_id = await self.group(group)
         forgotten: Sequence[Record] = ()
         partitions = 0
         async with self._database.transaction() as transaction:
@@ -207,7 +192,7 @@ class Groups:
 
     async def move_subscriptions(self, group: str, since: datetime) -> int:
         """Have a group start after `since` on partitions it has not met; returns how many subscriptions it has."""
-        group_id = await self._group(group)
+        group_id = await self.group(group)
         if group_id is None:
             return 0
         async with self._database.transaction() as transaction:
@@ -216,65 +201,17 @@ class Groups:
         self._publish(changes)
         return len(rows)
 
-    async def seek(self, group: str, queue: str, place: Place) -> int:
-        """Have a group go on at a place in every partition of a queue.
-
-        Its leases end, its failed attempts stay counted. Returns how many partitions it knows and was moved on.
-        """
-        return len((await self._seek(group, queue, None, place))[0])
-
-    async def seek_partition(self, group: str, queue: str, partition: str, place: Place) -> PartitionSeek:
-        """The same for one partition."""
-        await self._partition(queue, partition)
-        spans, targets = await self._seek(group, queue, partition, place)
-        return PartitionSeek(True, spans[0]["last_at"], targets[0]) if spans else PartitionSeek(False, None, None)
-
-    async def preview_seek(self, group: str, queue: str, partition: str | None, place: Place, most: int) -> SeekPreview:
-        """What a seek would do. Nothing is changed, so it may do otherwise if the group goes on meanwhile."""
-        records = await self._database.fetch("queue_by_name", queue)
-        if not records:
-            raise NotFound("Queue not found")
-        if partition is not None:
-            await self._partition(queue, partition)
-        group_id = await self._group(group)
-        if group_id is None:
-            return SeekPreview(group, queue, 0, 0, 0, 0, [])
-        starts = await self._starts([group_id])
-        offset, moment = (place, None) if isinstance(place, int) else (None, place)
-        sums, *moves = await self._database.fetch(
-            "preview_seek", group_id, records[0]["id"], partition, queue, *starts[1:], offset, moment, most
-        )
-        return SeekPreview(
-            group,
-            queue,
-            sums["redelivered"],
-            sums["skipped"],
-            sums["leases"],
-            sums["changed"],
-            [
-                PartitionMove(
-                    row["name"],
-                    partition_uuid(self._catalog.shard, row["id"]),
-                    row["position"],
-                    row["target"],
-                    row["redelivered"],
-                    row["skipped"],
-                    row["leased"],
-                )
-                for row in moves
-            ],
-        )
-
     async def current_lease(self, group: str, queue: str, partition: str) -> tuple[int, str]:
         """The partition's number, and the id of the live lease that a group has there. Raises `NotFound` for none."""
-        partition_id = await self._partition(queue, partition)
-        group_id = await self._group(group)
+        partition_id = await self.partition(queue, partition)
+        group_id = await self.group(group)
         rows = await self._database.fetch("live_lease", partition_id, group_id) if group_id is not None else []
         if not rows:
             raise NotFound(f"The group has no lease on partition {partition!r}")
         return partition_id, rows[0]["lease_id"]
 
-    async def _partition(self, queue: str, partition: str) -> int:
+    async def partition(self, queue: str, partition: str) -> int:
+        """The number of a partition. Raises `NotFound` for none."""
         records = await self._database.fetch("queue_by_name", queue)
         found = await self._database.fetch("partitions_by_names", [records[0]["id"]], [partition]) if records else []
         if not found:
@@ -282,57 +219,24 @@ class Groups:
         partition_id: int = found[0]["id"]
         return partition_id
 
-    async def _seek(
-        self, group: str, queue: str, partition: str | None, place: Place
-    ) -> tuple[Sequence[Record], Sequence[int]]:
-        """Returns what the partitions hold on which the group was moved, and to which offset of each."""
-        group_id = await self._group(group)
-        records = await self._database.fetch("queue_by_name", queue)
-        if group_id is None or not records:
-            return [], []
-        queue_id = records[0]["id"]
-        await self._meet(group_id, queue_id, partition)
-        async with self._database.transaction() as transaction:
-            held = await transaction.fetch("hold_group_cursors", group_id, queue_id, partition)
-            # Read only now: what was consumed while the locks were waited for must not be delivered again.
-            spans = await transaction.fetch("partition_spans", [row["partition_id"] for row in held])
-            targets = await _targets(transaction, spans, place)
-            await transaction.fetch("move_cursors", group_id, [span["id"] for span in spans], targets)
-            changes = [await log_group_change(transaction, group)] if spans else []
-        self._publish(changes)
-        return spans, targets
-
-    async def _meet(self, group_id: int, queue_id: int, partition: str | None) -> None:
-        """Make the cursors that a subscription promises; before the transaction, whose locks are taken in order."""
-        unmet = await self._database.fetch("unmet_partitions", group_id, queue_id, partition)
-        if unmet:
-            await self._database.fetch("ensure_cursors", [row["id"] for row in unmet], [group_id] * len(unmet))
-
-    async def _group(self, name: str) -> int | None:
+    async def group(self, name: str) -> int | None:
+        """The number of a group; None for an unknown one."""
         return await self._catalog.group(name, create=False)
 
     async def _positions(
         self, groups: Sequence[int], min_seconds: float | None, limit: int | None, offset: int
     ) -> Sequence[Record]:
-        starts = await self._starts(groups)
+        starts = await self.starts(groups)
         return await self._database.fetch("group_positions", groups, *starts, min_seconds, limit, offset)
 
-    async def _starts(self, groups: Sequence[int]) -> Starts:
+    async def starts(self, groups: Sequence[int]) -> Starts:
+        """Where groups are to start on partitions that they have not met, although messages came."""
         rows = await self._database.fetch("unmet_news", groups)
         offsets = await offsets_after(
             self._database,
             [TimeSearch(row["id"], row["floor_offset"], row["next_offset"], row["since"]) for row in rows],
         )
         return [row["group_id"] for row in rows], [row["id"] for row in rows], offsets
-
-
-async def _targets(fetcher: Fetcher, spans: Sequence[Record], place: Place) -> Sequence[int]:
-    """Where a cursor stands at a place, for each partition."""
-    if isinstance(place, int):
-        return [min(max(place, span["floor_offset"]), span["next_offset"]) for span in spans]
-    return await offsets_after(
-        fetcher, [TimeSearch(span["id"], span["floor_offset"], span["next_offset"], place) for span in spans]
-    )
 
 
 def _place(row: Record) -> GroupOnPartition:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from queen.broker.change_log import KEPT_SECONDS
 from queen.broker.events import EventKind
+from queen.broker.inspect.seeks import KEPT_SECONDS as SEEKS_KEPT_SECONDS
 from queen.broker.maintenance.cleanup import (
     DroppedPartitions,
     ExpiredKeys,
@@ -73,6 +74,7 @@ def cleaning_jobs(settings: Settings, publish: Publish, push_listener: PushListe
         Job("unused groups", retention_seconds, UnusedGroups(batch, publish).run),
         Job("idle ephemeral queues", retention_seconds, OldRows("ephemeral_collect", _IDLE_EPHEMERAL, batch).run),
         Job("old subscriptions", retention_seconds, OldRows("remove_old_subscriptions", _UNMET_SECONDS, batch).run),
+        Job("old seeks", retention_seconds, OldRows("remove_old_seeks", SEEKS_KEPT_SECONDS, batch).run),
         Job("old metrics", retention_seconds, OldMetrics(batch, settings.metrics_retention_days).run),
         # After the job that drops partitions, so that one round of all jobs leaves nothing behind.
         Job("dropped partitions", _DROPPED_INTERVAL, DroppedPartitions(batch).run, prompt=True),

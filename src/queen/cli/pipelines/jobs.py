@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import rich.console
 import rich.progress
@@ -31,23 +31,36 @@ from queen.cli.pipelines.run import (
     session,
 )
 from queen.errors import QueenError
-from queen.pipelines import durations
 from queen.pipelines.errors import AlreadyRunning, spark_failures
 from queen.pipelines.lineage.jobs import job_run, path_dataset, queue_dataset
 from queen.pipelines.run import RunOptions
 from queen.pipelines.session import require_spark
 from queen.pipelines.state import StateDirectory
+from queen.pipelines.tables.locations import TARGET_BYTES, Location
+from queen.pipelines.tables.opening import Format, format_at, open_table
+from queen.pipelines.tables.table import Table
+from queen.wire import durations
 from queen.wire.times import parse_time
 
 jobs = typer.Typer()
 
-ArchivePath = Annotated[Path, typer.Argument(help="The archive.")]
+ArchivePath = Annotated[str, typer.Argument(help="The archive: a directory, or a URL such as s3://bucket/archive.")]
+Catalog = Annotated[
+    str | None,
+    typer.Option(
+        help="Database with the catalog of an Iceberg table. [catalog.db in its directory; in an object store, the"
+        " PostgreSQL of the server]"
+    ),
+]
+_HOUSEKEEPING_FILES: Final = 20
 
 
 @jobs.command()
 def archive(
     queues: Annotated[list[str], typer.Argument(help="The queues.")],
-    to: Annotated[Path, typer.Option(help="Directory of the archive; made if need be.")],
+    to: Annotated[str, typer.Option(help="Directory of the archive, or its URL (s3://...); made if need be.")],
+    kind: Annotated[Format, typer.Option("--format", help="Files by hour, or a table.")] = Format.PARQUET,
+    catalog: Catalog = None,
     once: Annotated[bool, typer.Option(help="Archive what is available now, and end.")] = False,
     fresh: Annotated[
         bool,
@@ -71,8 +84,10 @@ def archive(
     """Copy queues to Parquet files by queue, date and hour: every message, every column, once.
 
       queen pipeline archive orders payments --to /data/archive
+      queen pipeline archive orders --to s3://lake/orders --format delta
 
-    It goes on where it ended, also after kill -9. Nothing is consumed. Any
+    With --format delta or iceberg they are a table, by queue and date, which
+    keeps its versions. It goes on where it ended, also after kill -9. Nothing is consumed. Any
     reader of Parquet may read the directory while it is written.
     """
     require_spark()
@@ -83,32 +98,116 @@ def archive(
     if durations.milliseconds(every) is None:
         raise QueenError(f"--every {every}: expected {durations.EXPECTED}")
     directory = data_dir(data_directory)
-    declaration = archive_declaration(queues, to, ONCE if once else every, rows_per_batch, group)
-    with sole_archiver(to) as checkpoints:
+    location = Location.parse(to)
+    connection = connect(server, token, database_url, directory)
+    catalog = _catalog(location, kind, catalog, connection.databases)
+    declaration = archive_declaration(queues, to, ONCE if once else every, rows_per_batch, group, kind, catalog)
+    states = StateDirectory(directory)
+
+    def housekeeping() -> None:
+        if kind is Format.PARQUET:
+            join_files(Path(to))
+        else:
+            open_table(kind, location, catalog).compact(TARGET_BYTES, _HOUSEKEEPING_FILES)
+
+    with sole_archiver(to, states.checkpoints(declaration.name)) as checkpoints:
         options = RunOptions(
-            to.absolute(),
+            location.url,
             master,
             fresh=fresh,
             fail_on_data_loss=fail_on_data_loss,
             checkpoints=checkpoints,
-            housekeeping=(lambda: join_files(to)) if compact else None,
+            housekeeping=housekeeping if compact else None,
         )
-        connection = connect(server, token, database_url, directory)
-        run_shown(declaration, connection, StateDirectory(directory), options, conf)
+        run_shown(declaration, connection, states, options, conf)
 
 
 @jobs.command()
 def compact(
     root: ArchivePath,
     target_mb: Annotated[int, typer.Option(min=1, help="Size of the files to make.")] = 128,
-    all_hours: Annotated[bool, typer.Option("--all", help="The running hour, too.")] = False,
+    all_hours: Annotated[bool, typer.Option("--all", help="Files by hour: the running hour, too.")] = False,
+    catalog: Catalog = None,
+    database_url: DatabaseUrl = None,
+    data_directory: DataDir = None,
 ) -> None:
-    """Join small files of an archive. Readers of its manifest see the old files or the new."""
+    """Join small files of an archive or a table. Readers of its manifest or table see the old files or the new."""
     from queen.pipelines.jobs.compact import compact as join_files
 
+    location = Location.parse(root)
+    columns = (*rich.progress.Progress.get_default_columns(), rich.progress.MofNCompleteColumn())
+    with rich.progress.Progress(*columns, console=rich.console.Console(stderr=True)) as progress, spark_failures():
+        task = progress.add_task("compact", total=None)
+
+        def show(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        if format_at(location) in (Format.DELTA, Format.ICEBERG):
+            table = _open_table(root, catalog, database_url, data_directory)
+            joined = table.compact(target_mb * 2**20, 2, show)
+            before, after = joined.files_before, joined.files_after
+        else:
+            done = join_files(Path(root), target_mb * 2**20, running_hour=all_hours, on_progress=show)
+            before, after = done.files_before, done.files_after
+    print(f"{before} files became {after}")
+
+
+@jobs.command()
+def vacuum(
+    root: ArchivePath,
+    keep_hours: Annotated[int, typer.Option(min=0, help="Versions of so many hours stay readable.")] = 168,
+    dry_run: Annotated[bool, typer.Option(help="Only list the files.")] = False,
+    catalog: Catalog = None,
+    database_url: DatabaseUrl = None,
+    data_directory: DataDir = None,
+) -> None:
+    """Remove files of a table that only older versions have, and what runs that were killed have left.
+
+    Files that are being written belong to no version yet: with a few hours to
+    keep, stop what writes to the table first.
+    """
     with spark_failures():
-        done = join_files(root, target_mb * 2**20, running_hour=all_hours)
-    print(f"{done.files_before} files became {done.files_after}; {done.rows} messages in them")
+        files = _open_table(root, catalog, database_url, data_directory).vacuum(keep_hours, dry_run=dry_run)
+    if dry_run:
+        for file in files:
+            print(file)
+    print(f"{len(files)} files {'would be' if dry_run else 'were'} removed")
+
+
+@jobs.command()
+def versions(
+    root: ArchivePath,
+    json: Json = False,
+    catalog: Catalog = None,
+    database_url: DatabaseUrl = None,
+    data_directory: DataDir = None,
+) -> None:
+    """The versions of a table, the newest first: --as-of reads them."""
+    found = _open_table(root, catalog, database_url, data_directory).versions()
+    if json:
+        print_json(found)
+        return
+    table = rich.table.Table(box=None)
+    for heading in ("VERSION", "TIME (UTC)", "OPERATION", "BATCH", "WRITER"):
+        table.add_column(heading, no_wrap=heading != "WRITER", overflow="fold")
+    for one in found:
+        batch = "" if one.batch is None else str(one.batch)
+        table.add_row(str(one.id), f"{one.at:%Y-%m-%d %H:%M:%S.%f}"[:-3], one.operation, batch, one.writer or "")
+    rich.console.Console().print(table)
+
+
+def _open_table(root: str, catalog: str | None, database_url: str | None, directory: Path | None) -> Table:
+    location = Location.parse(root)
+    kind = format_at(location)
+    if kind not in (Format.DELTA, Format.ICEBERG):
+        raise QueenError(f"{root} is no Delta or Iceberg table")
+    return open_table(kind, location, _catalog_of(root, catalog, directory, database_url))
+
+
+def _catalog(location: Location, kind: Format | None, given: str | None, databases: tuple[str, ...]) -> str | None:
+    if given is not None and kind is not Format.ICEBERG:
+        raise QueenError("--catalog is for tables in the format iceberg")
+    return given or (next(iter(databases), None) if kind is Format.ICEBERG and location.path is None else None)
 
 
 @jobs.command()
@@ -124,6 +223,10 @@ def replay(
     ] = None,
     new_ids: Annotated[bool, typer.Option(help="New transaction ids, so that nothing is a duplicate.")] = False,
     own_name: Annotated[bool, typer.Option(help="They count as yours; else, as of whoever pushed them first.")] = False,
+    as_of: Annotated[
+        str | None, typer.Option(help="A table as it was: a version of `queen pipeline versions`, or a time.")
+    ] = None,
+    catalog: Catalog = None,
     dry_run: Annotated[bool, typer.Option(help="Only count the messages.")] = False,
     master: Master = LOCAL,
     conf: Conf = None,
@@ -145,7 +248,7 @@ def replay(
     require_spark()
     if speed is not None and not speed > 0:
         raise QueenError(f"--speed {speed:g}: expected a number above 0")
-    from queen.pipelines.archive_files import check_queues, files_of, open_archive, place_of
+    from queen.pipelines.archive_files import check_queues, reading
     from queen.pipelines.jobs.replay import Replayed, ReplayOptions, ReplayReport, select
     from queen.pipelines.jobs.replay import replay as push_again
 
@@ -159,15 +262,17 @@ def replay(
         speed,
         new_ids,
         keep_producers=not own_name,
+        as_of=int(as_of) if as_of is not None and as_of.isdigit() else _time(as_of, "--as-of"),
+        catalog=_catalog_of(root, catalog, data_directory),
     )
-    manifest = open_archive(root)
-    spark = session("replay", master, conf)
-    with manifest.reading() as snapshot, spark_failures():
-        check_queues(snapshot.files, options.queues)
-        files = files_of(snapshot.files, options.queues, options.since, options.until)
-        total = select(spark, options, files).count()
+    with reading(options.root, options.as_of, options.catalog) as view, spark_failures():
+        check_queues(view, options.queues)
+        spark = session("replay", master, conf)
+        total = select(spark, options, view).count()
+        files = view.count_files(options.queues, options.since, options.until)
+        held = view.queues()
     if dry_run:
-        print(f"{total} messages in {len(files)} files would be replayed")
+        print(f"{total} messages in {files} files would be replayed")
         return
     columns = (*rich.progress.Progress.get_default_columns(), rich.progress.MofNCompleteColumn())
     connection = connect(server, token, None, data_directory)
@@ -184,7 +289,7 @@ def replay(
             progress.update(task, completed=so_far.queued + so_far.duplicates)
             report.note(so_far)
 
-        targets = [to] if to is not None else sorted({place_of(file)[0] for file in files})
+        targets = [to] if to is not None else list(options.queues) or held
         outputs = [queue_dataset(connection.server, name) for name in targets]
         try:
             with job_run(directory.name, [path_dataset(str(root))], outputs) as lineage, spark_failures():
@@ -199,9 +304,19 @@ def replay(
     print(f"{done.queued} messages were pushed to {where}; {done.duplicates} were there already")
 
 
-def _report_directory(stack: ExitStack, state: StateDirectory, root: Path) -> Path:
+def _catalog_of(root: str, catalog: str | None, directory: Path | None, database_url: str | None = None) -> str | None:
+    """The catalog of an archive that is to be read."""
+    location = Location.parse(root)
+    kind = format_at(location)
+    databases: tuple[str, ...] = ()
+    if kind is Format.ICEBERG and location.path is None:
+        databases = connect(None, None, database_url, directory).databases
+    return _catalog(location, kind, catalog, databases)
+
+
+def _report_directory(stack: ExitStack, state: StateDirectory, root: str) -> Path:
     """Where a replay reports, for as long as it runs. Several of an archive may run at the same time."""
-    name = f"replay-{root.resolve().name or 'archive'}"
+    name = f"replay-{Location.parse(root).name or 'archive'}"
     try:
         return stack.enter_context(state.running(name))
     except AlreadyRunning:
@@ -215,6 +330,7 @@ def reconcile(
     allow_behind: Annotated[
         bool, typer.Option(help="Messages that came after the last archived one are no fault.")
     ] = False,
+    catalog: Catalog = None,
     json: Json = False,
     master: Master = LOCAL,
     conf: Conf = None,
@@ -229,7 +345,9 @@ def reconcile(
 
     connection = connect(server, token, database_url, data_directory)
     with spark_failures():
-        reports = compare(session("reconcile", master, conf), connection, root, tuple(queue or ()))
+        names = tuple(queue or ())
+        where = _catalog_of(root, catalog, data_directory, database_url)
+        reports = compare(session("reconcile", master, conf), connection, root, names, where)
     if json:
         print_json(reports)
     else:

@@ -10,6 +10,7 @@ from queen.broker.broker import Broker
 from queen.broker.inspect.groups import Groups
 from queen.broker.inspect.log_reader import LogReader
 from queen.broker.inspect.resources import Resources
+from queen.broker.inspect.seeks import Seeks
 from queen.broker.queues import Queues
 from queen.http.consume.consumers import Consumers
 from queen.http.server.message import Route
@@ -19,7 +20,7 @@ from queen.monitoring.recorder import Recorder
 from queen.monitoring.scrape import Scraper
 from queen.monitoring.status import Status
 from queen.settings import Settings
-from queen.wire.api.resources.groups import GroupSummary
+from queen.wire.api.resources.groups import GroupSummary, LaggingPartition
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -35,6 +36,10 @@ GroupSummaries: TypeAlias = "Callable[[], Awaitable[list[GroupSummary]]]"
 """Gives all groups of a shard, by name; requests that come at the same time, or soon after, share the work."""
 
 
+Furthest: TypeAlias = "Callable[[], Awaitable[list[LaggingPartition]]]"
+"""Gives the partitions of a shard on which groups are furthest behind, shared likewise."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One shard: its broker, and the views over its database."""
@@ -44,6 +49,8 @@ class Shard:
     resources: Resources
     groups: Groups
     group_summaries: GroupSummaries
+    furthest: Furthest
+    seeks: Seeks
     log_reader: LogReader
     status: Status
     history: History

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
@@ -28,7 +28,13 @@ class Compacted:
     rows: int
 
 
-def compact(root: Path, target_bytes: int = TARGET_BYTES, *, running_hour: bool = False) -> Compacted:
+def compact(
+    root: Path,
+    target_bytes: int = TARGET_BYTES,
+    *,
+    running_hour: bool = False,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Compacted:
     """Join small files of one folder. Readers of the manifest see the old files or the new ones, never both.
 
     The hour that is being written is left alone, unless `running_hour`.
@@ -36,9 +42,12 @@ def compact(root: Path, target_bytes: int = TARGET_BYTES, *, running_hour: bool 
     manifest = open_archive(root)
     manifest.collect_orphans()
     folders = before = after = rows = 0
-    for group in _groups(manifest.snapshot(), target_bytes, running_hour):
+    groups = list(_groups(manifest.snapshot(), target_bytes, running_hour))
+    for index, group in enumerate(groups):
+        on_progress(index, len(groups))
         joined = _join(manifest, group)
         folders, before, after, rows = folders + 1, before + len(group), after + 1, rows + joined
+    on_progress(len(groups), len(groups))
     return Compacted(folders, before, after, rows)
 
 

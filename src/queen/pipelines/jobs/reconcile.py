@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from pyspark.sql import Column, DataFrame, functions
 
-from queen.pipelines.archive_files import files_of, open_archive, place_of, read_files
+from queen.pipelines.archive_files import reading
 from queen.pipelines.session import Connection
 
 if TYPE_CHECKING:
@@ -44,16 +44,19 @@ class PartitionReport(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def reconcile(
-    spark: SparkSession, connection: Connection, root: Path, queues: Sequence[str] = ()
+    spark: SparkSession,
+    connection: Connection,
+    root: str | Path,
+    queues: Sequence[str] = (),
+    catalog: str | None = None,
 ) -> list[PartitionReport]:
     """Compare every message that the queues hold with the archive: all columns, by checksum."""
-    manifest = open_archive(root)
     # The archive is looked at first: what is pushed meanwhile is behind, and not missing.
-    with manifest.reading() as snapshot:
-        names = list(queues) or sorted({place_of(file)[0] for file in snapshot.files})
+    with reading(root, catalog=catalog) as view:
+        names = list(queues) or view.queues()
         if not names:
             return []
-        archived = read_files(spark, manifest, files_of(snapshot.files, names))
+        archived = view.rows(spark, names)
         stored = spark.read.format("queen").options(**connection.options()).option("queue", json.dumps(names)).load()
         rows = _compared(stored, archived).orderBy("queue", "partition").collect()
     return [_report(row) for row in rows]

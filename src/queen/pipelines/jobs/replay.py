@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -16,9 +16,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions
 
 from queen.client.sync import QueenSync
-from queen.pipelines.archive_files import files_of, open_archive, read_files
+from queen.pipelines.archive_files import ArchiveView, reading
 from queen.pipelines.errors import PipelineError, cause_of
 from queen.pipelines.session import Connection
+from queen.pipelines.tables.table import AsOf
 from queen.wire.pipelines import PipelineState, PipelineStatus, QueryStatus, write_status
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _REPORT_SECONDS: Final = 1.0
 class ReplayOptions:
     """Which messages, where to, and how fast. `speed`: 1 as they came, 10 ten times as fast, None as fast as can be."""
 
-    root: Path
+    root: str | Path
     queues: tuple[str, ...] = ()
     to: str | None = None
     since: datetime | None = None
@@ -43,6 +44,8 @@ class ReplayOptions:
     speed: float | None = None
     new_ids: bool = False
     keep_producers: bool = True
+    as_of: AsOf = None
+    catalog: str | None = None
 
 
 @dataclass(slots=True)
@@ -93,9 +96,9 @@ class ReplayReport:
         write_status(self._directory, status)
 
 
-def select(spark: SparkSession, options: ReplayOptions, files: Sequence[Any]) -> DataFrame:
+def select(spark: SparkSession, options: ReplayOptions, view: ArchiveView) -> DataFrame:
     """The messages that are to be replayed, oldest first."""
-    rows = read_files(spark, open_archive(options.root), files)
+    rows = view.rows(spark, options.queues, options.since, options.until)
     if options.since is not None:
         rows = rows.where(functions.col("created_at") >= functions.lit(options.since))
     if options.until is not None:
@@ -115,11 +118,10 @@ def replay(
     on_progress: Callable[[Replayed], None] = lambda done: None,
 ) -> Replayed:
     """Push the messages again, with the transaction ids they had, so that doing it twice changes nothing."""
-    manifest = open_archive(options.root)
     done = Replayed()
-    with manifest.reading() as snapshot, QueenSync(connection.server, bearer_token=connection.token) as queen:
-        files = files_of(snapshot.files, options.queues, options.since, options.until)
-        rows = select(spark, options, files).toLocalIterator(prefetchPartitions=True)
+    client = QueenSync(connection.server, bearer_token=connection.token)
+    with reading(options.root, options.as_of, options.catalog) as view, client as queen:
+        rows = select(spark, options, view).toLocalIterator(prefetchPartitions=True)
         for chunk in _paced(rows, options.speed, by_producer=options.keep_producers):
             items = [_item(row, options) for row in chunk]
             path = "/api/v1/push"

@@ -127,13 +127,16 @@ class RunLineage:
         if source.kind is SourceKind.QUEUE:
             for name in names_in(source.target):
                 yield queue_dataset(self._connection.server, name, _declared(source))
+        elif source.kind is SourceKind.QUEUE_PATTERN:
+            # Which queues it names may change while it runs.
+            yield queue_dataset(self._connection.server, source.target, _declared(source))
         elif source.kind is SourceKind.FILES:
             yield path_dataset(source.target, _declared(source))
 
     def _outputs(self, sink: Sink, fields: Fields) -> Iterator[Dataset]:
         if sink.kind in (SinkKind.QUEUE, SinkKind.TOPIC):
             yield queue_dataset(self._connection.server, sink.target, fields)
-        elif sink.kind is SinkKind.PARQUET:
+        elif sink.kind in (SinkKind.PARQUET, SinkKind.DELTA, SinkKind.ICEBERG):
             yield path_dataset(sink.target, fields)
         elif sink.kind is SinkKind.POSTGRES:
             database = sink.options.get("database") or next(iter(self._connection.databases), "")

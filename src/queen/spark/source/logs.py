@@ -328,6 +328,15 @@ class ShardLog:
             slots = [slots[number] for number in left]
             spans = [replace(spans[number], start=reached[number]) for number in left]
 
+    def segment_sizes(self, ends: QueueEnds, starts: Numbers, stops: Numbers, most: int) -> list[tuple[int, int, int]]:
+        """The first `most` segments of each partition in [start, stop): which partition, where it ends, and its bytes.
+
+        The partition is its place in `ends`, beginning with 0.
+        """
+        columns = ends.ids.tolist(), starts.tolist(), stops.tolist()
+        rows = self._fetch(ends.shard, "log_span_sizes", *columns, most)
+        return [(slot - 1, upto, nbytes) for slot, upto, nbytes in rows]
+
     def move_group(self, group: str, queue: str, offsets: Mapping[int, int]) -> None:
         """Put the cursors of a group at these offsets, by partition id, on the shard where the queue is."""
         columns = list(offsets), [queue] * len(offsets), list(offsets.values())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -12,12 +14,14 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
 
-from queen.errors import SettingsError
+from queen.errors import NotFound, SettingsError
 from queen.spark.options import LATEST, EdgeKind, ReadOptions, Table
 from queen.spark.source.logs import QueueEnds, ShardLog, Span
 from queen.spark.source.offsets import Numbers, PartitionOffsets, StreamOffset, decode_offset, encode_offset, offsets_of
@@ -28,6 +32,8 @@ log = logging.getLogger(__name__)
 
 _NONE: Final = PartitionOffsets(np.empty(0, np.int64), np.empty(0, np.int64))
 _MOST_NAMED: Final = 10
+# To look at the sizes of so many segments takes a quarter of a second.
+_MOST_SEGMENTS: Final = 100_000
 
 
 @dataclass
@@ -81,6 +87,9 @@ class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_ends: list[QueueEnds] | None = None
         self._target: list[QueueEnds] | None = None
         self._reported: set[int] = set()
+        self._last_batch = -math.inf
+        if options.limits.max_bytes is not None and not isinstance(self._log, ShardLog):
+            raise SettingsError("maxBytesPerTrigger needs databaseUrls: a server does not tell the sizes of segments")
 
     def initialOffset(self) -> dict[str, Any]:
         starting = self._options.starting or LATEST
@@ -105,8 +114,13 @@ class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._look()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        most = self._options.max_rows_per_batch
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        """Spark gives it back with every batch, except where it wants all there is; it takes one, whichever it is."""
+        limits = self._options.limits
+        if limits.max_rows is not None:
+            return ReadMaxRows(limits.max_rows)
+        if limits.max_bytes is not None:
+            return ReadMaxBytes(limits.max_bytes)
+        return ReadAllAvailable() if limits.min_rows is None else ReadMinRows(limits.min_rows)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         began = decode_offset(start)
@@ -114,12 +128,49 @@ class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._mirror.move(began)
         ends = self._look() if self._target is None else self._target
         self._check_removed(began, ends)
+        self._last_ends = ends
         starts = [self._starts(began, one) for one in ends]
         waiting = [np.maximum(one.next - first, 0) for one, first in zip(ends, starts, strict=True)]
-        if isinstance(limit, ReadMaxRows):
-            waiting = _limited(waiting, limit.max_rows, sum(int(first.sum()) for first in starts))
-        self._last_ends = ends
+        if not isinstance(limit, ReadAllAvailable):
+            if self._holds_back(sum(int(counts.sum()) for counts in waiting)):
+                return start
+            waiting = self._limited(ends, starts, waiting)
         return _encode(ends, [first + count for first, count in zip(starts, waiting, strict=True)])
+
+    def _holds_back(self, waiting: int) -> bool:
+        """Whether there is too little for a batch. What is available now is all that will come."""
+        limits, now = self._options.limits, time.monotonic()
+        if limits.min_rows is None or self._target is not None:
+            return False
+        if waiting < limits.min_rows and now - self._last_batch < limits.delay:
+            return True
+        if waiting:
+            self._last_batch = now
+        return False
+
+    def _limited(self, ends: list[QueueEnds], starts: list[Numbers], waiting: list[Numbers]) -> list[Numbers]:
+        limits = self._options.limits
+        consumed = sum(int(first.sum()) for first in starts)
+        if limits.max_rows is not None:
+            waiting = _limited_by_rows(waiting, limits.max_rows, consumed)
+        if limits.max_bytes is None:
+            return waiting
+        busy = sum(int(np.count_nonzero(counts)) for counts in waiting)
+        segments = [
+            self._sizes(one, first, counts, max(1, _MOST_SEGMENTS // max(1, busy)))
+            for one, first, counts in zip(ends, starts, waiting, strict=True)
+        ]
+        return _limited_by_bytes(starts, waiting, segments, limits.max_bytes, consumed)
+
+    def _sizes(self, ends: QueueEnds, starts: Numbers, waiting: Numbers, most: int) -> Numbers:
+        """Segments of a queue that wait: the place of their partition, where they end, their bytes."""
+        assert isinstance(self._log, ShardLog)
+        some = np.flatnonzero(waiting)
+        chosen = replace(ends, ids=ends.ids[some], first=ends.first[some], next=ends.next[some])
+        rows = self._log.segment_sizes(chosen, starts[some], (starts + waiting)[some], most) if len(some) else []
+        found = np.array(rows, np.int64).reshape(-1, 3)
+        found[:, 0] = some[found[:, 0]]
+        return found
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         ends = self._target or self._last_ends or []
@@ -152,7 +203,14 @@ class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"_reading": self._reading}
 
     def _look(self) -> list[QueueEnds]:
-        return self._log.ends(queues_to_read(self._log, self._options))
+        while True:
+            queues = queues_to_read(self._log, self._options)
+            try:
+                return self._log.ends(queues)
+            except NotFound:
+                # A queue that matched may be deleted before it is looked at: then it matches no longer.
+                if self._options.pattern is None or queues == queues_to_read(self._log, self._options):
+                    raise
 
     def _spans(self, ends: QueueEnds, ids: Numbers, starts: Numbers, stops: Numbers) -> list[Span]:
         some = starts < stops
@@ -236,7 +294,7 @@ def _encode(ends: Sequence[QueueEnds], offsets: Sequence[Numbers]) -> dict[str, 
     return encode_offset({one.queue: PartitionOffsets(one.ids, at) for one, at in zip(ends, offsets, strict=True)})
 
 
-def _limited(waiting: Sequence[Numbers], most: int, consumed: int) -> list[Numbers]:
+def _limited_by_rows(waiting: Sequence[Numbers], most: int, consumed: int) -> list[Numbers]:
     """So many messages in all, each partition with its share of what waits.
 
     What rounding leaves goes, one each, to partitions in turn: it goes round with the messages consumed so far, so that
@@ -253,6 +311,35 @@ def _limited(waiting: Sequence[Numbers], most: int, consumed: int) -> list[Numbe
     shares[chosen] += 1
     sizes = np.cumsum([len(one) for one in waiting])[:-1]
     return np.split(shares, sizes)
+
+
+def _limited_by_bytes(
+    starts: Sequence[Numbers], waiting: Sequence[Numbers], segments: Sequence[Numbers], most: int, consumed: int
+) -> list[Numbers]:
+    """So many bytes in all: the first segment of each partition, then the second of each, and so on; one at least.
+
+    As with rows, who comes first goes round with the messages consumed so far.
+    """
+    sizes = [len(one) for one in waiting]
+    firsts = np.cumsum([0, *sizes])[:-1]
+    places = np.concatenate([one[:, 0] + first for one, first in zip(segments, firsts, strict=True)])
+    uptos = np.concatenate([one[:, 1] for one in segments])
+    nbytes = np.concatenate([one[:, 2] for one in segments])
+    # They come in order within each partition: its place in that order is its round.
+    order = np.argsort(places, kind="stable")
+    places, uptos, nbytes = places[order], uptos[order], nbytes[order]
+    rounds = np.arange(len(places)) - np.searchsorted(places, places)
+    total = max(1, sum(sizes))
+    turn = np.lexsort(((places - consumed) % total, rounds))
+    taken = turn[: max(1, int(np.searchsorted(np.cumsum(nbytes[turn]), most, side="right")))]
+    stops = np.concatenate([*starts, np.empty(0, np.int64)])
+    full = stops + np.concatenate([*waiting, np.empty(0, np.int64)])
+    # Messages without a segment are lost, which is found out by reading them.
+    listed = np.isin(np.arange(len(stops)), places)
+    reached = np.where(listed, stops, full)
+    np.maximum.at(reached, places[taken], uptos[taken])
+    counts = np.minimum(reached, full) - stops
+    return np.split(counts, np.cumsum(sizes)[:-1])
 
 
 def _listed(lost: Sequence[str]) -> str:

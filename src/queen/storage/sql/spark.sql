@@ -57,6 +57,20 @@ WHERE g.partition_id = $1 AND g.base_offset < $3 AND g.base_offset >= coalesce((
 ), $2) AND g.base_offset + g.count > $2
 ORDER BY g.base_offset LIMIT $4;
 
+-- name: log_span_sizes
+-- How big the segments are that hold some offsets, [from, to), of each partition: in order, and only so many of each.
+SELECT r.slot::integer, s.base_offset + s.count, s.nbytes
+FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) WITH ORDINALITY AS r (partition_id, first, upto, slot)
+CROSS JOIN LATERAL (
+    SELECT g.base_offset, g.count, octet_length(g.body) AS nbytes
+    FROM queen.segments g
+    WHERE g.partition_id = r.partition_id AND g.base_offset < r.upto AND g.base_offset >= coalesce((
+        SELECT b.base_offset FROM queen.segments b
+        WHERE b.partition_id = r.partition_id AND b.base_offset <= r.first ORDER BY b.base_offset DESC LIMIT 1
+    ), r.first) AND g.base_offset + g.count > r.first
+    ORDER BY g.base_offset LIMIT $4
+) s;
+
 -- name: spark_ping
 -- Whether the connection is alive.
 SELECT 1;

@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from queen.broker.ack.leases import HeldLease
-from queen.broker.inspect.groups import BEGINNING, END, MOST_COUNTED, Place
+from queen.broker.inspect.groups import MOST_COUNTED, MOST_FURTHEST
+from queen.broker.inspect.seeks import BEGINNING, END, Place
 from queen.errors import BadRequest, Conflict, NotFound
 from queen.http.api.resources.queues import descends
 from queen.http.routing.call import Call
@@ -27,6 +28,7 @@ from queen.wire.api.resources.groups import (
     GroupPaused,
     GroupsQuery,
     GroupSummary,
+    KeptSeeks,
     LaggingPartition,
     LaggingQuery,
     LeaseReleased,
@@ -35,6 +37,8 @@ from queen.wire.api.resources.groups import (
     Seek,
     SeekPreview,
     SeekPreviewQuery,
+    SeekUndo,
+    SeekUndone,
     Sought,
     Subscription,
     SubscriptionMoved,
@@ -126,7 +130,11 @@ async def groups(shard: Shard, call: Call[GroupsQuery, None]) -> list[GroupSumma
 )
 async def lagging_partitions(shard: Shard, call: Call[LaggingQuery, None]) -> list[LaggingPartition]:
     query = call.query
-    return await shard.groups.lagging(query.min_lag_seconds, query.limit, query.offset)
+    end = query.offset + query.limit
+    if end > MOST_FURTHEST:
+        return await shard.groups.lagging(query.min_lag_seconds, query.limit, query.offset)
+    found = [one for one in await shard.furthest() if one.time_lag_seconds >= query.min_lag_seconds]
+    return found[query.offset : end]
 
 
 @routes.on_shard(
@@ -254,7 +262,8 @@ async def resume_group(shard: Shard, call: Call[None, None]) -> GroupPaused:
     access=Access.READ_WRITE,
     placement=by_queue(),
     summary="Seek a group on a queue",
-    description="Leases of the group end. One of `toEnd`, `toBeginning`, `timestamp` and `offset` is required.",
+    description="Leases of the group end. One of `toEnd`, `toBeginning`, `timestamp` and `offset` is required. With "
+    "`limit` a part of the partitions, each part a transaction of its own. Where the group was is kept for a day.",
     body=Seek,
     body_example={"timestamp": "2026-04-26T10:59:28Z"},
     returns={200: Sought},
@@ -263,9 +272,43 @@ async def resume_group(shard: Shard, call: Call[None, None]) -> GroupPaused:
 async def seek(shard: Shard, call: Call[None, Seek]) -> Sought:
     name, queue, asked = call.name("group"), call.name("queue"), call.body
     place = _place_in(asked)
-    count = await shard.groups.seek(name, queue, place)
+    moved = await shard.seeks.seek(name, queue, place, asked.limit, asked.cursor)
     timestamp = asked.timestamp if isinstance(place, datetime) else None
-    return Sought(True, name, queue, place == END, timestamp, count)
+    return Sought(True, name, queue, place == END, timestamp, moved.partitions, moved.seek, moved.cursor)
+
+
+@routes.on_shard(
+    "POST",
+    f"{_QUEUE}/seek/undo",
+    access=Access.READ_WRITE,
+    placement=by_queue(),
+    id="undoSeek",
+    summary="Undo a seek",
+    description="The group goes on where it was before, on the partitions that the seek has moved; what it has "
+    "consumed since comes again, or is skipped. With `limit` a part of them at a time.",
+    body=SeekUndo,
+    body_example={"seekId": 17},
+    returns={200: SeekUndone},
+    errors=(404, 409, 503),
+)
+async def undo_seek(shard: Shard, call: Call[None, SeekUndo]) -> SeekUndone:
+    name, queue, asked = call.name("group"), call.name("queue"), call.body
+    moved = await shard.seeks.undo(name, queue, asked.seek_id, asked.limit, asked.cursor)
+    return SeekUndone(True, name, queue, moved.partitions, moved.seek, moved.cursor)
+
+
+@routes.on_shard(
+    "GET",
+    f"{_QUEUE}/seeks",
+    access=Access.READ_ONLY,
+    placement=by_queue(),
+    summary="Seeks of the last day",
+    description="The newest first; those that can be undone have `undoneBy` null.",
+    returns={200: KeptSeeks},
+    errors=FOUND,
+)
+async def list_seeks(shard: Shard, call: Call[None, None]) -> KeptSeeks:
+    return KeptSeeks(await shard.seeks.kept(call.name("group"), call.name("queue")))
 
 
 @routes.on_shard(
@@ -276,7 +319,7 @@ async def seek(shard: Shard, call: Call[None, Seek]) -> Sought:
     id="previewSeek",
     summary="What a seek would do",
     description="How many messages would come again, and how many would be skipped. Nothing is changed. Messages that "
-    "were deleted one by one count as well.",
+    "were deleted one by one count as well. With `within`, an estimate where there are too many partitions to count.",
     query=SeekPreviewQuery,
     returns={200: SeekPreview},
     errors=FOUND,
@@ -284,7 +327,8 @@ async def seek(shard: Shard, call: Call[None, Seek]) -> Sought:
 async def preview_seek(shard: Shard, call: Call[SeekPreviewQuery, None]) -> SeekPreview:
     name, queue, asked = call.name("group"), call.name("queue"), call.query
     place = _place(asked.to_end, asked.to_beginning, asked.timestamp, asked.offset)
-    return await shard.groups.preview_seek(name, queue, asked.partition or None, place, asked.limit)
+    within = None if asked.within is None else asked.within / 1000
+    return await shard.seeks.preview(name, queue, asked.partition or None, place, asked.limit, within)
 
 
 @routes.on_shard(
@@ -302,10 +346,12 @@ async def preview_seek(shard: Shard, call: Call[SeekPreviewQuery, None]) -> Seek
 )
 async def seek_partition(shard: Shard, call: Call[None, Seek]) -> PartitionSought:
     name, queue, partition = (call.name(key) for key in ("group", "queue", "partition"))
+    if call.body and (call.body.limit is not None or call.body.cursor):
+        raise BadRequest("'limit' and 'cursor' are for a seek on all partitions of a queue")
     place = END if not call.body or call.body == Seek() else _place_in(call.body)
-    result = await shard.groups.seek_partition(name, queue, partition, place)
+    result = await shard.seeks.seek_partition(name, queue, partition, place)
     moved_to = iso_millis(result.moved_to)
-    return PartitionSought(True, name, queue, partition, result.updated, moved_to, result.offset)
+    return PartitionSought(True, name, queue, partition, result.updated, moved_to, result.offset, result.seek)
 
 
 @routes.on_shard(
@@ -329,7 +375,7 @@ async def release_lease(shard: Shard, call: Call[None, Release]) -> LeaseRelease
         raise Conflict(f"Partition {partition!r} is leased to the group as {lease_id}, not as {wanted}")
     if not await shard.broker.releaser.release([HeldLease(lease_id, (partition_id,))]):
         raise NotFound(f"The group has no lease on partition {partition!r}")
-    preview = await shard.groups.preview_seek(name, queue, partition, END, 1)
+    preview = await shard.seeks.preview(name, queue, partition, END, 1)
     return LeaseReleased(True, name, queue, partition, lease_id, preview.skipped)
 
 

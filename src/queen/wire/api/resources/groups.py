@@ -161,6 +161,14 @@ SeekOffset: TypeAlias = Annotated[
 ]
 
 
+SeekPart: TypeAlias = Annotated[
+    int, Meta(ge=1, le=100_000, description="Only so many partitions; `cursor` of the answer goes on with the next.")
+]
+SeekCursor: TypeAlias = Annotated[
+    str, Meta(max_length=40, description="`cursor` of the answer to the part before this one.")
+]
+
+
 class Seek(Body):
     """Where to go: to the end, to the beginning, after the last message stored at or before a time, or to an offset."""
 
@@ -168,6 +176,26 @@ class Seek(Body):
     to_beginning: bool | None = None
     timestamp: Time | None = None
     offset: SeekOffset | None = None
+    limit: SeekPart | None = None
+    cursor: SeekCursor = ""
+
+
+class SeekUndo(Body):
+    """Which seek is undone."""
+
+    seek_id: Annotated[int, Meta(ge=1, le=LARGEST_BIGINT)]
+    limit: SeekPart | None = None
+    cursor: SeekCursor = ""
+
+
+Within: TypeAlias = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=60_000,
+        description="Milliseconds. If counting takes longer, an estimate; the exact count is for who asks again.",
+    ),
+]
 
 
 class SeekPreviewQuery(Query):
@@ -181,10 +209,11 @@ class SeekPreviewQuery(Query):
     offset: SeekOffset | None = None
     partition: Annotated[OptionalName, Meta(description="Only this partition.")] = ""
     limit: Limit = 100
+    within: Within | None = None
 
 
 class Sought(Answer):
-    """On how many partitions the group was moved."""
+    """On how many partitions the group was moved; `seekId` undoes it, `cursor` goes on where a part has ended."""
 
     success: bool
     consumer_group: str
@@ -192,6 +221,36 @@ class Sought(Answer):
     seek_to_end: bool
     target_timestamp: Time | None
     partitions_updated: Count
+    seek_id: int | None
+    cursor: str | None
+
+
+class SeekUndone(Answer):
+    """On how many partitions the group is back where it was; the undoing is a seek itself, and can be undone."""
+
+    success: bool
+    consumer_group: str
+    queue_name: str
+    partitions_updated: Count
+    seek_id: int | None
+    cursor: str | None
+
+
+class KeptSeek(Answer):
+    """A seek whose positions are kept: where it went, and on how many partitions the group was elsewhere before."""
+
+    seek_id: int
+    at: Time
+    target: str
+    partition: str | None
+    partitions_changed: Count
+    undone_by: int | None
+
+
+class KeptSeeks(Answer):
+    """Seeks of a group on a queue, the newest first."""
+
+    seeks: list[KeptSeek]
 
 
 class PartitionSought(Answer):
@@ -204,6 +263,7 @@ class PartitionSought(Answer):
     updated: bool
     cursor_moved_to: Time | None
     offset: Count | None
+    seek_id: int | None
 
 
 class PartitionMove(Answer):
@@ -221,7 +281,8 @@ class PartitionMove(Answer):
 class SeekPreview(Answer):
     """What a seek would do: messages that would come again, messages that would be skipped, leases that would end.
 
-    `partitions` are those with the largest effect; the sums are over all.
+    `partitions` are those with the largest effect; the sums are over all. They are estimates of a sample, and
+    `partitions` empty, unless `exact`.
     """
 
     consumer_group: str
@@ -230,6 +291,8 @@ class SeekPreview(Answer):
     skipped: Count
     leases: Count
     partitions_changed: Count
+    partitions_known: Count
+    exact: bool
     partitions: list[PartitionMove]
 
 

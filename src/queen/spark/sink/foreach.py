@@ -1,0 +1,30 @@
+"""Writes from `foreachBatch`: for output modes that Spark does not offer to sinks written in Python."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from queen.errors import QueenError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_QUERY: Final = "sql.streaming.queryId"
+
+
+class BatchSink:
+    """A function for `foreachBatch`: every micro-batch is written once, under the id of its query and its number.
+
+    stream.writeStream.outputMode("update").foreachBatch(BatchSink(queue="totals"))
+    """
+
+    def __init__(self, **options: str) -> None:
+        """The options of a write."""
+        self._options = options
+
+    def __call__(self, rows: DataFrame, batch: int) -> None:
+        query = rows.sparkSession.sparkContext.getLocalProperty(_QUERY)
+        if query is None:
+            raise QueenError("a BatchSink is called by foreachBatch of a streaming query, and this is none")
+        writer = rows.write.format("queen").mode("append").options(**self._options)
+        writer.options(run=query, batch=str(batch)).save()

@@ -1,0 +1,322 @@
+"""Delta and Iceberg tables: every batch is there once, whatever is killed; columns, versions and small files."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow
+import pytest
+from pyiceberg.table import StaticTable
+
+from queen.pipelines.declaration import ONCE
+from queen.pipelines.errors import ArchiveError, DeclarationError, PipelineError, SchemaChange, TablesMissing
+from queen.pipelines.jobs.archive import archive_declaration, sole_archiver
+from queen.pipelines.jobs.reconcile import reconcile
+from queen.pipelines.jobs.replay import ReplayOptions, replay
+from queen.pipelines.loading import load
+from queen.pipelines.session import Connection
+from queen.pipelines.tables.locations import Location
+from queen.pipelines.tables.opening import Format, format_at, open_table
+from queen.pipelines.tables.schemas import evolve
+from queen.pipelines.tables.sink import LakeSink, newest
+from queen.pipelines.tables.table import Table
+from tests.pipelines.running import Runner
+from tests.support.api import Api
+
+FORMATS = [pytest.param(kind, id=kind.value) for kind in (Format.DELTA, Format.ICEBERG)]
+
+
+def rows_at(kind: Format, root: Path) -> list[dict[str, Any]]:
+    """What pandas reads: through delta-rs, or PyIceberg without a catalog."""
+    if kind is Format.DELTA:
+        frame = deltalake.DeltaTable(str(root)).to_pandas()
+    else:
+        frame = StaticTable.from_metadata(str(root)).scan().to_pandas()
+    found: list[dict[str, Any]] = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return found
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+async def test_rows_are_appended_and_merged_and_new_fields_become_columns(kind: Format, runner: Runner) -> None:
+    fields = "k string, n int, gone boolean"
+
+    def file(fields: str) -> Path:
+        return runner.file(
+            f"""\
+            pipeline: lake
+            sources:
+              events: {{files: DIR/in, schema: "{fields}", files_per_batch: 1}}
+            sinks:
+              all: {{from: events, {kind.value}: DIR/all, partition_by: k}}
+              last: {{from: events, {kind.value}: DIR/last, key: k, order_by: n, delete_when: gone}}
+            """
+        )
+
+    runner.batch({"k": "a", "n": 2}, {"k": "a", "n": 1}, {"k": "b/é", "n": 1}, {"k": "c", "n": 1})
+    runner.batch({"k": "c", "n": 9}, {"k": "b/é", "n": 3, "gone": True}, {"k": "d"})
+    await runner.run(file(fields))
+    runner.batch({"k": "a", "n": 7, "city": "Rome"})
+    await runner.run(file(f"{fields}, city string"))
+    everything = sorted((row["k"], row["n"] or 0, row["city"]) for row in rows_at(kind, runner.directory / "all"))
+    assert everything == [
+        ("a", 1, None),
+        ("a", 2, None),
+        ("a", 7, "Rome"),
+        ("b/é", 1, None),
+        ("b/é", 3, None),
+        ("c", 1, None),
+        ("c", 9, None),
+        ("d", 0, None),
+    ]
+    last = sorted((row["k"], row["n"] or 0, row["city"]) for row in rows_at(kind, runner.directory / "last"))
+    assert last == [("a", 7, "Rome"), ("c", 9, None), ("d", 0, None)]
+    runner.batch({"k": "a", "n": "text"})
+    # Whichever sink is the first to find out.
+    changed = f"failed: table {runner.directory}/(all|last): column 'n' is int32 there and string in the rows"
+    with pytest.raises(PipelineError, match=changed):
+        await runner.run(file("k string, n string, gone boolean"))
+    assert len(rows_at(kind, runner.directory / "all")) == 8
+
+
+class _Killed(Exception):
+    """The process ends here."""
+
+
+class _Faulty(LakeSink):
+    """Dies before or after some commits, as the seed says."""
+
+    def __init__(self, table: Table, seed: int, **options: Any) -> None:
+        super().__init__(table, "writer", **options)
+        self._chance = random.Random(seed)
+        for name in ("append", "merge"):
+            setattr(table, name, self._dying(getattr(table, name)))
+
+    def _dying(self, commit: Any) -> Any:
+        def die(*arguments: Any) -> None:
+            fate = self._chance.choice(("before", "after", "", ""))
+            if fate != "before":
+                commit(*arguments)
+            if fate:
+                raise _Killed
+
+        return die
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("key", [(), ("k",)], ids=["append", "merge"])
+async def test_a_batch_that_is_killed_around_its_commit_is_there_once(
+    kind: Format, key: tuple[str, ...], runner: Runner
+) -> None:
+    root = Location.parse(str(runner.directory / "table"))
+
+    def write(batch: int, seed: int) -> None:
+        rows = runner.spark.range(batch * 10, batch * 10 + 10, 1, 2).selectExpr("id AS k", "id * 2 AS n")
+        for attempt in range(20):
+            try:
+                # A process of its own: it knows what is in the table alone.
+                _Faulty(open_table(kind, root), seed * 100 + attempt, key=key)(rows, batch)
+                return
+            except _Killed:
+                continue
+        raise AssertionError("no attempt came through")
+
+    for batch in range(4):
+        await asyncio.to_thread(write, batch, batch)
+    # One that everybody took for dead comes back, and is late.
+    await asyncio.to_thread(write, 2, 7)
+    found = sorted((row["k"], row["n"]) for row in rows_at(kind, runner.directory / "table"))
+    assert found == [(number, number * 2) for number in range(40)]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+async def test_a_commit_that_another_process_overtakes_is_tried_again_but_not_its_own_batch(
+    kind: Format, runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Location.parse(str(runner.directory / "table"))
+
+    def overtaken(table: Table, by: LakeSink, batch: int) -> None:
+        """The other commits between the last look at the table and the commit."""
+        commit = table.append
+
+        def late(*arguments: Any) -> None:
+            monkeypatch.setattr(table, "append", commit)
+            by(rows, batch)
+            commit(*arguments)
+
+        monkeypatch.setattr(table, "append", late)
+
+    rows = runner.spark.range(5)
+    first, second = open_table(kind, root), open_table(kind, root)
+    LakeSink(first, "a")(rows, 0)
+    overtaken(first, LakeSink(second, "b"), 0)
+    LakeSink(first, "a")(rows, 1)
+    assert len(rows_at(kind, runner.directory / "table")) == 15
+    overtaken(first, LakeSink(second, "a"), 2)
+    LakeSink(first, "a")(rows, 2)
+    assert len(rows_at(kind, runner.directory / "table")) == 20
+    second.refresh()
+    assert (second.last_batch("a"), second.last_batch("b"), second.last_batch("c")) == (2, 0, None)
+
+
+class Lake:
+    """An archive of the test's queues in a table."""
+
+    def __init__(self, kind: Format, runner: Runner, api: Api, dsn: str) -> None:
+        self.kind = kind
+        self.runner = runner
+        self.root = runner.directory / "lake"
+        self.connection = Connection(api.url, databases=(dsn,))
+
+    async def archive(self, *queues: str, rows_per_batch: int = 100_000) -> None:
+        declaration = archive_declaration(queues, self.root, ONCE, rows_per_batch, None, self.kind)
+        with sole_archiver(self.root) as checkpoints:
+            await self.runner.run(declaration, self.connection, checkpoints=checkpoints)
+
+    async def replay(self, **options: Any) -> int:
+        given = ReplayOptions(self.root, **options)
+        return (await asyncio.to_thread(replay, self.runner.spark, self.connection, given)).queued
+
+    @property
+    def table(self) -> Table:
+        return open_table(self.kind, Location.parse(str(self.root)))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+async def test_an_archive_is_a_table_that_keeps_its_versions(kind: Format, runner: Runner, api: Api, dsn: str) -> None:
+    lake = Lake(kind, runner, api, dsn)
+    await api.push("lake-orders", {"n": 1}, {"n": 2}, partition="a", ids=["one", "two"])
+    await api.push("lake/ünusual", [3], None, partition="b")
+    await lake.archive("lake-orders", "lake/ünusual", rows_per_batch=2)
+    before = datetime.now(UTC)
+    version = lake.table.versions()[0].id
+    await api.push("lake-orders", {"n": 4}, partition="a")
+    await lake.archive("lake-orders", "lake/ünusual")
+    stored = {
+        (row["queue"], row["partition"], row["offset"], row["payload"].replace(" ", ""))
+        for row in rows_at(kind, lake.root)
+    }
+    assert stored == {
+        ("lake-orders", "a", 0, '{"n":1}'),
+        ("lake-orders", "a", 1, '{"n":2}'),
+        ("lake-orders", "a", 2, '{"n":4}'),
+        ("lake/ünusual", "b", 0, "[3]"),
+        ("lake/ünusual", "b", 1, "null"),
+    }
+    reports = await asyncio.to_thread(reconcile, runner.spark, lake.connection, lake.root)
+    assert [(one.queue, one.archived, one.whole) for one in reports] == [
+        ("lake-orders", 3, True),
+        ("lake/ünusual", 2, True),
+    ]
+    # As it was, by version and by time; and as it is.
+    assert await lake.replay(queues=("lake-orders",), to="lake-copy", as_of=version) == 2
+    assert await lake.replay(queues=("lake-orders",), to="lake-copy", as_of=before) == 0
+    assert await lake.replay(queues=("lake-orders",), to="lake-copy") == 1
+    copied = await api.pop("lake-copy", "a", batch=10, autoAck=True)
+    assert [message["transactionId"] for message in copied][:2] == ["one", "two"]
+
+    small = len(lake.table.files())
+    seen: list[tuple[int, int]] = []
+    done = lake.table.compact(2**27, 2, lambda done, total: seen.append((done, total)))
+    assert (done.files_before - done.files_after, seen[-1]) == (small - len(lake.table.files()), (len(seen) - 1,) * 2)
+    assert len(rows_at(kind, lake.root)) == 5
+    assert sum(file.rows for file in lake.table.files(version)) == 4
+    # Without the old versions: their files go, and what is there now stays.
+    left = lake.root / ("orphan.parquet" if kind is Format.DELTA else "data/orphan.parquet")
+    left.write_bytes(b"of a run that was killed")
+    unused = lake.table.vacuum(0, dry_run=True)
+    assert len(unused) > done.files_before and any("orphan" in path for path in unused) and left.exists()
+    lake.table.vacuum(0, dry_run=False)
+    assert not left.exists() and lake.table.vacuum(0, dry_run=True) == []
+    assert len(rows_at(kind, lake.root)) == 5
+    await api.push("lake-orders", {"n": 5}, partition="a")
+    await lake.archive("lake-orders", "lake/ünusual")
+    assert len(rows_at(kind, lake.root)) == 6
+    with pytest.raises(ArchiveError, match=r"has (versions 0 to|no version 99)"):
+        await lake.replay(as_of=99)
+    with pytest.raises(ArchiveError, match="has no version of 2001"):
+        await lake.replay(as_of=datetime(2001, 1, 1, tzinfo=UTC))
+    other = Format.ICEBERG if kind is Format.DELTA else Format.DELTA
+    with pytest.raises(ArchiveError, match=f"is an archive in the format {kind.value}: --format {kind.value}, or"):
+        archive_declaration(["lake-orders"], lake.root, ONCE, 1, None, other)
+
+
+def test_columns_may_be_added_and_widened_where_the_format_can() -> None:
+    old = pyarrow.schema([("n", pyarrow.int32()), ("s", pyarrow.struct([("a", pyarrow.int32())]))])
+    wider = pyarrow.schema([("n", pyarrow.int64()), ("x", pyarrow.string())])
+    found = evolve("t", old, wider, promotes=True)
+    assert [str(field.type) for field in found.schema] == ["int64", "struct<a: int32>", "string"]
+    assert ([one.name for one in found.promoted], [one.name for one in found.added]) == (["n"], ["x"])
+    assert not evolve("t", found.schema, old, promotes=False).changes
+    with pytest.raises(SchemaChange, match="table t: column 'n' is int32 there and int64 in the rows: delta-rs cannot"):
+        evolve("t", old, wider, promotes=False)
+    for rows, text in (
+        ([("n", pyarrow.string())], "column 'n' is int32 there and string in the rows; cast it"),
+        ([("s", pyarrow.struct([("a", pyarrow.string())]))], r"column 's\.a' is int32 there and string"),
+        ([("s", pyarrow.string())], r"column 's' is struct<a: int32> there and string"),
+    ):
+        with pytest.raises(SchemaChange, match=text):
+            evolve("t", old, pyarrow.schema(rows), promotes=True)
+    needed = pyarrow.schema([pyarrow.field("id", pyarrow.int64(), nullable=False)])
+    with pytest.raises(SchemaChange, match="column 'id' may not be null"):
+        evolve("t", needed, old, promotes=True)
+
+
+def test_of_rows_with_one_key_the_last_is_kept_and_those_without_one_all() -> None:
+    table = pyarrow.table({"k": ["a", None, "a", None, "b"], "n": [1, 2, 3, 4, 5]})
+    assert newest(table, ["k"]).to_pydict() == {"k": [None, "a", None, "b"], "n": [2, 3, 4, 5]}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("ftp://host/table", "expected a directory, or a URL that begins with s3://"),
+        ("memory://table", "expected a directory, or a URL that begins with s3://"),
+        ("s3://", "and names a bucket"),
+    ],
+)
+def test_a_url_that_no_table_can_be_at_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(PipelineError, match=problem):
+        Location.parse(text)
+
+
+def test_what_is_declared_wrong_is_said_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text(
+        "pipeline: wrong\nsources:\n  s: {rate: 1}\nsinks:\n  one: {from: s, delta: /t, delete_when: gone}\n"
+        "  two: {from: s, delta: /t, catalog: x}\n  three: {from: s, icebrg: /t}\n"
+    )
+    with pytest.raises(DeclarationError) as error:
+        load(file)
+    assert [problem.where.line for problem in error.value.problems] == [5, 6, 7]
+    assert "'delete_when' needs 'key'" in str(error.value)
+    assert "unknown 'catalog'" in str(error.value)
+    assert "did you mean 'iceberg'?" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_packages_that_are_missing_are_named(kind: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = {Format.DELTA: "deltalake", Format.ICEBERG: "pyiceberg"}[kind]
+    hidden: Sequence[str] = [name for name in sys.modules if name.partition(".")[0] == package]
+    for name in (*hidden, package):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, f"queen.pipelines.tables.{kind.value}", raising=False)
+    with pytest.raises(TablesMissing, match=rf"needs {package}.*: pip install 'queen-broker\[tables\]'"):
+        open_table(kind, Location.parse(str(tmp_path / "t")))
+
+
+def test_a_catalog_has_one_table_of_a_name(tmp_path: Path) -> None:
+    catalog = f"sqlite:///{tmp_path}/catalog.db"
+    schema = pyarrow.schema([("n", pyarrow.int64())])
+    open_table(Format.ICEBERG, Location.parse(str(tmp_path / "one/t")), catalog).create(schema, ())
+    with pytest.raises(ArchiveError, match=r"table queen\.t of the catalog is at .*one/t, not at .*two/t"):
+        open_table(Format.ICEBERG, Location.parse(str(tmp_path / "two/t")), catalog)
+    assert format_at(Location.parse(str(tmp_path / "one/t"))) is Format.ICEBERG
+    with pytest.raises(PipelineError, match="a table in an object store needs a catalog"):
+        open_table(Format.ICEBERG, Location.parse("s3://bucket/t"))
