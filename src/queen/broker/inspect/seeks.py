@@ -28,7 +28,7 @@ _MOST_KEPT: Final = 20
 """Seeks of a group on a queue whose positions are kept."""
 _SAMPLED: Final = 2000
 """Partitions that an estimate looks at."""
-_COUNT_SEEKS_KEPT_SECONDS: Final = 5.0
+_COUNT_KEPT_SECONDS: Final = 5.0
 """For so long an exact count is kept for whoever was given the estimate."""
 
 BEGINNING: Final = 0
@@ -109,7 +109,7 @@ class Seeks:
         if task.cancelled() or task.exception() is not None:
             del self._counting[key]
         else:
-            asyncio.get_running_loop().call_later(_COUNT_SEEKS_KEPT_SECONDS, self._counting.pop, key, None)
+            asyncio.get_running_loop().call_later(_COUNT_KEPT_SECONDS, self._counting.pop, key, None)
 
     async def _count(self, group: str, queue: str, partition: str | None, place: Place, most: int) -> SeekPreview:
         queue_id = await self._queue(queue)
