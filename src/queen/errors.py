@@ -51,7 +51,11 @@ class Forbidden(QueenError):
 
 
 class NotFound(QueenError):
-    """What the request names does not exist."""
+    """What the request names does not exist; `code` says what, for programs, where it has such names."""
+
+    def __init__(self, text: str = "", code: str = "") -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class Conflict(QueenError):

@@ -50,6 +50,7 @@ from queen.broker.push.pusher import Pusher
 from queen.broker.push.replay import SpoolDrainer
 from queen.broker.push.spool_router import SpoolRouter
 from queen.broker.queues import Queues
+from queen.broker.state.ephemeral import Ephemeral
 from queen.broker.state.key_values import KeyValues
 from queen.broker.state.locks import Locks
 from queen.broker.state.timers import Timers
@@ -395,8 +396,8 @@ def make_broker(
     ack = _Ack(base, pop, push)
     topics = _topics(base, shard)
     sharded = len(settings.database_dsns) > 1
-    key_values = KeyValues(base.database, base.catalog, sharded=sharded)
-    timers = Timers(base.database, base.catalog, base.envelope, base.ids, sharded=sharded)
+    key_values = KeyValues(base.database, base.catalog, meter, sharded=sharded)
+    timers = Timers(base.database, base.catalog, base.envelope, base.ids, meter, sharded=sharded)
     transactions = Transactions(
         base.database,
         base.catalog,
@@ -474,8 +475,9 @@ def make_broker(
         dead_letters=DeadLetters(base.database, base.catalog, base.envelope, ack.redriver),
         topics=topics,
         key_values=key_values,
-        locks=Locks(base.database, key_values, base.ids),
+        locks=Locks(base.database, key_values, base.ids, meter),
         timers=timers,
+        ephemeral=Ephemeral(base.database, base.notifications, meter),
         timer_firing=TimerFiring(base.database, jobs.elected, base.modes, timers, appender, base.envelope),
         transactions=transactions,
         stages=stages,

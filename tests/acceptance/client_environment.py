@@ -28,7 +28,8 @@ def client_python(directory: Path) -> Path:
 
 def newest_client(directory: Path) -> tuple[Path, Path]:
     """The interpreter with the newest client and what its tests need, and the directory of those tests."""
-    python = installed(directory, (NEWEST, "pytest", "pytest-asyncio", "pytest-xdist"), _NEWEST_CONSTRAINTS)
+    packages = (NEWEST, "pytest", "pytest-asyncio", "pytest-xdist", "zstandard")
+    python = installed(directory, packages, _NEWEST_CONSTRAINTS)
     name, _, version = NEWEST.replace("-", "_").partition("==")
     source = directory / f"{name}-{version}"
     with locked(directory / "lock"):

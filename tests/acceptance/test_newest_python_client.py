@@ -17,6 +17,7 @@ from tests.acceptance.served import Served
 _ROOT: Final = Path(__file__).parents[2]
 _TESTS: Final = 116
 _FIXTURES: Final = Path(__file__).with_name("newest_fixtures.py")
+_FORMS: Final = Path(__file__).with_name("newest_forms.py")
 
 _REFUSED: Final = {
     "tests/test_ack_window.py::test_renew_of_a_released_lease_reports_failure": (
@@ -55,10 +56,17 @@ def test_what_the_client_added_works_as_its_own_tests_say(servers: dict[Server, 
     assert len(passed) == sum(_ADDED.values()) - len(_REFUSED) - len(_TIGHT)
 
 
+@pytest.mark.timeout(300)
+def test_conflation_ephemeral_queues_and_binary_forms_work(servers: dict[Server, Served], tmp_path: Path) -> None:
+    passed = _run(servers[Server.MAIN], tmp_path, "tests/test_forms.py")
+    assert len(passed) == 18
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_all_of_the_clients_own_tests_pass(servers: dict[Server, Served], tmp_path: Path) -> None:
-    passed = _run(servers[Server.MAIN], tmp_path, "tests", "-n", "4", "--dist", "loadfile")
+    options = ("--ignore=tests/test_forms.py", "-n", "4", "--dist", "loadfile")
+    passed = _run(servers[Server.MAIN], tmp_path, "tests", *options)
     assert len(passed) == _TESTS - len(_REFUSED) - len(_NEEDS_TOKENS)
 
 
@@ -67,6 +75,7 @@ def _run(server: Served, directory: Path, *options: str) -> list[str]:
     python, tests = newest_client(_ROOT / ".venv-newest-client")
     shutil.copytree(tests, directory / "tests")
     shutil.copy(_FIXTURES, directory / "conftest.py")
+    shutil.copy(_FORMS, directory / "tests" / "test_forms.py")
     report = directory / "report.xml"
     deselected = [f"--deselect={one}" for one in _REFUSED]
     command = [str(python), "-m", "pytest", "-q", f"--junit-xml={report}", "-o", "asyncio_mode=auto"]

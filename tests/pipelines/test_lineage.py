@@ -16,7 +16,7 @@ from queen.pipelines.declaration import ONCE
 from queen.pipelines.errors import PipelineError
 from queen.pipelines.lineage.emitter import is_configured, open_emitter
 from queen.pipelines.lineage.jobs import Dataset, Event, Job, job_run, path_dataset, queue_dataset, table_dataset
-from queen.pipelines.lineage.runs import run_lineage
+from queen.pipelines.lineage.runs import RunLineage, run_lineage
 from queen.pipelines.loading import load
 from queen.pipelines.run import Run, RunOptions
 from queen.pipelines.session import Connection
@@ -199,6 +199,19 @@ def test_wrong_settings_are_logged_and_no_error(
         monkeypatch.setenv(name, value)
     assert open_emitter() is None
     assert said in caplog.text
+
+
+def test_queues_of_a_pattern_are_those_there_are_else_the_pattern(lineage: Backend, tmp_path: Path) -> None:
+    file = tmp_path / "all.yaml"
+    file.write_text("pipeline: all\nsources: {a: {queue_pattern: 'shop-.*'}}\nsinks: {b: {from: a, console: true}}\n")
+    declaration = load(file)
+    emitter = open_emitter()
+    assert emitter is not None
+    # The one database is not reachable.
+    for databases in ((), ("postgresql://nobody@127.0.0.1:9/none",)):
+        run = RunLineage(emitter, declaration, Connection("http://h:6632", databases=databases), None)
+        assert list(run._inputs(declaration.sources[0])) == [queue_dataset("http://h:6632", "shop-.*")]
+    emitter.close()
 
 
 @pytest.mark.parametrize(

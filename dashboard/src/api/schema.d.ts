@@ -1884,6 +1884,172 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/ephemeral/configure": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Declare an ephemeral queue
+         * @description Its messages are lost when PostgreSQL crashes or fails over, what it is declared with is not. A queue that is not declared is made by the first push, and forgotten an hour after the last.
+         *
+         *     Access: read-write.
+         */
+        post: operations["configureEphemeral"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/ephemeral/push": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Push messages to an ephemeral queue
+         * @description All of them, or with 429 none: the queue is full, and its `policy` is `reject`.
+         *
+         *     Access: read-write.
+         */
+        post: operations["pushEphemeral"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/ephemeral/pop": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Pop from an ephemeral queue
+         * @description Every group gets every message, and each once unless it fails. Without a group, all share one.
+         *
+         *     Access: read-write.
+         */
+        get: operations["popEphemeral"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/ephemeral/ack": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Acknowledge messages of an ephemeral queue
+         * @description Access: read-write.
+         */
+        post: operations["ackEphemeral"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/ephemeral/reset": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Drop all messages of an ephemeral queue
+         * @description Access: read-write.
+         */
+        post: operations["resetEphemeral"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/ephemeral/queue/{queue}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /**
+         * Delete an ephemeral queue
+         * @description Access: read-write.
+         */
+        delete: operations["deleteEphemeral"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/ephemeral/queues": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * The ephemeral queues
+         * @description Access: read-only.
+         */
+        get: operations["ephemeralQueues"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/ephemeral/queues/{queue}/depth": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * How many messages an ephemeral queue holds, by partition and group
+         * @description Access: read-only.
+         */
+        get: operations["ephemeralDepth"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/enqueue": {
         parameters: {
             query?: never;
@@ -3752,6 +3918,197 @@ export interface components {
             items: components["schemas"]["EnqueueItem"][];
         };
         /**
+         * EphemeralAck
+         * @description What became of a message. `failed` and `retry` have it delivered again, up to the `retryLimit`.
+         */
+        EphemeralAck: {
+            id: string;
+            /** @default null */
+            status?: ("acked" | "completed" | "failed" | "ok" | "retry" | "success") | null;
+            /** @default null */
+            error?: unknown;
+        };
+        /**
+         * EphemeralAckBody
+         * @description Acknowledgments of one group.
+         */
+        EphemeralAckBody: {
+            queue: string;
+            acks: components["schemas"]["EphemeralAck"][];
+            /** @default  */
+            group?: string;
+        };
+        /**
+         * EphemeralAckResult
+         * @description What came of an acknowledgment.
+         *
+         *         `stale`: the message belongs to an earlier life of the queue; `unknown`: it is not leased to the group.
+         */
+        EphemeralAckResult: {
+            id: string;
+            /** @enum {unknown} */
+            outcome: "acked" | "redelivered" | "stale" | "unknown";
+        };
+        /**
+         * EphemeralAcked
+         * @description What came of each acknowledgment, in order.
+         */
+        EphemeralAcked: {
+            results: components["schemas"]["EphemeralAckResult"][];
+        };
+        /**
+         * EphemeralConfigureBody
+         * @description Declare a queue; what is not said of it is as for all.
+         */
+        EphemeralConfigureBody: {
+            queue: string;
+            options?: components["schemas"]["EphemeralOptions"];
+        };
+        /**
+         * EphemeralConfigured
+         * @description A queue as it is declared.
+         */
+        EphemeralConfigured: {
+            queue: string;
+            options: components["schemas"]["EphemeralOptions"];
+        };
+        /**
+         * EphemeralDeleted
+         * @description Whether there was anything of the queue, and whether it had been declared.
+         */
+        EphemeralDeleted: {
+            queue: string;
+            deleted: boolean;
+            declared: boolean;
+        };
+        /**
+         * EphemeralDelivered
+         * @description A message; `attempts` counts from 1.
+         */
+        EphemeralDelivered: {
+            id: string;
+            partition: string;
+            attempts: number;
+            payload: unknown;
+        };
+        /**
+         * EphemeralDepth
+         * @description The same with its partitions and groups; the group of pops that name none is empty.
+         */
+        EphemeralDepth: {
+            queue: string;
+            declared: boolean;
+            options: components["schemas"]["EphemeralOptions"];
+            length: number;
+            bytes: number;
+            partitions: components["schemas"]["EphemeralPartition"][];
+            groups: components["schemas"]["EphemeralGroup"][];
+        };
+        /**
+         * EphemeralGroup
+         * @description A consumer group: messages that it was not given yet, and those that it was given and has not acknowledged.
+         */
+        EphemeralGroup: {
+            group: string;
+            pending: number;
+            leased: number;
+        };
+        /**
+         * EphemeralMessage
+         * @description One message: any JSON value.
+         */
+        EphemeralMessage: {
+            payload: unknown;
+        };
+        /**
+         * EphemeralOptions
+         * @description What an ephemeral queue holds, and for how long. `policy` says what happens to a push that does not fit.
+         */
+        EphemeralOptions: {
+            /** @default 67108864 */
+            maxBytes?: number;
+            /** @default 10000 */
+            maxLength?: number;
+            /**
+             * @default reject
+             * @enum {unknown}
+             */
+            policy?: "dropOldest" | "reject";
+            /** @default 3600 */
+            ttlSeconds?: number;
+            /** @default 60 */
+            leaseSeconds?: number;
+            /** @default 3 */
+            retryLimit?: number;
+            windowBuffer?: components["schemas"]["WindowBuffer"];
+        };
+        /**
+         * EphemeralPartition
+         * @description A partition with messages.
+         */
+        EphemeralPartition: {
+            partition: string;
+            length: number;
+        };
+        /**
+         * EphemeralPopped
+         * @description Messages; none when there are none.
+         */
+        EphemeralPopped: {
+            queue: string;
+            messages: components["schemas"]["EphemeralDelivered"][];
+        };
+        /**
+         * EphemeralPushBody
+         * @description Messages for one partition of one queue: all are taken, or none is.
+         */
+        EphemeralPushBody: {
+            queue: string;
+            messages: components["schemas"]["EphemeralMessage"][];
+            /** @default Default */
+            partition?: string;
+        };
+        /**
+         * EphemeralPushed
+         * @description How many messages were taken.
+         */
+        EphemeralPushed: {
+            pushed: number;
+        };
+        /**
+         * EphemeralQueue
+         * @description An ephemeral queue: how many messages it holds, and bytes of payload.
+         */
+        EphemeralQueue: {
+            queue: string;
+            declared: boolean;
+            options: components["schemas"]["EphemeralOptions"];
+            length: number;
+            bytes: number;
+        };
+        /**
+         * EphemeralQueueBody
+         * @description A queue.
+         */
+        EphemeralQueueBody: {
+            queue: string;
+        };
+        /**
+         * EphemeralQueues
+         * @description All ephemeral queues.
+         */
+        EphemeralQueues: {
+            queues: components["schemas"]["EphemeralQueue"][];
+        };
+        /**
+         * EphemeralReset
+         * @description How many messages were dropped.
+         */
+        EphemeralReset: {
+            queue: string;
+            dropped: number;
+        };
+        /**
          * Error
          * @description Why a request was refused: what is wrong, where, and what to do.
          */
@@ -5062,7 +5419,9 @@ export interface components {
          * Popped
          * @description Messages, and the lease that holds their partitions (empty with `autoAck`).
          *
-         *         `partition` and `partitionId` are those of the first message; each message has its own.
+         *         `partition` and `partitionId` are those of the first message; each message has its own. Where the group gets only
+         *         the newest message of a partition, `conflation` is true; `conflationConflict` says that the request wants otherwise.
+         *         A request that asks for conflation is answered so, without messages, where others are answered 204.
          */
         Popped: {
             success: boolean;
@@ -5073,6 +5432,8 @@ export interface components {
             consumerGroup: string;
             messages: components["schemas"]["Message"][];
             partitionsClaimed: number;
+            conflation?: boolean;
+            conflationConflict?: boolean;
         };
         /**
          * PostgresStats
@@ -5147,6 +5508,16 @@ export interface components {
              * @default null
              */
             bufferMax?: number | null;
+        };
+        /**
+         * PushCounts
+         * @description What became of the items of a binary push that wants no more than that.
+         */
+        PushCounts: {
+            count: number;
+            queued: number;
+            duplicate: number;
+            error: number;
         };
         /**
          * PushDone
@@ -5269,7 +5640,8 @@ export interface components {
          * @description How many messages a queue stores, and how many of them each consumer group has not consumed yet.
          *
          *         `pending` is what `group` has not consumed; without one, what the slowest group of each partition has not.
-         *         `effectivePending` is the same, and `conflation` false: no group skips to the newest message of a partition.
+         *         `conflation` says that `group` gets only the newest message of each partition; then `effectivePending`, how many
+         *         messages it will get, is the number of partitions with a backlog, and otherwise the same as `pending`.
          *         `partitions` are up to 1000 of those with a backlog, the largest first.
          */
         QueueDepth: {
@@ -6869,6 +7241,7 @@ export interface components {
          *
          *         The `reason` `kv_precondition` is of an operation at `kv` that was `required` and did not apply: `failedIndex` is
          *         its place among all operations (each item of a push is one), `kvReason` why; `version` and `value` are of its key.
+         *         `pushed`, `duplicate` and `acked` stand for the results of pushes and acknowledgments where a binary body says so.
          */
         TransactionResult: {
             /** Format: uuid */
@@ -6883,6 +7256,9 @@ export interface components {
             kvReason?: "absent" | "exists" | "limit" | "rolledBack" | "type" | "version";
             version?: number;
             value?: unknown;
+            pushed?: number;
+            duplicate?: number;
+            acked?: number;
         };
         /**
          * Transport
@@ -6978,6 +7354,16 @@ export interface components {
             failed: number;
             deadLetter: number;
             messages: components["schemas"]["Counters"];
+        };
+        /**
+         * WindowBuffer
+         * @description A pop that waits is answered when so many messages are there, or so many milliseconds after the first.
+         */
+        WindowBuffer: {
+            /** @default 0 */
+            ms?: number;
+            /** @default 0 */
+            count?: number;
         };
         /**
          * WorkerMetrics
@@ -7204,7 +7590,7 @@ export interface operations {
                      *       }
                      *     ]
                      */
-                    "application/json": components["schemas"]["PushResult"][];
+                    "application/json": components["schemas"]["PushResult"][] | components["schemas"]["PushCounts"];
                 };
             };
             /** @description The request is wrong; nothing was stored. */
@@ -7306,6 +7692,10 @@ export interface operations {
                 subscriptionFrom?: string;
                 /** @description How long the lease lasts; the queue's `leaseTime` when absent. */
                 leaseSeconds?: number;
+                /** @description The group gets only the newest message of each partition, and passes over those before. What its first pop of a queue says stays. Needs a consumer group, and no autoAck. */
+                conflation?: boolean;
+                /** @description Answer with binary records (`application/x-queen-pop`), where that can be. */
+                frames?: boolean;
                 /** @description A `batch` that is absent is 200, and not DEFAULT_BATCH_SIZE. */
                 autopilot?: boolean;
                 /** @description The namespace of the queues. */
@@ -7443,6 +7833,10 @@ export interface operations {
                 subscriptionFrom?: string;
                 /** @description How long the lease lasts; the queue's `leaseTime` when absent. */
                 leaseSeconds?: number;
+                /** @description The group gets only the newest message of each partition, and passes over those before. What its first pop of a queue says stays. Needs a consumer group, and no autoAck. */
+                conflation?: boolean;
+                /** @description Answer with binary records (`application/x-queen-pop`), where that can be. */
+                frames?: boolean;
                 /** @description A `batch` that is absent is 200, and not DEFAULT_BATCH_SIZE. */
                 autopilot?: boolean;
                 /** @description The namespace of the queues. */
@@ -7585,6 +7979,10 @@ export interface operations {
                 subscriptionFrom?: string;
                 /** @description How long the lease lasts; the queue's `leaseTime` when absent. */
                 leaseSeconds?: number;
+                /** @description The group gets only the newest message of each partition, and passes over those before. What its first pop of a queue says stays. Needs a consumer group, and no autoAck. */
+                conflation?: boolean;
+                /** @description Answer with binary records (`application/x-queen-pop`), where that can be. */
+                frames?: boolean;
                 /** @description A `batch` that is absent is 200, and not DEFAULT_BATCH_SIZE. */
                 autopilot?: boolean;
                 /** @description The namespace of the queues. */
@@ -15760,6 +16158,715 @@ export interface operations {
             };
             /** @description The token does not give this access (only when JWT_ENABLED is set). */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    configureEphemeral: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "queue": "presence",
+                 *       "options": {
+                 *         "maxLength": 1000,
+                 *         "policy": "dropOldest",
+                 *         "ttlSeconds": 30
+                 *       }
+                 *     }
+                 */
+                "application/json": components["schemas"]["EphemeralConfigureBody"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EphemeralConfigured"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    pushEphemeral: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "queue": "presence",
+                 *       "partition": "room-7",
+                 *       "messages": [
+                 *         {
+                 *           "payload": {
+                 *             "user": "a"
+                 *           }
+                 *         }
+                 *       ]
+                 *     }
+                 */
+                "application/json": components["schemas"]["EphemeralPushBody"];
+            };
+        };
+        responses: {
+            /** @description Stored. */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EphemeralPushed"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    popEphemeral: {
+        parameters: {
+            query: {
+                /** @description The queue. */
+                queue: string;
+                /** @description Only this partition. */
+                partition?: string;
+                /** @description Messages to return at most. */
+                batch?: number;
+                /** @description Wait for messages when there are none. */
+                wait?: boolean;
+                /** @description How long to wait, in milliseconds. */
+                timeout?: number;
+                /** @description The consumer group; each gets every message. */
+                group?: string;
+                /** @description Count as completed on delivery. */
+                autoAck?: boolean;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EphemeralPopped"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    ackEphemeral: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "queue": "presence",
+                 *       "acks": [
+                 *         {
+                 *           "id": "e:9f1:room-7:12",
+                 *           "status": "completed"
+                 *         }
+                 *       ]
+                 *     }
+                 */
+                "application/json": components["schemas"]["EphemeralAckBody"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EphemeralAcked"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    resetEphemeral: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "queue": "presence"
+                 *     }
+                 */
+                "application/json": components["schemas"]["EphemeralQueueBody"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EphemeralReset"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    deleteEphemeral: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The name of a queue. */
+                queue: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EphemeralDeleted"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    ephemeralQueues: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EphemeralQueues"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    ephemeralDepth: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The name of a queue. */
+                queue: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EphemeralDepth"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };

@@ -24,6 +24,7 @@ from queen.broker.pop.popper import Popper
 from queen.broker.push.append_lock import AppendLock
 from queen.broker.push.pusher import Pusher
 from queen.broker.push.replay import SpoolDrainer
+from queen.broker.state.ephemeral import Ephemeral
 from queen.broker.state.key_values import KeyValues
 from queen.broker.state.locks import Locks
 from queen.broker.state.timers import Timers
@@ -81,6 +82,7 @@ class Broker:
     key_values: KeyValues
     locks: Locks
     timers: Timers
+    ephemeral: Ephemeral
     timer_firing: TimerFiring
     transactions: Transactions
     stages: Stages
@@ -115,6 +117,7 @@ class Broker:
         await self.inbox.stop()
         await self.jobs.stop()
         await self.changes.stop()
+        self.ephemeral.stop()
         await self.popper.stop()
         await self.topics.stop()
         await self.pusher.join()

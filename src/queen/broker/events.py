@@ -45,6 +45,8 @@ class EventKind(StrEnum):
     """the quota of a namespace was changed"""
     TOPIC_MODES_CHANGED = "n"
     """the write mode of a namespace was changed"""
+    EPHEMERAL_PUSHED = "v"
+    """(queue name): an ephemeral queue has messages"""
     TOPICS_BUFFERED = "b"
     """items lie in the log of this host, and wait to be flushed"""
 

@@ -11,10 +11,11 @@ from queen.client.config import read_config
 from queen.client.engine import Engine
 from queen.client.errors import UnsentError
 from queen.client.queue import QueueBuilder
+from queen.client.state import EphemeralQueue, KeyValues, Lock, Timers, fetch
 from queen.client.topics.calls import TopicCalls
 from queen.client.topics.topic import TopicBuilder
 from queen.client.transaction import Transaction
-from queen.client.types import AckResponse, BufferStats, MessageRef, MessageRefs, RenewResponse
+from queen.client.types import DEFAULT_PARTITION, AckResponse, BufferStats, MessageRef, MessageRefs, RenewResponse
 
 
 class Admin(AdminCalls[Awaitable[Any]]):
@@ -84,6 +85,28 @@ class Queen:
     def transaction(self) -> Transaction:
         """A new transaction: acknowledgments and pushes that are applied atomically."""
         return Transaction(self._engine.http, self._engine.ids)
+
+    def kv(self, namespace: str) -> KeyValues:
+        """The keys of a namespace."""
+        return KeyValues(self._engine.http, namespace)
+
+    def lock(self, name: str, *, ttl: int = 30, limit: int = 1, poll_seconds: float = 1.0) -> Lock:
+        """A lock, or one of `limit` permits, that expires `ttl` seconds after its last renewal."""
+        return Lock(self._engine.http, name, ttl, limit, poll_seconds)
+
+    def timers(self, queue: str) -> Timers:
+        """The timers of a queue."""
+        return Timers(self._engine.http, queue)
+
+    def ephemeral(self, name: str) -> EphemeralQueue:
+        """An ephemeral queue."""
+        return EphemeralQueue(self._engine.http, name)
+
+    async def fetch(
+        self, queue: str, *, partition: str = DEFAULT_PARTITION, offset: int = 0, max_bytes: int | None = None
+    ) -> dict[str, Any]:
+        """Read a partition from an offset on, consuming nothing: `records`, `highWatermark`, `error` and others."""
+        return await fetch(self._engine.http, queue, partition, offset, max_bytes)
 
     async def ack(
         self,

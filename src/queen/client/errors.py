@@ -14,6 +14,7 @@ QueenError
 │   ├── PushError             the server rejected some of the items: `.items`
 │   └── TransactionError      the transaction was rejected and not applied; `.results` of the operations tried
 ├── UnsentError               buffered messages could not be sent: `.messages`
+├── LockLostError             a lock is not held, or not any more
 └── ClientClosedError         the client was used after `close()`
 """
 
@@ -34,6 +35,7 @@ __all__ = [
     "ClientClosedError",
     "ConflictError",
     "LeaseLostError",
+    "LockLostError",
     "NotFoundError",
     "OverloadedError",
     "PushError",
@@ -149,6 +151,10 @@ class UnsentError(QueenError):
             f"{len(self.messages)} buffered messages were not sent (to {shown}): {reason}. "
             "They are in .messages of this error"
         )
+
+
+class LockLostError(QueenError):
+    """A lock is not held: somebody else has it, or it expired before it was renewed."""
 
 
 class ClientClosedError(QueenError):

@@ -94,6 +94,7 @@ class QueueOptions(FetchOptions):
     _renew_interval_millis: int | None = None
     _mode: str | None = None
     _start: str | None = None
+    _conflation: bool = False
 
     @property
     def name(self) -> str | None:
@@ -159,6 +160,11 @@ class QueueOptions(FetchOptions):
         self._start = start
         return self
 
+    def conflation(self, enabled: bool = True) -> Self:
+        """The group gets only the newest message of each partition; its first pop decides. Needs a group."""
+        self._conflation = enabled
+        return self
+
     def _subscription(self) -> Subscription:
         return Subscription(
             queue=self._name,
@@ -172,6 +178,7 @@ class QueueOptions(FetchOptions):
             timeout_millis=self._timeout_millis,
             mode=self._mode,
             start=self._start,
+            conflation=self._conflation,
         )
 
     def _consume_options(self) -> ConsumeOptions:

@@ -163,6 +163,7 @@ class Subscription:
     timeout_millis: int
     mode: str | None
     start: str | None
+    conflation: bool = False
 
     @property
     def affinity_key(self) -> str:
@@ -186,6 +187,7 @@ class Subscription:
             "autoAck": "true" if auto_ack else None,
             "subscriptionMode": self.mode,
             "subscriptionFrom": self.start,
+            "conflation": "true" if self.conflation else None,
             "partitions": self.partitions if self.partitions > 1 else None,
         }
         query.update({name: value for name, value in optional.items() if value})

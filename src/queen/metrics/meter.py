@@ -34,6 +34,8 @@ class Meter:
         """Requests about topics by what they asked for, and how long they took."""
         self.notification_errors: dict[str, int] = {}
         """Notifications that could not be handled, by the kind of their event."""
+        self.done: dict[str, int] = {}
+        """What was done beside messages, by what it was, of what kind, and what came of it, in a line each."""
         self.push_latency = Histogram.of(LATENCY_SECONDS)
         self.pop_latency = Histogram.of(LATENCY_SECONDS)
         self.ack_latency = Histogram.of(LATENCY_SECONDS)
@@ -139,6 +141,18 @@ class Meter:
         self.total.partitions_deleted += count
         self.queue(queue).partitions_deleted += count
 
+    def count(self, what: str, kind: str, outcome: str, times: int = 1) -> None:
+        """Something was done beside messages."""
+        label = f"{what}\n{kind}\n{outcome}"
+        self.done[label] = self.done.get(label, 0) + times
+
+    def conflated(self, queue: str, messages: int) -> None:
+        """A group passed over so many messages of a queue, since there was a newer one."""
+        label = f"conflated\n{queue}\n"
+        if label not in self.done and len(self.done) >= _MOST_QUEUES:
+            label = "conflated\n\n"
+        self.done[label] = self.done.get(label, 0) + messages
+
     def notification_failed(self, kind: str) -> None:
         self.notification_errors[kind] = self.notification_errors.get(kind, 0) + 1
 
@@ -151,6 +165,8 @@ class Meter:
             self.topics[label] = self.topics.get(label, 0) + items
         for label, before in report.topic_requests.items():
             self.topic_requests.setdefault(label, Durations()).add(before)
+        for label, times in report.done.items():
+            self.done[label] = self.done.get(label, 0) + times
         for kind, errors in report.notification_errors.items():
             self.notification_errors[kind] = self.notification_errors.get(kind, 0) + errors
         for name, histogram in self.histograms():

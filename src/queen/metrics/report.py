@@ -55,6 +55,8 @@ class Report(msgspec.Struct):
 
     notification_errors: dict[str, int] = {}
     """Notifications that could not be handled, by the kind of their event."""
+    done: dict[str, int] = {}
+    """What was done beside messages: `what`, `kind` and `outcome` in a line each."""
     unsent: Report | None = None
     """The previous flush, until it is stored."""
 

@@ -47,6 +47,7 @@ class _Families(Collector):
         yield from _database(alive, cluster is not None)
         yield from _work(reports)
         yield from _topics(reports)
+        yield from _beside(reports)
         yield from _histograms(reports)
         yield from _without_meaning()
         if cluster is not None:
@@ -56,6 +57,10 @@ class _Families(Collector):
             yield from _dead_letters(cluster)
             yield from _paused(cluster)
             yield from _inbox(cluster.inbox)
+            timers = cluster.timers
+            yield _gauge("queen_timers_pending", "Timers that wait until they are due.", timers.pending)
+            yield _gauge("queen_timers_due", "Timers that are due and have not fired.", timers.due)
+            yield _gauge("queen_timer_lag_seconds", "For how long the first of them has been due.", timers.lag_seconds)
         yield from self._more
 
 
@@ -132,6 +137,41 @@ def _topics(reports: Sequence[Report]) -> Iterator[Metric]:
     for label, durations in sorted(took.items()):
         family.add_metric(label.split("\n"), durations.count, durations.seconds)
     yield family
+
+
+_DONE: Final = (
+    (
+        "conflated",
+        "queen_conflated_messages_total",
+        "Messages passed over because a group with conflation got a newer one of the partition.",
+        ("queue",),
+    ),
+    ("kv", "queen_kv_operations_total", "Operations on keys, by what came of them.", ("op", "outcome")),
+    ("lock", "queen_lock_operations_total", "Operations on locks, by what came of them.", ("op", "outcome")),
+    ("timer", "queen_timer_operations_total", "Timers scheduled, cancelled and fired.", ("op", "outcome")),
+    (
+        "ephemeral",
+        "queen_ephemeral_messages_total",
+        "Messages of ephemeral queues pushed, popped, acknowledged and dropped.",
+        ("op", "outcome"),
+    ),
+)
+"""Counters of what is done beside messages: the name by which workers count, and the family with its labels."""
+
+
+def _beside(reports: Sequence[Report]) -> Iterator[Metric]:
+    done: Counter[str] = Counter()
+    for report in reports:
+        done.update(report.done)
+    counted = [(label.split("\n"), count) for label, count in sorted(done.items())]
+    for what, name, meaning, labels in _DONE:
+        yield _labelled(
+            CounterMetricFamily,
+            name,
+            meaning,
+            labels,
+            [(own[1 : 1 + len(labels)], count) for own, count in counted if own[0] == what],
+        )
 
 
 def _work(reports: Sequence[Report]) -> Iterator[Metric]:

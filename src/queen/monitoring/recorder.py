@@ -187,6 +187,7 @@ class Recorder:
             topics=self._meter.topics,
             topic_requests=self._meter.topic_requests,
             notification_errors=self._meter.notification_errors,
+            done=self._meter.done,
             unsent=self._unsent,
         )
 

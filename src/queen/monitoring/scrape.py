@@ -58,6 +58,19 @@ class Inbox:
 
 
 @dataclass(frozen=True, slots=True)
+class TimersStanding:
+    """Timers that wait, those of them that are due, and for how long the first of these has been."""
+
+    pending: int = 0
+    due: int = 0
+    lag_seconds: float = 0.0
+
+    def __add__(self, other: TimersStanding) -> TimersStanding:
+        lag = max(self.lag_seconds, other.lag_seconds)
+        return TimersStanding(self.pending + other.pending, self.due + other.due, lag)
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     """Metrics of all hosts, from PostgreSQL. `queues` are those with the most pending messages, up to the limit."""
 
@@ -78,6 +91,7 @@ class Cluster:
     paused_topics: Sequence[tuple[str, str]]
     """(namespace, topic)"""
     inbox: Inbox
+    timers: TimersStanding
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +163,7 @@ class Scraper:
             paused_groups=[(row["name"], group) for row in paused for group in sorted(row["paused_groups"])],
             paused_topics=[(row["namespace"], row["name"]) for row in topics],
             inbox=await self._inbox(),
+            timers=TimersStanding(*(await self._database.fetch("timers_standing"))[0]),
         )
 
     async def _inbox(self) -> Inbox:
@@ -211,5 +226,6 @@ class ShardsScraper(Scraper):
                 paused_groups=[*whole.paused_groups, *part.paused_groups],
                 paused_topics=[*whole.paused_topics, *part.paused_topics],
                 inbox=whole.inbox + part.inbox,
+                timers=whole.timers + part.timers,
             )
         return whole

@@ -106,6 +106,9 @@ class IdSource:
         return self._last_ms, self._sequence
 
 
+_LONGEST_NUMBER: Final = 19
+
+
 def partition_uuid(shard: int, partition_id: int) -> str:
     """The public id of a partition: a UUID (version 8) that says on which shard it lives and which row it is."""
     tail = 1 << 63 | partition_id
@@ -116,7 +119,8 @@ def parse_partition_uuid(text: str) -> tuple[int, int] | None:
     """(shard, partition) of a public partition id, or None when the text is not one of ours."""
     found = _PARTITION_UUID.fullmatch(text)
     if found is None:
-        return None
+        # Framed answers have partitions as numbers.
+        return (0, int(text)) if len(text) < _LONGEST_NUMBER and text.isascii() and text.isdecimal() else None
     shard, high, low = found.groups()
     return int(shard, 16), (int(high, 16) << 48 | int(low, 16)) & ~(1 << 63)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
@@ -10,6 +11,7 @@ from msgspec import Meta
 
 from queen.errors import BadRequest
 from queen.wire.ack import decode_object
+from queen.wire.binary_push import TRANSACTION_MAGIC, decode_binary_transaction
 from queen.wire.decode import field_names, unknown
 from queen.wire.push import NULL, LooseItem, NameText, PushItem, check_items, check_name, check_utf8, read_items
 from queen.wire.state.kv import KvOperation, decode_riders
@@ -154,14 +156,30 @@ _body = msgspec.json.Decoder(_Body)
 _items = msgspec.json.Decoder(list[LooseItem])
 
 
+class CountedOperations(list[Operation]):
+    """The operations of a transaction that wants its pushes and acknowledgments counted in the answer, not listed."""
+
+
 def decode_transaction(body: bytes) -> list[Operation]:
     """The operations (at least one) of a transaction. Raises `BadRequest` that says which is wrong, and how."""
+    if not body.startswith(TRANSACTION_MAGIC):
+        return _decode_json(body)
+    head, push = decode_binary_transaction(body)
+    pushes = [PushOperation(item) for item in push.items]
+    read = _decode_json(head, pushes) if head else pushes
+    if not read:
+        raise BadRequest("operations array cannot be empty")
+    return CountedOperations(read) if push.counts else [*read]
+
+
+def _decode_json(body: bytes, pushes: Sequence[Operation] = ()) -> list[Operation]:
+    """The operations, with `pushes` after those that push and acknowledge."""
     check_utf8(body)
     try:
         sent = _transaction.decode(body)
     except (msgspec.DecodeError, RecursionError):
         # With `data` for `payload`, an optional field of another type (which counts as absent), or a mistake.
-        return _decode_loosely(body)
+        return _decode_loosely(body, pushes)
     read: list[Operation] = []
     for index, step in enumerate(sent.operations):
         where = f"operations[{index}]"
@@ -186,7 +204,7 @@ def decode_transaction(body: bytes) -> list[Operation]:
         else:
             check_ref(step, f"{where}.")
             read.append(AckItemOperation(step))
-    return _with_riders(read, sent)
+    return _with_riders([*read, *pushes] if pushes else read, sent)
 
 
 def _with_riders(read: list[Operation], sent: _Strict | _Body) -> list[Operation]:
@@ -200,7 +218,7 @@ def _with_riders(read: list[Operation], sent: _Strict | _Body) -> list[Operation
     return read
 
 
-def _decode_loosely(body: bytes) -> list[Operation]:
+def _decode_loosely(body: bytes, pushes: Sequence[Operation]) -> list[Operation]:
     try:
         sent = _body.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -230,7 +248,7 @@ def _decode_loosely(body: bytes) -> list[Operation]:
             read.append(AckItemOperation(decode_item_ref(ref, where)))
         else:
             read.append(UnknownOperation(str(operation.type)))
-    return _with_riders(read, sent)
+    return _with_riders([*read, *pushes], sent)
 
 
 def _push_items(operation: _Operation, where: str, body: bytes) -> list[LooseItem]:

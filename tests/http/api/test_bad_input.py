@@ -623,6 +623,43 @@ _SURFACES: dict[str, Surface] = {
             '{"operations": [{"op": "incr", "ns": "n", "key": "k", "delta": 1e30, "forever": true}]}': "delta",
         },
     ),
+    "POST /api/v1/ephemeral/configure": Surface(
+        reads_body=True,
+        refused={
+            "{}": "queue is required",
+            '{"queue": ""}': "queue",
+            '{"queue": "q", "options": {"maxLength": 0}}': "maxLength",
+            '{"queue": "q", "options": {"ttlSecond": 1}}': "ttlSecond",
+            '{"queue": "q", "options": {"policy": "never"}}': "policy",
+        },
+    ),
+    "POST /api/v1/ephemeral/push": Surface(
+        reads_body=True,
+        refused={
+            "{}": "queue is required",
+            '{"queue": "q"}': "messages is required",
+            '{"queue": "q", "messages": [1]}': "messages[0]",
+            '{"queue": "q", "messages": [{}]}': "payload is required",
+            '{"queue": "q", "messages": [{"payload": 1, "id": 2}]}': "id",
+            '{"queue": "q", "messages": [], "partition": ""}': "partition",
+        },
+    ),
+    "POST /api/v1/ephemeral/ack": Surface(
+        reads_body=True,
+        refused={
+            "{}": "queue is required",
+            '{"queue": "q", "acks": {}}': "acks",
+            '{"queue": "q", "acks": [{}]}': "id is required",
+            '{"queue": "q", "acks": [{"id": "e:1:p:1", "status": "perhaps"}]}': "status",
+        },
+    ),
+    "POST /api/v1/ephemeral/reset": Surface(
+        reads_body=True, refused={"{}": "queue is required", '{"queue": 1}': "queue"}
+    ),
+    "GET /api/v1/ephemeral/pop": Surface(query="queue=q", numbers=("batch",), names=("partition", "group")),
+    "DELETE /api/v1/ephemeral/queue/{queue}": Surface(unknown={"queue": 200}),
+    "GET /api/v1/ephemeral/queues": Surface(),
+    "GET /api/v1/ephemeral/queues/{queue}/depth": Surface(unknown={"queue": 404}),
     "POST /api/v1/locks": Surface(
         reads_body=True,
         refused={

@@ -39,6 +39,7 @@ _STAGED_SECONDS = 86_400.0
 _STAGE_RUNS_INTERVAL = 3600.0
 # For how long a subscription waits for its queue to be made.
 _UNMET_SECONDS = 86_400.0
+_IDLE_EPHEMERAL = 3600.0
 # A streaming query that rests for longer may publish its last batch again.
 _STAGE_RUNS_SECONDS = 400 * 86_400.0
 _BETWEEN_PIECES = 0.05
@@ -71,6 +72,7 @@ def cleaning_jobs(settings: Settings, publish: Publish, push_listener: PushListe
         Job("old stages", retention_seconds, OldRows("remove_old_stages", _STAGED_SECONDS, batch).run),
         Job("old stage runs", _STAGE_RUNS_INTERVAL, OldRows("remove_old_stage_runs", _STAGE_RUNS_SECONDS, batch).run),
         Job("unused groups", retention_seconds, UnusedGroups(batch, publish).run),
+        Job("idle ephemeral queues", retention_seconds, OldRows("ephemeral_collect", _IDLE_EPHEMERAL, batch).run),
         Job("old subscriptions", retention_seconds, OldRows("remove_old_subscriptions", _UNMET_SECONDS, batch).run),
         Job("old seeks", retention_seconds, OldRows("remove_old_seeks", SEEKS_KEPT_SECONDS, batch).run),
         Job("old metrics", retention_seconds, OldMetrics(batch, settings.metrics_retention_days).run),

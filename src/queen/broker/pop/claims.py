@@ -20,10 +20,13 @@ from queen.log.segments import SegmentCache, read_segment
 from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Record
 from queen.wire.envelope import Envelope, EnvelopeError
+from queen.wire.framed_pop import Delivered, encode_frames
 from queen.wire.ids import IdSource
 from queen.wire.segment import MalformedSegment, Segment
 
 _NO_STOP = (1 << 63) - 1
+_ALL = 1 << 62
+_CONFLATED_AT_ONCE = 32
 _UNREADABLE_PAUSE = 1.0
 DEFAULT_MOST_BYTES = 16 << 20
 _MESSAGE_BYTES = 300
@@ -48,6 +51,7 @@ class Claim:
     undue: bool = False
     """There is no lease in the way: it is too early for the messages."""
     segments: list[Segment] = field(default_factory=list)
+    attempts: int = 0
     error: QueenError | None = None
     gone: bool = False
     cut_from: int = 0
@@ -103,6 +107,8 @@ class Claimer:
         self._meter.pop_batches.observe(len(claims))
         now = clock()
         for claim in claims:
+            if claim.lane.conflates:
+                claim.want = _ALL
             for pop in claim.pops:
                 if pop.request.wait:
                     # How long it waited for a message to be there says nothing of how fast it is served.
@@ -120,6 +126,7 @@ class Claimer:
         if met:
             await self._expire(met, queues)
             stops = await self._stops(met, queues)
+            await self._conflate([claim for claim in met if claim.lane.conflates], stops)
             await self._read(met, await self._lease(met, queues, stops))
         await self._give_back([claim for claim in claims if claim.error is not None or claim.unread])
         await self._give_back_rest([claim for claim in claims if claim.cut_from])
@@ -202,6 +209,48 @@ class Claimer:
             claim.hold_for, claim.undue = max(0.001, row["ripe_in"]), True
         return stops
 
+    async def _conflate(self, claims: list[Claim], stops: dict[Claim, int]) -> None:
+        """Let claims begin at the newest message that is there to be had, and have no more than that."""
+        for claim in claims:
+            claim.want = 1
+        looking = [(claim, stops.get(claim, _NO_STOP)) for claim in claims]
+        newest: dict[Claim, int] = {}
+        while looking:
+            # Few at once, as each brings a segment.
+            some, looking = looking[:_CONFLATED_AT_ONCE], looking[_CONFLATED_AT_ONCE:]
+            rows = await self._link.fetch(
+                "conflation_segments",
+                [claim.partition_id for claim, _ in some],
+                [claim.lane.group_id for claim, _ in some],
+                [stop for _, stop in some],
+            )
+            for row in rows:
+                claim, stop = some[row["slot"] - 1]
+                try:
+                    segment = read_segment(self._envelope, row)
+                    alive = _newest_alive(segment, row["first_offset"], stop)
+                except (EnvelopeError, MalformedSegment):
+                    # It is what the claim finds, and says so.
+                    newest[claim] = max(row["base_offset"], row["first_offset"])
+                    continue
+                if alive is not None:
+                    newest[claim] = alive
+                    if self._cache.version == self._cache_version:
+                        self._cache.put_read(claim.partition_id, [segment])
+                elif segment.base_offset > row["first_offset"]:
+                    # All of it was deleted: what comes before is newer.
+                    looking.append((claim, segment.base_offset))
+        if not newest:
+            return
+        behind = sorted(newest, key=_lock_order)
+        for row in await self._link.fetch(
+            "conflate",
+            [claim.partition_id for claim in behind],
+            [claim.lane.group_id for claim in behind],
+            [newest[claim] for claim in behind],
+        ):
+            self._meter.conflated(behind[row["slot"] - 1].lane.queue_name, row["passed"])
+
     async def _lease(
         self, claims: list[Claim], queues: dict[str, Queue | None], stops: dict[Claim, int]
     ) -> list[Record]:
@@ -228,6 +277,7 @@ class Claimer:
         claim.left = first["next_offset"] - claim.end
         claim.hold_for = 0.0 if claim.auto_ack else _lease_seconds(claim, await self._queue(claim.lane))
         claim.undue = False
+        claim.attempts = first["attempts"]
         if first["base_offset"] is None:
             held = self._cache.get(claim.partition_id, claim.start, claim.end)
             if held is not None:
@@ -355,7 +405,8 @@ class Claimer:
                 # The client has disconnected: another consumer is to have the messages, and at once.
                 refused += [claim for claim, _, _ in own if len(claim.pops) == 1]
                 continue
-            body = self._render(pop, own, partitions)
+            framed = pop.request.frames and not own[0][0].lane.conflates
+            body = (self._render_frames if framed else self._render)(pop, own, partitions)
             if body is None:
                 empty += [claim for claim, _, _ in own]
                 continue
@@ -434,9 +485,29 @@ class Claimer:
                     group,
                 ),
                 b",".join(out),
-                b'],"partitionsClaimed":%d}' % len(shares),
+                b'],"partitionsClaimed":%d%b' % (len(shares), b',"conflation":true}' if claim.lane.conflates else b"}"),
             )
         )
+
+    def _render_frames(
+        self, pop: Pop, shares: list[tuple[Claim, int, int]], partitions: dict[int, Partition]
+    ) -> bytes | None:
+        """The same as binary records."""
+        now = time.time()
+        delivered: list[Delivered] = []
+        for claim, start, end in shares:
+            partition = partitions.get(claim.partition_id)
+            segments = [one for one in claim.segments if one.base_offset < end and one.end_offset > start]
+            name = partition.name if partition else ""
+            delivered.append(Delivered(claim.partition_id, name, start, end, claim.attempts + 1, segments))
+            spans = [(one, max(0, start - one.base_offset), min(one.count, end - one.base_offset)) for one in segments]
+            counted = [
+                (sum(not one.is_deleted(i) for i in range(first, last)), one.created_at) for one, first, last in spans
+            ]
+            self._meter.popped(claim.lane.queue_name, counted, now, auto_ack=claim.auto_ack)
+        claim = shares[0][0]
+        own = b'{"conflationConflict":true}' if pop.request.conflation else b""
+        return encode_frames(claim.lane.queue_name, claim.lease_id, pop.request.group, own, delivered)
 
     async def _skip(self, claims: list[Claim]) -> None:
         """Pass over spans in which nothing is left to deliver."""
@@ -484,6 +555,15 @@ def _last_alive(claim: Claim) -> int:
             if not segment.is_deleted(offset - base):
                 return offset + 1
     return claim.start
+
+
+def _newest_alive(segment: Segment, first: int, stop: int) -> int | None:
+    """The offset of the last message from `first` to `stop` that was not deleted."""
+    base = segment.base_offset
+    for offset in range(min(segment.end_offset, stop) - 1, max(base, first) - 1, -1):
+        if not segment.is_deleted(offset - base):
+            return offset
+    return None
 
 
 def _is_plain(queue: Queue | None) -> bool:

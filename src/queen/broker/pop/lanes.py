@@ -27,6 +27,8 @@ class Lane:
 
     __slots__ = (
         "claiming",
+        "conflates",
+        "conflation_known",
         "cursors",
         "dropped",
         "fed",
@@ -82,6 +84,9 @@ class Lane:
         self.targeted: dict[int, deque[Pop]] = {}
         self.unresolved: dict[str, list[Pop]] = {}
         self.since: datetime | None = None
+        # Whether the group gets only the newest message of a partition, and whether that was decided for good.
+        self.conflates = False
+        self.conflation_known = False
         # Whether the group has no subscription on the queue, so that it starts every partition at its beginning.
         self.plain = False
         # The partitions ("" for all) for which it has been looked up where the group starts.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from queen.broker.pop.popper import Popper
-from queen.broker.pop.requests import PopRequest, unchanged
+from queen.broker.pop.requests import PopRequest, is_empty, unchanged
 from queen.log.catalog import Catalog
 
 _REFRESH_SECONDS = 2.0
@@ -22,6 +22,7 @@ class NamespacePops:
         """Pop from the queues that match, those of higher priority first; queues made meanwhile join in."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.timeout
+        body: bytes | None = None
         while True:
             queues = await self._matching(namespace, task)
             left = deadline - loop.time()
@@ -30,13 +31,13 @@ class NamespacePops:
                 if request.wait:
                     some = some.waiting(max(0.0, min(left, _REFRESH_SECONDS)))
                 body = await self._popper.pop(some, unchanged)
-                if body is not None or not request.wait:
+                if not is_empty(body) or not request.wait:
                     return body
             elif not request.wait:
                 return None
             left = deadline - loop.time()
             if left <= 0:
-                return None
+                return body
             if not queues:
                 await asyncio.sleep(min(left, 0.2))
 

@@ -39,25 +39,34 @@ class Subscriptions:
         mode = pop.request.subscription_mode or self._default_mode
         return pop.request.subscription_from is not None or mode in ("new", "new-only", "now")
 
-    async def place(self, queue_name: str, group_id: int, pop: Pop) -> tuple[datetime | None, bool]:
+    async def place(self, queue_name: str, group_id: int, pop: Pop) -> tuple[datetime | None, bool, bool]:
         """Record where the group starts, at its first pop of the queue (or partition).
 
-        Returns the time from which it wants the queue's messages, if any, and whether it has no subscription at all.
+        Returns the time from which it wants the queue's messages, if any, whether it has no subscription at all, and
+        whether it gets only the newest message of a partition.
         """
         request = pop.request
         if request.group == QUEUE_MODE:
-            return None, True
+            return None, True, False
         partition = request.partition or ""
         rows = await self._database.fetch("subscription", group_id, queue_name)
         since = request.subscription_from
+        if request.conflation and not any(row["partition_name"] == "" for row in rows):
+            mode = ("new" if since is None else "timestamp") if self.are_wanted(pop) else "all"
+            made = await self._database.fetch("declare_conflation", group_id, queue_name, mode, since)
+            rows = await self._database.fetch("subscription", group_id, queue_name)
+            if made:
+                self._on_subscribed(request.group, made[0]["xid"])
         if self.are_wanted(pop) and not any(row["partition_name"] in ("", partition) for row in rows):
             kind = "new" if since is None else "timestamp"
             made = await self._database.fetch("subscribe", group_id, queue_name, partition, kind, since)
             rows = await self._database.fetch("subscription", group_id, queue_name)
             if made:
                 self._on_subscribed(request.group, made[0]["xid"])
-        whole = [row["since"] for row in rows if row["partition_name"] == ""]
-        return whole[0] if whole else None, not rows
+        whole = next((row for row in rows if row["partition_name"] == ""), None)
+        if whole is None:
+            return None, not rows, False
+        return whole["since"], False, whole["conflation"]
 
 
 log = logging.getLogger(__name__)
@@ -168,7 +177,14 @@ class Popper:
         if request.wait:
             pop.park(loop)
         lane = self._lanes.find(queues[0], request.group) if len(queues) == 1 else None
-        if lane is not None and request.partition is None and lane.scanned_at is not None and "" in lane.subscribed:
+        if (
+            lane is not None
+            and request.partition is None
+            and lane.scanned_at is not None
+            and "" in lane.subscribed
+            and (not request.conflation or lane.conflation_known)
+        ):
+            pop.conflates = lane.conflates
             self._count(pop, queues)
             lane.used_at = loop.time()
             lane.admit(pop)
@@ -354,19 +370,24 @@ class Popper:
     async def _lane(self, queue_name: str, pop: Pop) -> Lane | None:
         lane = self._lanes.find(queue_name, pop.request.group)
         partition = pop.request.partition or ""
-        if lane is None or partition not in lane.subscribed:
-            if not self._subscriptions.are_wanted(pop) and await self._catalog.queue(queue_name) is None:
+        undecided = pop.request.conflation is True and not (lane is not None and lane.conflation_known)
+        if lane is None or partition not in lane.subscribed or undecided:
+            wanted = pop.request.conflation or self._subscriptions.are_wanted(pop)
+            if not wanted and await self._catalog.queue(queue_name) is None:
                 # A group that only ever asked for what does not exist leaves nothing behind.
                 return None
             group_id = await self._catalog.group(pop.request.group)
             assert group_id is not None
-            since, plain = await self._subscriptions.place(queue_name, group_id, pop)
+            since, plain, conflates = await self._subscriptions.place(queue_name, group_id, pop)
+            pop.conflates = conflates
             queue = await self._catalog.queue(queue_name)
             if queue is None or queue.is_paused_for(pop.request.group):
                 return None
             lane = self._lanes.open(queue, group_id, pop.request.group)
             lane.since, lane.plain = since, plain
+            lane.conflates, lane.conflation_known = conflates, pop.request.conflation is True or conflates
             lane.subscribed.add(partition)
+        pop.conflates = lane.conflates
         lane.used_at = asyncio.get_running_loop().time()
         return lane
 

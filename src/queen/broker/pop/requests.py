@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
 from queen.log.catalog import QUEUE_MODE, Queue
 from queen.metrics.meter import Meter, clock
+from queen.wire.framed_pop import MAGIC
 
 
 class PopRequest(msgspec.Struct, frozen=True, gc=False):
@@ -29,6 +30,11 @@ class PopRequest(msgspec.Struct, frozen=True, gc=False):
     subscription_from: datetime | None = None
     lease_seconds: int | None = None
     """How long its lease lasts; None: as the queue says."""
+    conflation: bool | None = None
+    """Whether its group is to get only the newest message of a partition; None: it does not say."""
+
+    frames: bool = False
+    """Whether it is answered with binary records, where that can be."""
 
     def waiting(self, seconds: float) -> PopRequest:
         """The same, waiting at most this long."""
@@ -48,6 +54,36 @@ def unchanged(body: bytes | None) -> bytes | None:
     return body
 
 
+_encode = msgspec.json.encode
+_EMPTY: Final = b'{"success":true,"messages":[]'
+
+
+def declare(body: bytes | None, request: PopRequest, applied: bool | None) -> bytes | None:
+    """The answer to a pop that says whether its group conflates: it says what holds, also when it is empty.
+
+    What the group was registered with holds. None for `applied`: it has not been registered yet.
+    """
+    asked = request.conflation
+    if asked is None:
+        return body
+    conflict = applied is not None and applied != asked
+    if body is None:
+        if not (asked or conflict):
+            return None
+        echo = b',"conflation":true' if (asked if applied is None else applied) else b""
+        queue, group = _encode(request.queues[0] if len(request.queues) == 1 else ""), _encode(request.group)
+        head = b',"queue":%b,"partition":"","partitionId":"","leaseId":"","consumerGroup":%b' % (queue, group)
+        return _EMPTY + head + b',"partitionsClaimed":0' + echo + (b',"conflationConflict":true}' if conflict else b"}")
+    if not conflict or is_empty(body) or body.startswith(MAGIC):
+        return body
+    return body[:-1] + b',"conflationConflict":true}'
+
+
+def is_empty(body: bytes | None) -> bool:
+    """Whether the answer to a pop has no messages."""
+    return body is None or body.startswith(_EMPTY)
+
+
 class WaitList(Protocol):
     """Where a pop waits to be served."""
 
@@ -61,6 +97,7 @@ class Pop:
         "answer",
         "began",
         "busy",
+        "conflates",
         "counted",
         "expired",
         "lanes",
@@ -88,6 +125,8 @@ class Pop:
         self.lanes: set[WaitList] = set()
         self.counted: tuple[str, ...] | None = None
         """The queues for which it was counted."""
+        self.conflates: bool | None = None
+        """Whether its group gets only the newest message of a partition, once it is known."""
 
     @property
     def done(self) -> bool:
@@ -119,6 +158,8 @@ class Pop:
         else:
             self.meter.pop_latency.observe(clock() - self.began)
         try:
+            if self.request.conflation is not None:
+                body = declare(body, self.request, self.conflates)
             rendered = self.render(body)
         except Exception as error:
             # The claim serves other pops, too: they are not to fail with this one.

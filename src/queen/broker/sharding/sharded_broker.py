@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from queen.broker.ack.leases import HeldLease, Renewed
 from queen.broker.broker import Broker
-from queen.broker.pop.requests import Pop, PopRequest, unchanged
+from queen.broker.pop.requests import Pop, PopRequest, is_empty, unchanged
 from queen.broker.sharding.background import InboxForwarder, ShardSetup, SpoolForwarder
 from queen.broker.sharding.directory import Directory
 from queen.broker.sharding.moves import ShardMoves
@@ -367,7 +367,7 @@ class ShardedNamespacePops:
                 heads, read_at = await self._heads(namespace, task), loop.time()
             body = await self._first(heads, once)
             left = deadline - loop.time()
-            if body is not None or not request.wait or left <= 0:
+            if not is_empty(body) or not request.wait or left <= 0:
                 return body
             await asyncio.sleep(min(pause, left))
             pause = min(_MOST_PAUSE, pause * 2)
@@ -392,6 +392,7 @@ class ShardedNamespacePops:
     async def _first(self, heads: Sequence[_Head], request: PopRequest) -> bytes | None:
         """The first batch found; among queues of one priority the shards take turns."""
         self._turn += 1
+        empty: bytes | None = None
         for _, level in itertools.groupby(heads, key=lambda head: head.priority):
             some = list(level)
             for place in range(len(some)):
@@ -401,6 +402,7 @@ class ShardedNamespacePops:
                 except (QueenError, asyncpg.PostgresError) as error:
                     log.debug("pop: shard %d was skipped: %s", head.shard, error)
                     continue
-                if body is not None:
+                if not is_empty(body):
                     return body
-        return None
+                empty = body or empty
+        return empty

@@ -12,6 +12,7 @@ from msgspec import UNSET, Raw
 
 from queen.errors import NotFound
 from queen.log.catalog import Catalog
+from queen.metrics.meter import Meter
 from queen.storage.database import Database, Fetcher, Record, retry_transaction
 from queen.wire.api.fields import LARGEST_BIGINT
 from queen.wire.push import DEFAULT_PARTITION
@@ -68,9 +69,10 @@ class PreconditionLost(Exception):
 class KeyValues:
     """The keys and values of one shard."""
 
-    def __init__(self, database: Database, catalog: Catalog, *, sharded: bool) -> None:
+    def __init__(self, database: Database, catalog: Catalog, meter: Meter, *, sharded: bool) -> None:
         """`sharded`: there are other shards, to which the queue of a namespace may move."""
         self._database = database
+        self._meter = meter
         self._catalog = catalog
         self._sharded = sharded
 
@@ -84,8 +86,19 @@ class KeyValues:
                 KvResult(index, applied=False, reason="rolledBack") if index != failed.index else failed
                 for index in range(len(operations))
             ]
+            self.count(operations, results)
             return KvAnswer(False, results, "kv_precondition", failed.index)
+        except Exception:
+            self.count(operations, None)
+            raise
+        self.count(operations, results)
         return KvAnswer(True, results)
+
+    def count(self, operations: Sequence[KvOperation], results: Sequence[KvResult] | None) -> None:
+        """Operations were done, or failed with an error (None)."""
+        for place, operation in enumerate(operations):
+            outcome = "error" if results is None else (results[place].reason or "ok")
+            self._meter.count("kv", str(operation.__struct_config__.tag), str(outcome))
 
     async def prepare(self, operations: Sequence[KvOperation]) -> None:
         """Before a transaction: where there are several shards, a namespace has its queue, by which it is found."""

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from queen.broker.state.key_values import KeyValues
+from queen.metrics.meter import Meter
 from queen.storage.database import Database, Fetcher, retry_transaction
 from queen.wire.ids import IdSource
 from queen.wire.state.kv import KvDelete, KvGet, KvGetPrefix, KvPut, KvResult, KvRow
@@ -44,8 +45,9 @@ _permit: Final = msgspec.json.Decoder(_Permit)
 class Locks:
     """The locks of one shard."""
 
-    def __init__(self, database: Database, key_values: KeyValues, ids: IdSource) -> None:
+    def __init__(self, database: Database, key_values: KeyValues, ids: IdSource, meter: Meter) -> None:
         self._database = database
+        self._meter = meter
         self._key_values = key_values
         self._ids = ids
 
@@ -54,7 +56,14 @@ class Locks:
         return LockAnswer([await self._retried(index, one) for index, one in enumerate(operations)])
 
     async def _retried(self, index: int, operation: LockOperation) -> LockResult:
-        return await retry_transaction(lambda: self._run(index, operation))
+        kind = type(operation).__name__.lower()
+        try:
+            result = await retry_transaction(lambda: self._run(index, operation))
+        except Exception:
+            self._meter.count("lock", kind, "error")
+            raise
+        self._meter.count("lock", kind, result.reason or "ok")
+        return result
 
     async def _run(self, index: int, operation: LockOperation) -> LockResult:
         result = LockResult(index, operation.name)

@@ -11,6 +11,7 @@ from msgspec import Raw
 from queen.broker.state.key_values import hold_queues
 from queen.errors import Conflict, NotFound
 from queen.log.catalog import Catalog
+from queen.metrics.meter import Meter
 from queen.storage.database import Database, Fetcher, Record, retry_transaction
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import IdSource
@@ -32,20 +33,26 @@ class Timers:
     """The timers of one shard."""
 
     def __init__(
-        self, database: Database, catalog: Catalog, envelope: Envelope, ids: IdSource, *, sharded: bool
+        self, database: Database, catalog: Catalog, envelope: Envelope, ids: IdSource, meter: Meter, *, sharded: bool
     ) -> None:
         """`sharded`: there are other shards, to which the queue of a timer may move."""
         self._database = database
         self._catalog = catalog
         self._envelope = envelope
         self._ids = ids
+        self.meter = meter
         self._sharded = sharded
         self.on_scheduled: Callable[[datetime], None] = lambda due: None
         """Called after the commit, with the time at which a timer is due."""
 
     async def run(self, operations: Sequence[TimerOperation]) -> TimerAnswer:
         """Do operations, all or nothing."""
-        return TimerAnswer(await retry_transaction(lambda: self._run(operations)))
+        try:
+            return TimerAnswer(await retry_transaction(lambda: self._run(operations)))
+        except Exception:
+            for one in operations:
+                self.meter.count("timer", "cancel" if isinstance(one, Cancel) else "schedule", "error")
+            raise
 
     async def prepare(self, operations: Sequence[TimerOperation]) -> None:
         """Before a transaction: where there are several shards, a timer has its queue, by which it is found."""
@@ -79,6 +86,8 @@ class Timers:
     def settle(self, results: Sequence[TimerResult]) -> None:
         """After the commit: those that are due soon are fired at their time."""
         for result in results:
+            kind = "cancel" if result.status in ("cancelled", "absent") else "schedule"
+            self.meter.count("timer", kind, result.status)
             if isinstance(result.deliver_at, str):
                 self.on_scheduled(datetime.fromisoformat(result.deliver_at))
 

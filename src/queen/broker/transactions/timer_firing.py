@@ -57,6 +57,7 @@ class TimerFiring:
         self._woken = asyncio.Event()
         self._background = BackgroundTask()
         self._watcher = BackgroundTask()
+        self._meter = timers.meter
         timers.on_scheduled = self.scheduled
 
     def start(self) -> None:
@@ -136,8 +137,18 @@ class TimerFiring:
             log.debug("%d timers are fired apart: %s", len(taken), error)
             await self._fire_apart(list(taken))
             return True
-        self._appender.settle(appended)
+        self._settle(appended)
         return len(taken) == _BATCH
+
+    def _settle(self, appended: Appended) -> None:
+        self._appender.settle(appended)
+        for outcome, count in (
+            ("pushed", appended.stored),
+            ("duplicate", appended.duplicates),
+            ("dead_letter", appended.dead),
+        ):
+            if count:
+                self._meter.count("timer", "fire", outcome, count)
 
     async def _fire_batch(self, taken: list[Record], held: Collection[str]) -> Appended:
         async with self._database.transaction() as transaction:
@@ -152,10 +163,11 @@ class TimerFiring:
             except DatabaseUnavailable:
                 raise
             except Exception as error:
+                self._meter.count("timer", "fire", "retry")
                 log.warning("timer %r of queue %r cannot be pushed: %s", row["key"], row["queue"], error)
                 await self._database.fetch("timers_delay", row["queue"], row["key"], str(error))
             else:
-                self._appender.settle(appended)
+                self._settle(appended)
 
     async def _fire_one(self, row: Record) -> Appended:
         async with self._database.transaction() as transaction:

@@ -119,6 +119,7 @@ class Transactions:
         self._count(decisions, partitions, stored)
         self._topics.settle(enqueued)
         self._timers.settle(timed)
+        self._key_values.count(riders, kv)
         results = _results(operations, outcomes, stored, entries)
         return [*results, *[KvDone(**_fields(one)) for one in kv], *[TimerDone(**_fields(one)) for one in timed]]
 

@@ -163,6 +163,8 @@ class _Connection:
 
     async def subscribe(self, source: Subscription) -> None:
         """Start the subscription of this connection, with credit for a first batch."""
+        if source.conflation:
+            raise ValueError("conflation() needs the transport 'http'")
         fields = {
             "queue": source.queue,
             "partition": source.partition if source.partition != DEFAULT_PARTITION else None,

@@ -11,6 +11,7 @@ import msgspec
 
 from queen.http.server.message import Request, Response, error_response
 from queen.settings import Settings
+from queen.wire.binary_push import MAGIC, TRANSACTION_MAGIC
 from queen.wire.decode import malformed
 from queen.wire.topics.requests import MOST_ITEMS
 
@@ -110,6 +111,9 @@ class RequestLimits:
         """What a request is answered that asks for too much; None if it does not."""
         route, body = request.route, request.body
         if route is None:
+            return None
+        if body.startswith((MAGIC, TRANSACTION_MAGIC)):
+            # Their decoder counts.
             return None
         limit = self._limits.get(route.pattern)
         if limit is None:

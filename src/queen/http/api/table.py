@@ -9,7 +9,7 @@ from queen.http.api import openapi
 from queen.http.api.messages import browse, consume, dead_letters, messaging, reading, stages, traces
 from queen.http.api.monitoring import analytics, events, metrics, status
 from queen.http.api.operations import audit, cluster, health, maintenance, pipelines, shards, system
-from queen.http.api.resources import groups, queues, state, streams, tasks, topics
+from queen.http.api.resources import ephemeral, groups, queues, state, streams, tasks, topics
 from queen.http.routing.call import Call
 from queen.http.routing.context import Api, Shard
 from queen.http.routing.route import Operation, bind_shard, bind_worker, parse_query, serving
@@ -39,6 +39,7 @@ _MODULES: Final = (
     streams,
     stages,
     state,
+    ephemeral,
     topics,
     tasks,
     cluster,

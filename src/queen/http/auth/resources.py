@@ -16,6 +16,7 @@ from queen.http.server.message import Access, Request, Route
 from queen.log.catalog import QUEUE_MODE, namespace_and_task
 from queen.wire.ack import decode_ack, decode_ack_batch, decode_object, optional_str
 from queen.wire.api.messages.reading import decode_changed, decode_fetch
+from queen.wire.binary_push import MAGIC, decode_binary_push
 from queen.wire.push import PushItem, decode_push
 from queen.wire.stages import decode_batch_ref, decode_publish, decode_stage
 from queen.wire.state.kv import decode_kv, namespaces_of
@@ -70,6 +71,7 @@ _WITHOUT_GROUPS: Final = frozenset(
         "GET /api/v1/read/{queue}/partition/{partition}",
         "POST /api/v1/fetch",
         "POST /api/v1/partitions/changed",
+        "POST /api/v1/ephemeral/push",
         "POST /api/v1/kv",
         "POST /api/v1/locks",
         "POST /api/v1/timers",
@@ -291,7 +293,8 @@ def _check_namespace(principal: Principal, namespace: str) -> None:
 
 
 def _push(request: Request, named: Named) -> None:
-    named.add_items(decode_push(request.body).items)
+    body = request.body
+    named.add_items((decode_binary_push if body.startswith(MAGIC) else decode_push)(body).items)
     named.unlimited = True  # of nothing at all
 
 
@@ -340,6 +343,18 @@ def _locks(request: Request, named: Named) -> None:
 def _timers(request: Request, named: Named) -> None:
     named.unlimited = True  # of nothing at all
     named.queues.update(operation.queue for operation in decode_timers(request.body))
+
+
+def _queue_in_body(request: Request, named: Named) -> None:
+    """An ephemeral queue is for those whom the queue of its name is for."""
+    body = decode_object(request.body)
+    queue = optional_str(body, "queue")
+    if not queue:
+        raise BadRequest("queue is required")
+    named.queues.add(queue)
+    group = optional_str(body, "group")
+    if group:
+        named.groups.add(group)
 
 
 def _fetch(request: Request, named: Named) -> None:
@@ -521,6 +536,11 @@ READERS: Final[Mapping[str, BodyReader]] = {
     "POST /api/v1/kv": _kv,
     "POST /api/v1/locks": _locks,
     "POST /api/v1/timers": _timers,
+    "POST /api/v1/ephemeral/configure": _queue_in_body,
+    "POST /api/v1/ephemeral/push": _queue_in_body,
+    "POST /api/v1/ephemeral/ack": _queue_in_body,
+    "POST /api/v1/ephemeral/reset": _queue_in_body,
+    "GET /api/v1/ephemeral/pop": _by_query("queue", "group"),
     "POST /api/v1/fetch": _fetch,
     "POST /api/v1/partitions/changed": _changed,
     "GET /api/v1/resources/queues/{queue}/depth": _by_query("group"),

@@ -64,6 +64,7 @@ TAGS: Final[Mapping[str, str]] = {
     "Consumer groups": "Positions of groups, and moving them.",
     "Messages": "Single messages.",
     "Dead letters": "Messages that could not be processed.",
+    "Ephemeral": "Queues whose messages survive nothing.",
     "State": "Keys and values, locks and timers: beside messages, and in their transactions.",
     "Topics": "Priority queues with delayed delivery, retries and quotas.",
     "Tasks": "Applications of queen.tasks: their tasks, jobs and workers.",

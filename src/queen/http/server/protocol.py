@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
 from queen.concurrency import EagerFuture
-from queen.errors import BadRequest, Overloaded, QueenError
+from queen.errors import BadRequest, NotFound, Overloaded, QueenError
 from queen.http.server.errors import RETRY_SOON, status_of
 from queen.http.server.limits import Address, Budget, Limits, Metered, Unsent
 from queen.http.server.message import (
@@ -694,7 +694,7 @@ def _failure(request: Request | None, error: BaseException) -> Response:
         if status >= 500 and not isinstance(error, Overloaded):
             # What is refused because there is too much of it is counted, and not logged once for each.
             log.error("%s failed: %s", where, error)
-        if isinstance(error, BadRequest) and error.code:
+        if isinstance(error, BadRequest | NotFound) and error.code:
             return json_response(status, {"error": str(error), "code": error.code}, headers)
         return error_response(status, str(error), headers)
     log.error("%s failed", where, exc_info=error)

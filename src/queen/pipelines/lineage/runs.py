@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
+from queen.errors import QueenError
 from queen.pipelines.declaration import ONCE, Declaration, Sink, SinkKind, Source, SourceKind
 from queen.pipelines.errors import cause_of
 from queen.pipelines.lineage.emitter import Emitter, open_emitter
@@ -22,6 +24,7 @@ from queen.pipelines.lineage.jobs import (
 )
 from queen.pipelines.session import Connection
 from queen.spark.options import names_in
+from queen.spark.source.logs import ShardLog
 from queen.wire.pipelines import PipelineState, PipelineStatus
 
 if TYPE_CHECKING:
@@ -124,14 +127,21 @@ class RunLineage:
         return (source for source in self._declaration.sources if not sink.source or source.name in nodes)
 
     def _inputs(self, source: Source) -> Iterator[Dataset]:
-        if source.kind is SourceKind.QUEUE:
-            for name in names_in(source.target):
+        if source.kind in (SourceKind.QUEUE, SourceKind.QUEUE_PATTERN):
+            for name in self._queues(source):
                 yield queue_dataset(self._connection.server, name, _declared(source))
-        elif source.kind is SourceKind.QUEUE_PATTERN:
-            # Which queues it names may change while it runs.
-            yield queue_dataset(self._connection.server, source.target, _declared(source))
         elif source.kind is SourceKind.FILES:
             yield path_dataset(source.target, _declared(source))
+
+    def _queues(self, source: Source) -> Iterable[str]:
+        """Those of a pattern as they are now, where PostgreSQL can be asked; else the pattern stands for them."""
+        if source.kind is SourceKind.QUEUE:
+            return names_in(source.target)
+        try:
+            names = ShardLog(self._connection.databases).queue_names() if self._connection.databases else ()
+        except QueenError:
+            names = ()
+        return [name for name in names if re.fullmatch(source.target, name)] or [source.target]
 
     def _outputs(self, sink: Sink, fields: Fields) -> Iterator[Dataset]:
         if sink.kind in (SinkKind.QUEUE, SinkKind.TOPIC):

@@ -162,6 +162,31 @@ FROM unnest($1::bigint[], $2::integer[], $3::float8[]) WITH ORDINALITY AS i (par
 LEFT JOIN queen.partitions p ON p.id = i.partition_id
 LEFT JOIN queen.cursors c ON c.partition_id = i.partition_id AND c.group_id = i.group_id;
 
+-- name: conflation_segments
+-- For claims of groups with conflation: the last segment of each that begins before an offset ($3), if the group has yet
+-- to consume something of it, and nobody else has a lease.
+SELECT i.slot, greatest(c.committed, p.floor_offset) AS first_offset, s.base_offset, s.created_at, s.ids, s.body
+FROM unnest($1::bigint[], $2::integer[], $3::bigint[]) WITH ORDINALITY AS i (partition_id, group_id, stop, slot)
+JOIN queen.partitions p ON p.id = i.partition_id
+JOIN queen.cursors c ON c.partition_id = i.partition_id AND c.group_id = i.group_id
+CROSS JOIN LATERAL (
+    SELECT g.base_offset, g.count, g.created_at, g.ids, g.body FROM queen.segments g
+    WHERE g.partition_id = i.partition_id AND g.base_offset < least(p.next_offset, i.stop)
+    ORDER BY g.base_offset DESC LIMIT 1
+) s
+WHERE s.base_offset + s.count > greatest(c.committed, p.floor_offset)
+    AND (c.lease_until IS NULL OR c.lease_until <= clock_timestamp());
+
+-- name: conflate
+-- Have groups pass over what comes before the newest message of a partition; how many messages each passed over.
+UPDATE queen.cursors c SET committed = i.newest
+FROM unnest($1::bigint[], $2::integer[], $3::bigint[]) WITH ORDINALITY AS i (partition_id, group_id, newest, slot)
+JOIN queen.partitions p ON p.id = i.partition_id
+JOIN queen.cursors o ON o.partition_id = i.partition_id AND o.group_id = i.group_id
+WHERE c.partition_id = i.partition_id AND c.group_id = i.group_id AND c.committed < i.newest
+    AND (c.lease_until IS NULL OR c.lease_until <= clock_timestamp())
+RETURNING i.slot, greatest(0, i.newest - greatest(o.committed, p.floor_offset)) AS passed;
+
 -- name: ripe_until
 -- For queues with delayed processing: the first offset of each span that is still too young, and for how long.
 SELECT i.slot, y.base_offset, extract(epoch FROM y.created_at + make_interval(secs => i.delay) - clock_timestamp())::float8
@@ -229,7 +254,25 @@ FROM (
 
 -- name: subscription
 -- When a group subscribed to a queue, or to one of its partitions.
-SELECT partition_name, mode, since FROM queen.subscriptions WHERE group_id = $1 AND queue_name = $2;
+SELECT partition_name, mode, since, coalesce(conflation, false) AS conflation FROM queen.subscriptions
+WHERE group_id = $1 AND queue_name = $2;
+
+-- name: declare_conflation
+-- Subscribe a group to a queue with conflation, unless it is known there already; from the beginning when no time is
+-- given. Returns the number of the change.
+WITH made AS (
+    INSERT INTO queen.subscriptions (group_id, queue_name, mode, since, conflation)
+    SELECT $1, $2, $3, coalesce($4, CASE $3 WHEN 'all' THEN 'epoch'::timestamptz ELSE clock_timestamp() END), true
+    WHERE NOT EXISTS (
+        SELECT FROM queen.queues q JOIN queen.partitions p ON p.queue_id = q.id
+        JOIN queen.cursors c ON c.partition_id = p.id AND c.group_id = $1
+        WHERE q.name = $2
+    )
+    ON CONFLICT (group_id, queue_name, partition_name) DO NOTHING
+    RETURNING group_id
+)
+INSERT INTO queen.changes (kind, name)
+SELECT 'g', g.name FROM made m JOIN queen.groups g ON g.id = m.group_id RETURNING xid;
 
 -- name: subscribe
 -- Record a subscription, unless the group has one already; `now` when no time is given. Returns the number of the change.

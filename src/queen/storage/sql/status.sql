@@ -96,6 +96,13 @@ CROSS JOIN LATERAL (
 WHERE q.name = $1 AND b.pending > 0
 ORDER BY b.pending DESC, p.name LIMIT 1000;
 
+-- name: queue_conflation
+-- Whether a group ($2) gets only the newest message of each partition of a queue ($1).
+SELECT EXISTS (
+    SELECT FROM queen.subscriptions s JOIN queen.groups g ON g.id = s.group_id
+    WHERE g.name = $2 AND s.queue_name = $1 AND s.partition_name = '' AND s.conflation
+) AS conflation;
+
 -- name: queue_depth
 -- How many messages a queue stores (the first row), and how many of them each group has yet to consume, by name. On a
 -- partition that a subscription covers but where the group has no cursor yet, those stored after its time count. No rows:

@@ -27,6 +27,11 @@ SELECT * FROM queen.timers WHERE queue = $1 AND key = $2;
 SELECT key, id, partition, transaction_id, deliver_at, scheduled_at, attempts, last_error
 FROM queen.timers WHERE queue = $1 AND key > $2 ORDER BY key LIMIT $3;
 
+-- name: timers_standing
+-- How many timers wait, how many of them are due, and for how many seconds the first of these has been.
+SELECT count(*) AS pending, count(*) FILTER (WHERE deliver_at <= clock_timestamp()) AS due,
+    greatest(0, coalesce(extract(epoch FROM clock_timestamp() - min(deliver_at)), 0))::float8 AS lag FROM queen.timers;
+
 -- name: timers_next
 -- In how many seconds the next timer is due; no row when there is none.
 SELECT extract(epoch FROM deliver_at - clock_timestamp())::float8 AS due_in FROM queen.timers ORDER BY deliver_at LIMIT 1;

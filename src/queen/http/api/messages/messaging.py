@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any, Final
 
-from queen.broker.pop.requests import PopRequest
+import msgspec
+
+from queen.broker.pop.requests import PopRequest, declare
 from queen.errors import BadRequest, Forbidden
 from queen.http.auth.principal import is_subject
 from queen.http.consume.options import checked_group, starting_point
@@ -17,16 +20,22 @@ from queen.http.server.message import Access, Request, Response
 from queen.settings import Settings
 from queen.wire.ack import AckBatch, SingleAck, decode_ack, decode_ack_batch
 from queen.wire.api.messages.messaging import (
+    AckDone,
     AckResult,
     Extended,
     Extension,
     NamespacePopQuery,
     Popped,
     PopQuery,
+    PushCounts,
+    PushDone,
     PushQuery,
     PushResult,
     TransactionResult,
 )
+from queen.wire.binary_push import MAGIC, decode_binary_push
+from queen.wire.framed_pop import MAGIC as FRAMES
+from queen.wire.framed_pop import MEDIA_TYPE as FRAMES_TYPE
 from queen.wire.ids import partition_number
 from queen.wire.push import PushBody, PushRequest, check_name, decode_push
 from queen.wire.shards import Name
@@ -34,6 +43,7 @@ from queen.wire.times import iso_millis
 from queen.wire.transaction import (
     AckItemOperation,
     AckOperation,
+    CountedOperations,
     EnqueueOperation,
     KvRider,
     Operation,
@@ -45,6 +55,7 @@ from queen.wire.transaction import (
 
 routes = RouteTable("Messaging")
 
+_statuses: Final = msgspec.json.Decoder(list[PushResult])
 _NOTHING: Final = Response(204)
 _AUTOPILOT_BATCH: Final = 200
 _ID: Final = "019ae0f0-6f2c-7000-8000-000000000001"
@@ -111,7 +122,7 @@ _ACK_DESCRIPTION: Final = (
     body_example={
         "items": [{"queue": "orders", "partition": "Default", "transactionId": "order-1", "payload": {"total": 12.5}}]
     },
-    returns={201: list[PushResult]},
+    returns={201: list[PushResult] | PushCounts},
     example=[
         {
             "index": 0,
@@ -127,6 +138,8 @@ _ACK_DESCRIPTION: Final = (
 )
 def push(api: Api, request: Request) -> Response | asyncio.Future[Response]:
     body = request.body
+    if body.startswith(MAGIC):
+        return _push_binary(api, request)
     push = decode_push(body)
     hold = push.hold
     if not push.items:
@@ -137,6 +150,18 @@ def push(api: Api, request: Request) -> Response | asyncio.Future[Response]:
     query: PushQuery = request.args
     subject = request.subject if not query.producer_sub else _producer(request, query.producer_sub)
     return api.broker.pusher.push(PushRequest(push.items, len(body), subject, hold), _created)
+
+
+def _push_binary(api: Api, request: Request) -> Response | asyncio.Future[Response]:
+    push = decode_binary_push(request.body, api.settings.max_push_items)
+    render = _created_counts if push.counts else _created
+    if not push.items:
+        return render(b"[]")
+    query: PushQuery = request.args
+    subject = request.subject if not query.producer_sub else _producer(request, query.producer_sub)
+    if not api.keep_bodies:
+        request.body = b""
+    return api.broker.pusher.push(PushRequest(push.items, push.nbytes, subject, None), render)
 
 
 def _producer(request: Request, producer: str) -> str | None:
@@ -168,11 +193,10 @@ async def pop_namespace(api: Api, request: Request) -> Response:
     query: NamespacePopQuery = request.args
     if not query.namespace and not query.task:
         raise BadRequest("namespace or task is required (or pop one queue at /api/v1/pop/queue/<queue>)")
-    popping = asyncio.ensure_future(
-        api.broker.namespace_pops.pop(query.namespace, query.task, _pop_request(api.settings, query))
-    )
+    asked = _pop_request(api.settings, query)
+    popping = asyncio.ensure_future(api.broker.namespace_pops.pop(query.namespace, query.task, asked))
     request.on_disconnect(popping.cancel)
-    return _popped(await popping)
+    return _framed(declare(await popping, asked, None))
 
 
 @routes.direct(
@@ -205,7 +229,8 @@ def pop(api: Api, request: Request) -> asyncio.Future[Response]:
     if partition is not None:
         check_name(partition, "Partition", "/partition/<partition>")
     query: PopQuery = request.args
-    answer = api.broker.popper.pop(_pop_request(api.settings, query, (queue,), partition), _popped)
+    asked = _pop_request(api.settings, query, (queue,), partition)
+    answer = api.broker.popper.pop(asked, _framed if query.frames else _popped)
     request.on_disconnect(answer.cancel)
     return answer
 
@@ -298,7 +323,13 @@ async def _place_transaction(shards: Any, invoke: Invoke, call: Call[None, list[
     errors=(*SEALED, 429),
 )
 async def transaction(shard: Shard, call: Call[None, list[Operation]]) -> TransactionResult:
-    return await shard.broker.transactions.run(call.body, call.request.subject)
+    result = await shard.broker.transactions.run(call.body, call.request.subject)
+    if isinstance(call.body, CountedOperations) and result.success:
+        done = result.results
+        result.pushed = sum(isinstance(one, PushDone) for one in done)
+        result.duplicate, result.acked = 0, sum(isinstance(one, AckDone) for one in done)
+        result.results = [one for one in done if not isinstance(one, PushDone | AckDone)]
+    return result
 
 
 @routes.on_shard(
@@ -327,6 +358,11 @@ def _pop_request(
     settings: Settings, query: PopQuery, queues: tuple[str, ...] = (), partition: str | None = None
 ) -> PopRequest:
     mode, since = starting_point(query.subscription_mode, query.subscription_from)
+    if query.conflation:
+        if not query.consumer_group:
+            raise BadRequest("conflation needs a consumerGroup: it is a policy of the group")
+        if query.auto_ack:
+            raise BadRequest("conflation and autoAck exclude each other: the newest message is acknowledged")
     timeout = settings.default_timeout if query.timeout is None else query.timeout
     return PopRequest(
         queues,
@@ -340,6 +376,8 @@ def _pop_request(
         subscription_mode=mode,
         subscription_from=since,
         lease_seconds=query.lease_seconds,
+        conflation=query.conflation,
+        frames=query.frames,
     )
 
 
@@ -361,9 +399,22 @@ def _created(body: bytes) -> Response:
     return Response(201, body)
 
 
+def _created_counts(body: bytes) -> Response:
+    """How many items were stored, in place of a result for each."""
+    statuses = Counter(one.status for one in _statuses.decode(body))
+    counts = PushCounts(
+        statuses.total(), statuses["queued"] + statuses["buffered"], statuses["duplicate"], statuses["failed"]
+    )
+    return Response(201, msgspec.json.encode(counts))
+
+
 def _ok(body: bytes) -> Response:
     return Response(200, body)
 
 
 def _popped(body: bytes | None) -> Response:
     return _NOTHING if body is None else Response(200, body)
+
+
+def _framed(body: bytes | None) -> Response:
+    return Response(200, body, FRAMES_TYPE) if body is not None and body.startswith(FRAMES) else _popped(body)

@@ -220,15 +220,17 @@ async def queue_depth(shard: Shard, call: Call[DepthQuery, None]) -> QueueDepth:
     total, *groups = rows
     backlog = await shard.broker.database.fetch("queue_backlog", name, group)
     pending = backlog[0]["pending_in_all"] if backlog else 0
+    partitions = backlog[0]["partitions"] if backlog else 0
+    conflation = bool(group) and (await shard.broker.database.fetch("queue_conflation", name, group))[0]["conflation"]
     return QueueDepth(
         name,
         total["depth"],
         {row["group_name"]: row["depth"] for row in groups if group in (None, row["group_name"])},
         group,
         pending,
-        backlog[0]["partitions"] if backlog else 0,
-        False,
-        pending,
+        partitions,
+        conflation,
+        partitions if conflation else pending,
         [PartitionDepth(row["partition"], row["pending"]) for row in backlog],
     )
 

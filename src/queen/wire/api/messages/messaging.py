@@ -30,6 +30,15 @@ class PushResult(SnakeAnswer):
     buffered_id: str | UnsetType = field(default=UNSET, name="transactionId")
 
 
+class PushCounts(Answer):
+    """What became of the items of a binary push that wants no more than that."""
+
+    count: Count
+    queued: Count
+    duplicate: Count
+    error: Count
+
+
 class Message(Answer):
     """A message as it is delivered; `data` is the payload that was pushed."""
 
@@ -48,7 +57,9 @@ class Message(Answer):
 class Popped(Answer):
     """Messages, and the lease that holds their partitions (empty with `autoAck`).
 
-    `partition` and `partitionId` are those of the first message; each message has its own.
+    `partition` and `partitionId` are those of the first message; each message has its own. Where the group gets only
+    the newest message of a partition, `conflation` is true; `conflationConflict` says that the request wants otherwise.
+    A request that asks for conflation is answered so, without messages, where others are answered 204.
     """
 
     success: bool
@@ -59,6 +70,8 @@ class Popped(Answer):
     consumer_group: str
     messages: list[Message]
     partitions_claimed: Count
+    conflation: bool | UnsetType = UNSET
+    conflation_conflict: bool | UnsetType = UNSET
 
 
 class AckResult(Answer):
@@ -128,6 +141,7 @@ class TransactionResult(Answer):
 
     The `reason` `kv_precondition` is of an operation at `kv` that was `required` and did not apply: `failedIndex` is
     its place among all operations (each item of a push is one), `kvReason` why; `version` and `value` are of its key.
+    `pushed`, `duplicate` and `acked` stand for the results of pushes and acknowledgments where a binary body says so.
     """
 
     transaction_id: Uuid
@@ -139,6 +153,9 @@ class TransactionResult(Answer):
     kv_reason: KvReason | UnsetType = UNSET
     version: Count | UnsetType = UNSET
     value: Raw | UnsetType = UNSET
+    pushed: Count | UnsetType = UNSET
+    duplicate: Count | UnsetType = UNSET
+    acked: Count | UnsetType = UNSET
 
 
 class Extension(Body):
@@ -212,6 +229,19 @@ class PopQuery(Query):
         ]
         | None
     ) = None
+    conflation: (
+        Annotated[
+            bool,
+            Meta(
+                description="The group gets only the newest message of each partition, and passes over those before. "
+                "What its first pop of a queue says stays. Needs a consumer group, and no autoAck."
+            ),
+        ]
+        | None
+    ) = None
+    frames: Annotated[
+        bool, Meta(description="Answer with binary records (`application/x-queen-pop`), where that can be.")
+    ] = False
     autopilot: Annotated[bool, Meta(description="A `batch` that is absent is 200, and not DEFAULT_BATCH_SIZE.")] = False
     namespace: Annotated[str, Meta(description="The namespace of the queues.")] = ""
     task: Annotated[str, Meta(description="The task of the queues.")] = ""

@@ -236,7 +236,8 @@ class QueueDepth(Answer):
     """How many messages a queue stores, and how many of them each consumer group has not consumed yet.
 
     `pending` is what `group` has not consumed; without one, what the slowest group of each partition has not.
-    `effectivePending` is the same, and `conflation` false: no group skips to the newest message of a partition.
+    `conflation` says that `group` gets only the newest message of each partition; then `effectivePending`, how many
+    messages it will get, is the number of partitions with a backlog, and otherwise the same as `pending`.
     `partitions` are up to 1000 of those with a backlog, the largest first.
     """
 
