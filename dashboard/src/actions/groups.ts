@@ -17,7 +17,7 @@ function target(form: Form): Target {
 const PARTS_OF = 1000
 const PART = 5000
 /** Milliseconds that a preview may take before it is estimated, and that its exact count is then waited for. */
-const AT_ONCE = 400
+const AT_ONCE = 150
 const PATIENCE = 60_000
 
 const undone = (group: string, queue: string, seekId: number, cursor?: string) =>

@@ -193,8 +193,14 @@ def parse_access(options: Mapping[str, str], environment: Mapping[str, str] = os
 
 def parse_read_options(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> ReadOptions:
     """The options of a read. Raises `SettingsError` that says which one is wrong, and how it is written."""
-    check_known(options, _READING)
     given = _lower(options)
+    if "provider" in given:
+        # Spark adds it where a table is created, and has forgotten all options when the table is read.
+        raise SettingsError(
+            "a table cannot be read USING queen, because Spark keeps no options for sources written in Python:"
+            " CREATE TEMPORARY VIEW … USING queen OPTIONS (queue 'orders') does what it would do"
+        )
+    check_known(options, _READING)
     table = _choice(Table, "table", given.get("table") or given.get("what") or Table.MESSAGES.value)
     queues = _names(given, "queue") or _names(given, "path")
     pattern = _pattern(given)

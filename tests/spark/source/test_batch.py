@@ -249,6 +249,8 @@ async def test_a_queue_is_a_view_in_sql(api: Api, read: Read) -> None:
     rows = await asyncio.to_thread(run)
 
     assert [tuple(row) for row in rows] == [("Default", 7), ("it's", 5)]
+    with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW … USING queen OPTIONS"):
+        await asyncio.to_thread(read.spark.sql, "CREATE TABLE kept USING queen OPTIONS (queue 'orders')")
 
 
 def payloads_of(reader: QueenReader, task: InputPartition) -> list[str]:

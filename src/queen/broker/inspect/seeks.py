@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 from queen.broker.change_log import log_group_change
 from queen.broker.events import Event
 from queen.broker.inspect.groups import Groups
+from queen.broker.maintenance.jobs import SEEKS_KEPT_SECONDS
 from queen.errors import BadRequest, Conflict, NotFound
 from queen.log.catalog import Catalog
 from queen.log.segments import TimeSearch, offsets_after
@@ -23,7 +24,6 @@ from queen.wire.api.resources.groups import KeptSeek, PartitionMove, SeekPreview
 from queen.wire.ids import partition_uuid
 from queen.wire.times import iso_millis
 
-KEPT_SECONDS: Final = 86_400.0
 _MOST_KEPT: Final = 20
 """Seeks of a group on a queue whose positions are kept."""
 _SAMPLED: Final = 2000
@@ -203,7 +203,7 @@ class Seeks:
         queue_id, group_id = await self._queue(queue), await self._groups.group(group)
         if group_id is None:
             return []
-        rows = await self._database.fetch("seek_list", group_id, queue_id, KEPT_SECONDS)
+        rows = await self._database.fetch("seek_list", group_id, queue_id, SEEKS_KEPT_SECONDS)
         return [
             KeptSeek(
                 row["id"],
@@ -282,7 +282,9 @@ class Seeks:
         seek: int = row["id"]
         if isinstance(place, Earlier):
             if not await transaction.fetch("seek_by_id", group_id, queue_id, place.seek):
-                raise NotFound(f"Seek {place.seek} not found; positions are kept for {KEPT_SECONDS / 3600:.0f} hours")
+                raise NotFound(
+                    f"Seek {place.seek} not found; positions are kept for {SEEKS_KEPT_SECONDS / 3600:.0f} hours"
+                )
             if not await transaction.fetch("mark_undone", place.seek, seek):
                 raise Conflict(f"Seek {place.seek} was undone before")
         await transaction.fetch("trim_seeks", group_id, queue_id, _MOST_KEPT)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 from queen.broker.change_log import KEPT_SECONDS
 from queen.broker.events import EventKind
-from queen.broker.inspect.seeks import KEPT_SECONDS as SEEKS_KEPT_SECONDS
 from queen.broker.maintenance.cleanup import (
     DroppedPartitions,
     ExpiredKeys,
@@ -35,6 +34,7 @@ _KEYS_INTERVAL = 30.0
 _REWRITE_INTERVAL = 5.0
 _CHANGES_INTERVAL = 60.0
 _HISTORY_DAYS = 90
+SEEKS_KEPT_SECONDS = 86_400.0
 _STAGED_SECONDS = 86_400.0
 _STAGE_RUNS_INTERVAL = 3600.0
 # For how long a subscription waits for its queue to be made.
