@@ -74,6 +74,7 @@ CLOSED_TO_LIMITED = {
     "GET /api/v1/status/buffers",
     "GET /api/v1/streams",
     "GET /api/v1/system/connections",
+    "GET /api/v1/ephemeral/queues",
     "GET /api/v1/tasks",
     "GET /api/v1/system/maintenance",
     "GET /api/v1/system/maintenance/pop",

@@ -150,6 +150,7 @@ class Tenant:
             "POST /api/v1/configure": {"queue": self.queue, "namespace": self.name, "options": {"leaseTime": 900}},
             "POST /api/v1/consumer-groups/{group}/subscription": {"subscriptionTimestamp": SINCE},
             "POST /api/v1/consumer-groups/{group}/queues/{queue}/seek": {"toEnd": True},
+            "POST /api/v1/consumer-groups/{group}/queues/{queue}/seek/undo": {"seekId": 1},
             "POST /api/v1/messages/delete": {"queue": self.queue, "messages": [self._message()]},
             "POST /api/v1/messages/retry": {"queue": self.queue, "messages": [self._message()]},
             "POST /api/v1/messages/dlq": {
