@@ -74,6 +74,7 @@ CLOSED_TO_LIMITED = {
     "GET /api/v1/status/buffers",
     "GET /api/v1/streams",
     "GET /api/v1/system/connections",
+    "GET /api/v1/ephemeral/queues",
     "GET /api/v1/tasks",
     "GET /api/v1/system/maintenance",
     "GET /api/v1/system/maintenance/pop",
@@ -294,6 +295,7 @@ async def test_a_token_for_some_groups_learns_of_no_other(
 CHANGES_WITHOUT_GROUPS = {
     "DELETE /api/v1/messages/{partition}/{transaction}",
     "POST /api/v1/configure",
+    "POST /api/v1/ephemeral/push",
     "POST /api/v1/kv",
     "POST /api/v1/timers",
     "DELETE /api/v1/timers/{queue}/{timer}",
@@ -309,7 +311,11 @@ CHANGES_WITHOUT_GROUPS = {
 
 
 def _reads_group(route: Route) -> bool:
-    return route.pattern.startswith("/api/v1/pop") or "/dlq" in route.pattern or route.pattern.endswith("/rollup")
+    return (
+        route.pattern.startswith(("/api/v1/pop", "/api/v1/ephemeral/pop"))
+        or "/dlq" in route.pattern
+        or route.pattern.endswith("/rollup")
+    )
 
 
 @pytest.mark.parametrize(

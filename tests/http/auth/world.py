@@ -97,6 +97,7 @@ class Tenant:
             "GET /api/v1/resources/partitions": queue,
             "GET /api/v1/resources/queues/{queue}/depth": {"group": self.group},
             "GET /api/v1/status/queues": {"namespace": self.name},
+            "GET /api/v1/ephemeral/pop": queue | {"group": self.group},
             "GET /api/v1/messages": queue,
             "GET /api/v1/messages/search": queue,
             "GET /api/v1/events": {"limit": 1},
@@ -137,6 +138,10 @@ class Tenant:
                     {"op": "schedule", "queue": self.queue, "timerKey": "t", "payload": "MQ==", "delayMs": 600_000}
                 ]
             },
+            "POST /api/v1/ephemeral/configure": {"queue": self.queue},
+            "POST /api/v1/ephemeral/push": {"queue": self.queue, "messages": [{"payload": 1}]},
+            "POST /api/v1/ephemeral/ack": {"queue": self.queue, "acks": [{"id": "e:1:p:1"}], "group": self.group},
+            "POST /api/v1/ephemeral/reset": {"queue": self.queue},
             "POST /api/v1/fetch": {"entries": [{"queue": self.queue}]},
             "POST /api/v1/partitions/changed": {"entries": [{"queue": self.queue}]},
             "POST /api/v1/kv": {
@@ -145,6 +150,7 @@ class Tenant:
             "POST /api/v1/configure": {"queue": self.queue, "namespace": self.name, "options": {"leaseTime": 900}},
             "POST /api/v1/consumer-groups/{group}/subscription": {"subscriptionTimestamp": SINCE},
             "POST /api/v1/consumer-groups/{group}/queues/{queue}/seek": {"toEnd": True},
+            "POST /api/v1/consumer-groups/{group}/queues/{queue}/seek/undo": {"seekId": 1},
             "POST /api/v1/messages/delete": {"queue": self.queue, "messages": [self._message()]},
             "POST /api/v1/messages/retry": {"queue": self.queue, "messages": [self._message()]},
             "POST /api/v1/messages/dlq": {
