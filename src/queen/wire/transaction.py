@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from queen.errors import BadRequest
 from queen.wire.ack import decode_object
-from queen.wire.binary_push import TRANSACTION_MAGIC, decode_binary_transaction
+from queen.wire.binary.push import TRANSACTION_MAGIC, decode_binary_transaction
 from queen.wire.decode import field_names, unknown
 from queen.wire.push import NULL, LooseItem, NameText, PushItem, check_items, check_name, check_utf8, read_items
 from queen.wire.state.kv import KvOperation, decode_riders

@@ -19,8 +19,8 @@ from queen.log.catalog import Catalog, Partition, Queue
 from queen.log.segments import SegmentCache, read_segment
 from queen.metrics.meter import Meter, clock
 from queen.storage.database import Database, Record
+from queen.wire.binary.pop import Delivered, encode_frames
 from queen.wire.envelope import Envelope, EnvelopeError
-from queen.wire.framed_pop import Delivered, encode_frames
 from queen.wire.ids import IdSource
 from queen.wire.segment import MalformedSegment, Segment
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from queen.log.catalog import QUEUE_MODE, Queue
 from queen.metrics.meter import Meter, clock
-from queen.wire.framed_pop import MAGIC
+from queen.wire.binary.pop import MAGIC
 
 
 class PopRequest(msgspec.Struct, frozen=True, gc=False):

@@ -11,7 +11,7 @@ import msgspec
 
 from queen.http.server.message import Request, Response, error_response
 from queen.settings import Settings
-from queen.wire.binary_push import MAGIC, TRANSACTION_MAGIC
+from queen.wire.binary.push import MAGIC, TRANSACTION_MAGIC
 from queen.wire.decode import malformed
 from queen.wire.topics.requests import MOST_ITEMS
 

@@ -16,7 +16,7 @@ from queen.http.server.message import Access, Request, Route
 from queen.log.catalog import QUEUE_MODE, namespace_and_task
 from queen.wire.ack import decode_ack, decode_ack_batch, decode_object, optional_str
 from queen.wire.api.messages.reading import decode_changed, decode_fetch
-from queen.wire.binary_push import MAGIC, decode_binary_push
+from queen.wire.binary.push import MAGIC, decode_binary_push
 from queen.wire.push import PushItem, decode_push
 from queen.wire.stages import decode_batch_ref, decode_publish, decode_stage
 from queen.wire.state.kv import decode_kv, namespaces_of

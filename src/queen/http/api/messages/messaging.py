@@ -33,9 +33,9 @@ from queen.wire.api.messages.messaging import (
     PushResult,
     TransactionResult,
 )
-from queen.wire.binary_push import MAGIC, decode_binary_push
-from queen.wire.framed_pop import MAGIC as FRAMES
-from queen.wire.framed_pop import MEDIA_TYPE as FRAMES_TYPE
+from queen.wire.binary.pop import MAGIC as FRAMES
+from queen.wire.binary.pop import MEDIA_TYPE as FRAMES_TYPE
+from queen.wire.binary.push import MAGIC, decode_binary_push
 from queen.wire.ids import partition_number
 from queen.wire.push import PushBody, PushRequest, check_name, decode_push
 from queen.wire.shards import Name

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queen.errors import BadRequest
-from queen.wire.binary_push import MOST_BYTES, decode_binary_push
+from queen.wire.binary.push import MOST_BYTES, decode_binary_push
 from queen.wire.transaction import CountedOperations, PushOperation, decode_transaction
 from tests.support.frames import Group, binary_push, framed_push, framed_transaction
 

@@ -1,0 +1,1 @@
+"""Binary bodies of newer clients: pushes, transactions and the answers of pops."""
