@@ -738,7 +738,7 @@ def test_each_route_asks_for_the_access_it_needs() -> None:
             assert level is Access.ADMIN, pattern
         else:
             assert level is Access.READ_WRITE, pattern
-    assert len(access) == 25
+    assert len(access) == 27
 
 
 async def test_ten_thousand_partitions_are_counted(api: Api, connection: Connection) -> None:

@@ -147,6 +147,12 @@ def name() -> str:
     return f"t{uuid.uuid4().hex[:10]}"
 
 
+def _take_terminal() -> None:
+    """So that Ctrl-C reaches it, also where the tests were started in the background, which ignores it."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """A command in a terminal of its own."""
 
@@ -159,8 +165,7 @@ class Terminal:
             stderr=slave,
             env={**environment, "PYTHONFAULTHANDLER": "1"},
             start_new_session=True,
-            # So that Ctrl-C reaches it.
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_take_terminal,
         )
         os.close(slave)
         self.raw = ""
