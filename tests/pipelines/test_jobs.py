@@ -119,6 +119,7 @@ async def test_a_table_keeps_the_newest_row_of_each_key(runner: Runner, dsn: str
     assert (await rows())["a"] == 9
 
 
+@pytest.mark.soak
 async def test_a_pipeline_outlives_an_absence_of_postgresql(
     runner: Runner, api: Api, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
