@@ -43,7 +43,9 @@ def rows_at(kind: Format, root: Path) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("kind", [pytest.param("delta", marks=pytest.mark.soak), "iceberg"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(Format.DELTA, id="delta", marks=pytest.mark.soak), pytest.param(Format.ICEBERG, id="iceberg")]
+)
 async def test_rows_are_appended_and_merged_and_new_fields_become_columns(kind: Format, runner: Runner) -> None:
     fields = "k string, n int, gone boolean"
 
@@ -188,7 +190,9 @@ class Lake:
         return open_table(self.kind, Location.parse(str(self.root)))
 
 
-@pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(Format.DELTA, id="delta"), pytest.param(Format.ICEBERG, id="iceberg", marks=pytest.mark.soak)]
+)
 async def test_an_archive_is_a_table_that_keeps_its_versions(kind: Format, runner: Runner, api: Api, dsn: str) -> None:
     lake = Lake(kind, runner, api, dsn)
     await api.push("lake-orders", {"n": 1}, {"n": 2}, partition="a", ids=["one", "two"])
