@@ -87,6 +87,7 @@ from queen.pipelines.session import open_session
 from queen.pipelines.tables.files import read_files
 from queen.pipelines.tables.locations import Location
 from queen.pipelines.tables.opening import Format, open_table
+from queen.pipelines.tables.sink import LakeSink
 
 given = json.loads(sys.argv[1])
 spark = open_session("objects", "local[2]", {"spark.driver.memory": "512m"})
