@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from queen.pipelines.jobs.reconcile import reconcile
@@ -61,6 +62,8 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     boto3.client("s3").create_bucket(Bucket="lake")
     yield "s3://lake"
     store.stop()
+    # Else the next test would be sent to this store, which has ended.
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 @pytest.mark.parametrize("kind", FORMATS)
