@@ -116,19 +116,24 @@ def _database(directory: Path) -> Iterator[tuple[str, str]]:
         yield dsn, f"jdbc:postgresql://127.0.0.1:{port}/postgres?user=bench&password={password}"
 
 
+def _fill_queue(connection: psycopg.Connection[Any], setting: Setting) -> None:
+    """The messages that are read."""
+    each = setting.messages // setting.partitions
+    queue = _make_queue(connection, QUEUE)
+    for number in range(setting.partitions):
+        partition = _make_partition(connection, queue, f"p{number}", each)
+        with connection.cursor().copy(
+            "COPY queen.segments (partition_id, base_offset, count, created_at, ids, body) FROM STDIN"
+        ) as copy:
+            for base in range(0, each, setting.segment):
+                copy.write_row(_segment(partition, base, min(setting.segment, each - base)))
+
+
 def _fill(setting: Setting) -> None:
     """The messages, in segments and as plain rows; and a queue for what trickles in."""
-    each = setting.messages // setting.partitions
     with psycopg.connect(setting.dsn, autocommit=True) as connection:
         _make_partition(connection, _make_queue(connection, TRICKLE), "Default", 0)
-        queue = _make_queue(connection, QUEUE)
-        for number in range(setting.partitions):
-            partition = _make_partition(connection, queue, f"p{number}", each)
-            with connection.cursor().copy(
-                "COPY queen.segments (partition_id, base_offset, count, created_at, ids, body) FROM STDIN"
-            ) as copy:
-                for base in range(0, each, setting.segment):
-                    copy.write_row(_segment(partition, base, min(setting.segment, each - base)))
+        _fill_queue(connection, setting)
         connection.execute("CREATE TABLE plain_rows (" + _plain_columns() + ")")
     reader = _reader(setting)
     with psycopg.connect(setting.dsn, autocommit=True) as connection:

@@ -21,7 +21,7 @@ from typing import Any
 import psycopg
 from pyspark.sql import SparkSession
 
-from bench.spark import QUEUE, Setting, _database, _make_partition, _make_queue, _segment, _session
+from bench.spark import QUEUE, Setting, _database, _fill_queue, _make_partition, _make_queue, _session
 from bench.spark_publish import PUSH
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource
@@ -62,16 +62,8 @@ def main() -> None:
 
 def _fill(setting: Setting, pushers: int) -> list[int]:
     """The messages to be read; returns the partitions to push to."""
-    each = setting.messages // setting.partitions
     with psycopg.connect(setting.dsn, autocommit=True) as connection:
-        queue = _make_queue(connection, QUEUE)
-        for number in range(setting.partitions):
-            partition = _make_partition(connection, queue, f"p{number}", each)
-            with connection.cursor().copy(
-                "COPY queen.segments (partition_id, base_offset, count, created_at, ids, body) FROM STDIN"
-            ) as copy:
-                for base in range(0, each, setting.segment):
-                    copy.write_row(_segment(partition, base, min(setting.segment, each - base)))
+        _fill_queue(connection, setting)
         target = _make_queue(connection, "pushed")
         return [_make_partition(connection, target, f"p{number}", 0) for number in range(pushers)]
 

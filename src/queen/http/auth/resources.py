@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from queen.errors import BadRequest, Forbidden
 from queen.http.auth.principal import Principal
@@ -345,13 +345,19 @@ def _timers(request: Request, named: Named) -> None:
     named.queues.update(operation.queue for operation in decode_timers(request.body))
 
 
-def _queue_in_body(request: Request, named: Named) -> None:
-    """An ephemeral queue is for those whom the queue of its name is for."""
+def _with_queue(request: Request, named: Named) -> dict[str, Any]:
+    """A body that names the one queue it is about."""
     body = decode_object(request.body)
     queue = optional_str(body, "queue")
     if not queue:
         raise BadRequest("queue is required")
     named.queues.add(queue)
+    return body
+
+
+def _queue_in_body(request: Request, named: Named) -> None:
+    """An ephemeral queue is for those whom the queue of its name is for."""
+    body = _with_queue(request, named)
     group = optional_str(body, "group")
     if group:
         named.groups.add(group)
@@ -370,11 +376,7 @@ def _lease(request: Request, named: Named) -> None:
 
 
 def _configure(request: Request, named: Named) -> None:
-    body = decode_object(request.body)
-    queue = optional_str(body, "queue")
-    if not queue:
-        raise BadRequest("queue is required")
-    named.queues.add(queue)
+    body = _with_queue(request, named)
     # Without one the queue would be in no namespace.
     named.namespaces.add(optional_str(body, "namespace") or "")
 
