@@ -107,10 +107,10 @@ bench: setup ## Measure throughput and latency; ARGS='--help' explains.
 SOAK_SECONDS ?= 3600
 SOAK_REQUESTS ?= 1000000
 SOAK_SEED ?= 1
-soak: setup ## Long campaigns: faults for an hour (SOAK_SECONDS, SOAK_SEED), a million fuzzed requests, the tests marked soak, load.
+soak: setup ## Long campaigns: faults for an hour (SOAK_SECONDS, SOAK_SEED), a million fuzzed requests, the tests marked soak, every property with 5000 examples, load.
 	$(BIN)/python -m tests.campaign --seconds $(SOAK_SECONDS) --seed $(SOAK_SEED)
 	$(BIN)/python -m tests.campaign.fuzz --requests $(SOAK_REQUESTS) --seed $(SOAK_SEED)
-	HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m soak --timeout 3600
+	HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m "soak or hypothesis" --timeout 3600
 	$(BIN)/python bench/run.py --only mixed --repeat 1 --mixed-seconds $(SOAK_SECONDS) $(ARGS)
 
 clean: ## Remove caches and what was built; data and .venv stay.

@@ -53,7 +53,17 @@ def test_a_partition_id_names_its_shard_and_row(shard: int, partition_id: int) -
 @given(st.text(max_size=40) | st.uuids().map(str))
 def test_text_that_is_no_partition_id_is_told_apart(text: str) -> None:
     found = parse_partition_uuid(text)
-    assert found is None or partition_uuid(*found) == text.lower()
+    assert found is None or partition_uuid(*found) == text.lower() or found == (0, int(text))
+
+
+@given(st.integers(0, 10**18 - 1))
+def test_a_partition_may_be_named_by_its_number(partition_id: int) -> None:
+    assert parse_partition_uuid(str(partition_id)) == (0, partition_id)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "+1", " 1", "1_0", "1.0", "\u0661", "\u00b2", "1" * 19])
+def test_what_only_looks_like_a_number_names_no_partition(text: str) -> None:
+    assert parse_partition_uuid(text) is None
 
 
 @pytest.mark.parametrize(
