@@ -107,12 +107,18 @@ class Received(msgspec.Struct, kw_only=True):
 
 
 class Handle(msgspec.Struct, array_like=True, frozen=True):
-    """What a receipt handle says: the queue, the message, and its lease."""
+    """What a receipt handle says: the queue, the message, and its lease.
+
+    Of a FIFO queue also where the message stands in the lease, and of how many; 0 if they are not all delivered.
+    """
 
     queue: str
     message: str
     lease: str
     partition: str = ""
+    transaction: str = ""
+    place: int = 0
+    count: int = 0
 
 
 _envelope_decoder: Final = msgspec.json.Decoder(Envelope)
