@@ -69,10 +69,10 @@ class Deliveries:
             return str(row["message_id"])
 
         def of_delivery(row: Record) -> Hashable:
-            return str(row["message_id"]), str(row["lease_id"])
+            return row["message_id"], row["lease_id"]
 
         def of_lease(row: Record) -> Hashable:
-            return str(row["partition_id"]), str(row["lease_id"])
+            return row["partition_id"], row["lease_id"]
 
         def statement(name: str, key: Callable[[Record], Hashable]) -> _BatchedStatement:
             return _BatchedStatement(database, name, key)

@@ -165,7 +165,7 @@ class FifoQueues:
             if len(messages) < limit:
                 # As many as there are of one group come first; others fill up.
                 more = limit - len(messages)
-                messages += await self._pop(replace(request, batch=more, partitions=more))
+                messages = _oldest_first(messages + await self._pop(replace(request, batch=more, partitions=more)))
             received = await self._note_received(queue, messages, visibility)
             if received:
                 return received
@@ -288,7 +288,7 @@ class FifoQueues:
         for lease in distinct:
             row = rows.get(lease)
             if row is not None and row["seconds"] is not None:
-                await self._set_lease(partition_number(lease[0]), row["lease_id"], row["seconds"])
+                await self._set_lease(partition_number(lease[0]), uuid.UUID(lease[1]), row["seconds"])
 
     async def _set_lease(self, partition: int, lease: uuid.UUID, seconds: float) -> None:
         async def set_lease(shard: Shard) -> None:
@@ -303,6 +303,14 @@ class FifoQueues:
 
 def _is_scoped_to_groups(queue: SqsQueue) -> bool:
     return queue.attributes.get("DeduplicationScope") == "messageGroup"
+
+
+def _oldest_first(messages: Sequence[_Message]) -> list[_Message]:
+    """Messages group by group, that which begins with the oldest first."""
+    firsts: dict[str, str] = {}
+    for message in messages:
+        firsts.setdefault(message.partition_id, message.id)
+    return sorted(messages, key=lambda message: firsts[message.partition_id])
 
 
 def _sent(result: PushResult, item: PushItem, message: Outgoing) -> Sent:

@@ -70,19 +70,20 @@ INSERT INTO queen.sqs_deliveries AS d (message_id, queue_id, partition_id, lease
     visible_at)
 SELECT i.message_id, i.queue_id, i.partition_id, i.lease_id, i.place, i.transaction_id, clock_timestamp(),
     clock_timestamp() + make_interval(secs => i.seconds)
-FROM unnest($1::integer[], $2::uuid[], $3::uuid[], $4::uuid[], $5::integer[], $6::text[], $7::float8[])
+FROM unnest($1::integer[], $2::text[]::uuid[], $3::text[]::uuid[], $4::text[]::uuid[], $5::integer[], $6::text[],
+    $7::float8[])
     AS i (queue_id, message_id, partition_id, lease_id, place, transaction_id, seconds)
 ORDER BY i.message_id
 ON CONFLICT (message_id) DO UPDATE SET receives = d.receives + 1, lease_id = excluded.lease_id, place = excluded.place,
     visible_at = excluded.visible_at
-RETURNING message_id, receives, deleted, first_at;
+RETURNING message_id::text AS message_id, receives, deleted, first_at;
 
 -- name: sqs_mark_deleted
 -- Delete received messages, as long as they are not visible again; gives those that are.
 UPDATE queen.sqs_deliveries d SET deleted = true
-FROM unnest($1::uuid[], $2::uuid[]) AS i (message_id, lease_id)
+FROM unnest($1::text[]::uuid[], $2::text[]::uuid[]) AS i (message_id, lease_id)
 WHERE d.message_id = i.message_id AND d.lease_id = i.lease_id AND (d.deleted OR d.visible_at > clock_timestamp())
-RETURNING d.message_id, d.lease_id;
+RETURNING d.message_id::text AS message_id, d.lease_id::text AS lease_id;
 
 -- name: sqs_known_deliveries
 -- Those of some messages that were received and are not consumed.
@@ -90,8 +91,9 @@ SELECT message_id FROM queen.sqs_deliveries WHERE message_id = ANY ($1::uuid[]);
 
 -- name: sqs_consumable
 -- Of each lease ($1: partitions, $2: leases) the last message before which all are deleted, if it is deleted too.
-SELECT l.partition_id, l.lease_id, c.place, c.transaction_id
-FROM (SELECT DISTINCT partition_id, lease_id FROM unnest($1::uuid[], $2::uuid[]) AS i (partition_id, lease_id)) l
+SELECT l.partition_id::text AS partition_id, l.lease_id::text AS lease_id, c.place, c.transaction_id
+FROM (SELECT DISTINCT partition_id, lease_id
+    FROM unnest($1::text[]::uuid[], $2::text[]::uuid[]) AS i (partition_id, lease_id)) l
 CROSS JOIN LATERAL (
     SELECT d.place, d.transaction_id FROM queen.sqs_deliveries d
     WHERE d.partition_id = l.partition_id AND d.lease_id = l.lease_id AND d.deleted AND d.place < coalesce((
@@ -103,23 +105,24 @@ CROSS JOIN LATERAL (
 -- name: sqs_consumed
 -- Forget messages that are consumed: those of leases up to a place.
 DELETE FROM queen.sqs_deliveries d
-USING unnest($1::uuid[], $2::uuid[], $3::integer[]) AS i (partition_id, lease_id, place)
+USING unnest($1::text[]::uuid[], $2::text[]::uuid[], $3::integer[]) AS i (partition_id, lease_id, place)
 WHERE d.partition_id = i.partition_id AND d.lease_id = i.lease_id AND d.place <= i.place;
 
 -- name: sqs_change_visibility
 -- Make messages visible in so many seconds from now; gives those that were received and are not visible yet.
 UPDATE queen.sqs_deliveries d SET visible_at = clock_timestamp() + make_interval(secs => i.seconds)
-FROM unnest($1::uuid[], $2::uuid[], $3::float8[]) AS i (message_id, lease_id, seconds)
+FROM unnest($1::text[]::uuid[], $2::text[]::uuid[], $3::float8[]) AS i (message_id, lease_id, seconds)
 WHERE d.message_id = i.message_id AND d.lease_id = i.lease_id AND NOT d.deleted AND d.visible_at > clock_timestamp()
-RETURNING d.message_id, d.lease_id;
+RETURNING d.message_id::text AS message_id, d.lease_id::text AS lease_id;
 
 -- name: sqs_lease_ends
 -- In how many seconds the last message of each lease ($1: partitions, $2: leases) that is not deleted is visible.
-SELECT l.partition_id, l.lease_id, (
+SELECT l.partition_id::text AS partition_id, l.lease_id::text AS lease_id, (
     SELECT greatest(0, extract(epoch FROM max(d.visible_at) - clock_timestamp()))::float8 FROM queen.sqs_deliveries d
     WHERE d.partition_id = l.partition_id AND d.lease_id = l.lease_id AND NOT d.deleted
 ) AS seconds
-FROM (SELECT DISTINCT partition_id, lease_id FROM unnest($1::uuid[], $2::uuid[]) AS i (partition_id, lease_id)) l;
+FROM (SELECT DISTINCT partition_id, lease_id
+    FROM unnest($1::text[]::uuid[], $2::text[]::uuid[]) AS i (partition_id, lease_id)) l;
 
 -- name: sqs_in_flight
 -- How many messages of a queue are received and not visible, and how many deleted ones are not consumed yet.
@@ -177,6 +180,10 @@ UPDATE queen.sqs_move_tasks SET moved = moved + $2, alive_at = clock_timestamp()
 UPDATE queen.sqs_move_tasks SET failure = $3, alive_at = clock_timestamp(),
     status = CASE WHEN status = 'CANCELLING' THEN 'CANCELLED' ELSE $2 END
 WHERE id = $1;
+
+-- name: sqs_move_source
+-- The queue whose messages a task moves.
+SELECT source FROM queen.sqs_move_tasks WHERE id = $1;
 
 -- name: sqs_cancel_move
 -- Have a task end; no row when none is running.
