@@ -28,7 +28,7 @@ def not_applicable() -> list[str]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-def test_motos_tests_pass(tmp_path: Path) -> None:
+def test_motos_tests_pass(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     packages, sdist = tmp_path / "packages", tmp_path / "sdist"
     pip = [sys.executable, "-m", "pip", "--quiet"]
     subprocess.run([*pip, "install", "--no-deps", "--target", str(packages), *_NEEDS], check=True)
@@ -44,7 +44,7 @@ def test_motos_tests_pass(tmp_path: Path) -> None:
         file.write_text(file.read_text().replace('"VisibilityTimeout "', '"VisibilityTimeout"'))
     names = not_applicable()
     assert set(names) <= set(re.findall(r"def (test_\w+)", (root / "tests" / "test_sqs" / _FILES[0]).read_text()))
-    with served(tmp_path / "server", QUEEN_SQS="true") as server:
+    with served(tmp_path_factory.mktemp("server"), QUEEN_SQS="true") as server:
         variables = {
             "AWS_ACCESS_KEY_ID": "any",
             "AWS_SECRET_ACCESS_KEY": "any",
