@@ -24,6 +24,9 @@ from queen.wire.envelope import Envelope
 
 log = logging.getLogger(__name__)
 
+_WORK_SECONDS: Final = 0.5
+"""How long a read works between two pauses. In each, PostgreSQL reads ahead and Spark catches up by what the buffers
+between them hold, a batch or so: with a pause after every batch, most of their work would be done in pauses."""
 _LONGEST_PAUSE: Final = 60.0
 """Spark may stop a query in between."""
 _FOR_PARSING: Final = ("queue", "partition", "offset", "payload")
@@ -124,8 +127,15 @@ def paced(
     began = clock()
     for batch in batches:
         yield batch
-        sleep(min((clock() - began) * (1 / share - 1), _LONGEST_PAUSE))
-        began = clock()
+        worked = clock() - began
+        if worked >= _WORK_SECONDS:
+            sleep(_pause(worked, share))
+            began = clock()
+    sleep(_pause(clock() - began, share))
+
+
+def _pause(worked: float, share: float) -> float:
+    return min(worked * (1 / share - 1), _LONGEST_PAUSE)
 
 
 def _check_columns(schema: StructType, own: Sequence[str]) -> None:
