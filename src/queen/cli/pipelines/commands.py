@@ -115,7 +115,7 @@ def validate(
         print(f"{warning.where}: note: {warning.text}")
     if spark:
         require_spark()
-        from queen.pipelines.run import plan
+        from queen.pipelines.queries import plan
 
         connection = connect(server, token, database_url, data_dir(data_directory))
         with spark_failures():
