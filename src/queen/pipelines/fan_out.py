@@ -128,7 +128,12 @@ def _direct(sinks: Sinks, sink: Sink, rows: DataFrame) -> DataStreamWriter:
         return sinks.messages(sink, counted).writeStream.format("queen").options(**sinks.options(sink))
     if sink.kind in (SinkKind.QUEUE, SinkKind.TOPIC):
         return sinks.messages(sink, counted).writeStream.foreachBatch(sinks.publisher(sink))
-    return sinks.columns(sink, counted).writeStream.foreachBatch(sinks.batches(sink))
+    store = sinks.batches(sink)
+
+    def write(rows: DataFrame, batch: int) -> None:
+        store(rows, batch)
+
+    return sinks.columns(sink, counted).writeStream.foreachBatch(write)
 
 
 def _triggered(stream: DataStreamWriter, trigger: str, checkpoint: Path) -> DataStreamWriter:

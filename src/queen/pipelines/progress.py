@@ -81,7 +81,7 @@ class QueryWatch:
     def __init__(
         self, name: str, sinks: Sequence[QueryStatus], fan_out: FanOut | None, start: Callable[[], StreamingQuery]
     ) -> None:
-        """`sinks`: what is told of each of its sinks. Without `fan_out` there is one, which Spark counts the rows of."""
+        """`sinks`: the status of each of its sinks; without `fan_out` there is one, whose rows Spark counts."""
         self.name = name
         self.sinks = sinks
         self._fan_out = fan_out

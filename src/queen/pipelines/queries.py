@@ -88,7 +88,7 @@ def plan(
     fail_on_data_loss: bool | None = None,
     checkpoints: Path | None = None,
 ) -> Plan:
-    """Raises `DeclarationError` with every problem. `checkpoints`: where those of earlier runs are, if there are any."""
+    """Raises `DeclarationError` with every problem. `checkpoints`: where those of earlier runs would be."""
     frames = Frames(spark, declaration, connection, fail_on_data_loss=fail_on_data_loss)
     frames.check_all()
     rows = [(sink, frames.of(sink.source)) for sink in declaration.sinks]
@@ -130,15 +130,15 @@ def read_layout(checkpoints: Path, declaration: Declaration) -> list[Query]:
         found = [name for name in names if (checkpoints / name / "offsets").is_dir()]
         if len(found) > 1:
             log.info(
-                "pipeline '%s': sinks %s go on as a query each, as their checkpoints were made; --fresh reads once for all",
+                "pipeline '%s': %s go on as a query each, as their checkpoints were made; --fresh makes one of them",
                 declaration.name,
                 ", ".join(found),
             )
         return [Query(name=name, trunk="", sinks=[name]) for name in found]
     except msgspec.DecodeError as error:
         raise PipelineError(
-            f"{checkpoints / LAYOUT_FILE} says which sinks share a checkpoint, and cannot be read ({error}): put it back, or"
-            " begin again with --fresh"
+            f"{checkpoints / LAYOUT_FILE} says which sinks share a checkpoint, and cannot be read ({error}): put it back,"
+            " or begin again with --fresh"
         ) from error
 
 

@@ -8,7 +8,6 @@ the batch was computed. A task that is done again replaces its file.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -91,7 +90,7 @@ class SideOutput:
 
     def taken(self, spark: SparkSession, batch: int) -> list[tuple[Tap, DataFrame]]:
         """The rows that left a batch which was computed in this run."""
-        run = spark.sparkContext.getLocalProperty(_RUN)
+        run = str(spark.sparkContext.getLocalProperty(_RUN))
         found: list[tuple[Tap, DataFrame]] = []
         for tap in self.taps:
             tables = [
@@ -172,7 +171,7 @@ def _keep(checkpoint: Path, tap: str, left: list[Any]) -> None:
     table = pyarrow.Table.from_batches(left)
     with pyarrow.ipc.new_file(fresh, table.schema) as file:
         file.write_table(table)
-    os.replace(fresh, directory / f"{context.partitionId()}.arrow")
+    fresh.replace(directory / f"{context.partitionId()}.arrow")
 
 
 def _watermark(checkpoint: Path) -> int:
