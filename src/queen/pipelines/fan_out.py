@@ -61,8 +61,8 @@ class FanOut:
         frames = self._frames(rows.persist())
         try:
             # All of it, whatever sinks need: state is kept, and rows leave by the side, only where it is computed.
-            rows.count()
-            for sink, write in self._sinks:
+            some = rows.count() > 0
+            for sink, write in self._sinks if some else ():
                 self.at = sink.name
                 self.written[sink.name] += write(frames.of(sink.source), batch)
             if self._dead_letters is not None:

@@ -353,9 +353,8 @@ class Frames:
             window = functions.session_window(time, interval(action.size))
         else:
             slide = interval(action.slide) if action.slide is not None else None
-            rows = self._in_time(
-                step, rows, window_times(time, size, milliseconds(action.slide or action.size) or size)
-            )
+            apart = milliseconds(action.slide) if action.slide is not None else None
+            rows = self._in_time(step, rows, window_times(time, size, apart or size))
             window = functions.window(time, interval(action.size), slide)
         aggregates = [functions.expr(text).alias(name) for name, text in action.aggregate.items()]
         grouped = rows.groupBy(window.alias("_window"), *action.by).agg(*aggregates)
@@ -433,15 +432,18 @@ def letters(pipeline: str, node: str, bad: DataFrame) -> DataFrame:
 
 
 def _limits(source: Source) -> dict[str, str]:
-    """The options that say how much a batch of a source reads."""
+    """The options that say how much a batch of a source reads, and how hard it works at it."""
     given = source.options
     # Who wants many rows at least gets them, whatever is the usual limit.
     most = given.get("rows_per_batch") or str(max(int(_ROWS_PER_BATCH), int(given.get("min_rows_per_batch", 0))))
-    named = {"minOffsetsPerTrigger": "min_rows_per_batch", "maxBytesPerTrigger": "bytes_per_batch"}
-    limits = {option: given[key] for option, key in named.items() if key in given}
-    if "max_delay" in given:
-        limits["maxTriggerDelay"] = given["max_delay"]
-    return {"maxRowsPerBatch": most} | limits
+    named = {
+        "minOffsetsPerTrigger": "min_rows_per_batch",
+        "maxTriggerDelay": "max_delay",
+        "maxBytesPerTrigger": "bytes_per_batch",
+        "maxReadShare": "max_read_share",
+        "maxTasks": "max_tasks",
+    }
+    return {"maxRowsPerBatch": most} | {option: given[key] for option, key in named.items() if key in given}
 
 
 def _is_parsed_by_arrow(ddl: str) -> bool:

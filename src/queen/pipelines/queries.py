@@ -137,8 +137,8 @@ def read_layout(checkpoints: Path, declaration: Declaration) -> list[Query]:
         return [Query(name=name, trunk="", sinks=[name]) for name in found]
     except msgspec.DecodeError as error:
         raise PipelineError(
-            f"{checkpoints / LAYOUT_FILE} says which sinks share a checkpoint, and cannot be read ({error}): put it back,"
-            " or begin again with --fresh"
+            f"{checkpoints / LAYOUT_FILE} says which sinks share a checkpoint, and cannot be read ({error}):"
+            " put it back, or begin again with --fresh"
         ) from error
 
 

@@ -269,7 +269,7 @@ def replay(
         check_queues(view, options.queues)
         spark = session("replay", master, conf)
         total = select(spark, options, view).count()
-        files = view.count_files(options.queues, options.since, options.until)
+        files = view.count_files(options.selection)
         held = view.queues()
     if dry_run:
         print(f"{total} messages in {files} files would be replayed")
