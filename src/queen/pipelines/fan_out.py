@@ -49,6 +49,7 @@ class FanOut:
 
     def open(self, sinks: Sinks, dead_letters: Sink) -> None:
         """Before the query starts. Raises `DeclarationError` when a sink lacks what it needs."""
+        self.at = None
         self._sinks = [(sink, sinks.writer(sink)) for sink in self._query.sinks]
         if self._query.has_dead_letters:
             self._dead_letters = sinks.writer(dead_letters)
@@ -76,10 +77,10 @@ class FanOut:
     def _write_dead_letters(self, frames: Frames, rows: DataFrame, batch: int, write: Write) -> None:
         found = frames.dead_letters()
         late = 0
-        for tap, left in self._query.side.taken(rows.sparkSession, batch) if self._query.side is not None else ():
-            bad = letters(self._pipeline, tap.node, left)
+        for tap, table in self._query.side.taken(rows.sparkSession, batch) if self._query.side is not None else ():
+            bad = letters(self._pipeline, tap.node, rows.sparkSession.createDataFrame(table, tap.schema))
             found = bad if found is None else found.unionByName(bad)
-            late += left.count() if tap.late else 0
+            late += table.num_rows if tap.late else 0
         if found is None or found.isEmpty():
             return
         written = write(found, batch)

@@ -88,17 +88,17 @@ class SideOutput:
         # The schema says which column has the watermark, which has to be known behind this as well.
         return timed.mapInArrow(partial(_divert_late, str(self._checkpoint), tap.name), rows.schema)
 
-    def taken(self, spark: SparkSession, batch: int) -> list[tuple[Tap, DataFrame]]:
-        """The rows that left a batch which was computed in this run."""
+    def taken(self, spark: SparkSession, batch: int) -> list[tuple[Tap, Any]]:
+        """The rows that left a batch which was computed in this run, as Arrow has them."""
         run = str(spark.sparkContext.getLocalProperty(_RUN))
-        found: list[tuple[Tap, DataFrame]] = []
+        found: list[tuple[Tap, Any]] = []
         for tap in self.taps:
             tables = [
                 pyarrow.ipc.open_file(path).read_all()
                 for path in sorted((self._checkpoint / _DIRECTORY / run / str(batch) / tap.name).glob("*.arrow"))
             ]
             if tables:
-                found.append((tap, spark.createDataFrame(pyarrow.concat_tables(tables), tap.schema)))
+                found.append((tap, pyarrow.concat_tables(tables)))
         return found
 
     def clear(self) -> None:
