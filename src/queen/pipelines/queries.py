@@ -251,6 +251,9 @@ class _Planner:
                 found.rows, found.direct = frames.of(members[0].source), True
             planned.append(found)
         left = judging - judges.keys()
+        if not apart:
+            # What nothing takes rows from is not read for its dead letters alone.
+            left &= {node for query in running for node in self._used(query)}
         letters = self._frames(judges=left)
         letters.check_all()
         rows_left = letters.dead_letters() if left else None
