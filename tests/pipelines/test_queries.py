@@ -11,7 +11,8 @@ import pytest
 
 from queen.pipelines.declaration import Declaration, OutputMode, Sink, SinkKind
 from queen.pipelines.errors import PipelineError, Where
-from queen.pipelines.queries import Key, Query, lay_out, read_layout
+from queen.pipelines.loading import load
+from queen.pipelines.queries import Key, Query, lay_out, plan, read_layout
 from queen.pipelines.session import Connection
 from queen.wire.pipelines import PipelineState
 from tests.pipelines.running import Runner
@@ -130,6 +131,51 @@ def test_sinks_of_one_trunk_and_mode_share_a_query_and_stay_with_it() -> None:
     third = lay_out({"a": ("orders", OutputMode.APPEND)}, second)
     assert _shown(third) == {"from-events": ["a"], "c": ["c"], "d": ["d"]}
     assert third[0].trunk == "orders"
+
+
+def test_sinks_share_what_looks_at_each_row_for_itself(runner: Runner) -> None:
+    file = runner.file(
+        """\
+        pipeline: many
+        sources: {events: {queue: events, schema: "n int, at timestamp", event_time: at, lateness: 1 minute}}
+        steps:
+          hot: {sql: SELECT * FROM events WHERE n > 10}
+          both: {sql: SELECT n FROM hot UNION ALL SELECT -n FROM events}
+          totals: {sql: "SELECT n % 10 AS digit, count(*) AS count FROM hot GROUP BY n % 10"}
+          counts: {from: hot, tumbling: 1 minute, aggregate: {n: count(*)}}
+          large: {sql: SELECT * FROM counts WHERE n > 5}
+        sinks:
+          a: {from: events, console: true}
+          b: {from: both, console: true, mode: update}
+          c: {from: totals, console: true, mode: update}
+          d: {from: counts, console: true}
+          e: {from: large, console: true}
+          f: {from: counts, console: true, mode: update}
+        """
+    )
+    planned = plan(runner.session(), load(file), Connection("http://localhost:1", databases=("postgresql://nowhere",)))
+    assert _shown(planned.layout) == {"from-events": ["a", "b"], "c": ["c"], "from-counts": ["d", "e"], "f": ["f"]}
+    # The dead letters of the source are written by the query that has its rows; late rows by those that leave them out.
+    assert {query.name: query.judges for query in planned.queries if query.judges} == {"from-events": {"events"}}
+    late = {query.name for query in planned.queries if query.side is not None and query.side.taps}
+    assert late == {"from-counts", "f"}
+    assert [query.name for query in planned.queries if query.direct] == ["c"]
+
+
+def test_what_reads_a_source_twice_leaves_its_dead_letters_to_a_query_of_their_own(runner: Runner) -> None:
+    file = runner.file(
+        """\
+        pipeline: paired
+        sources: {events: {queue: events, schema: "n int, at timestamp", event_time: at, lateness: 1 minute}}
+        steps:
+          others: {sql: "SELECT n AS m, at AS then FROM events"}
+          pairs: {join: [events, others], on: n = m AND then BETWEEN at AND at + INTERVAL 1 MINUTE}
+        sinks: {out: {from: pairs, console: true}}
+        """
+    )
+    planned = plan(runner.session(), load(file), Connection("http://localhost:1", databases=("postgresql://nowhere",)))
+    assert _shown(planned.layout) == {"out": ["out"], "dead_letters": ["dead_letters"]}
+    assert all(query.direct for query in planned.queries)
 
 
 def test_what_was_noted_of_queries_is_read_and_what_cannot_be_read_is_said_with_the_remedy(tmp_path: Path) -> None:
