@@ -505,7 +505,8 @@ def test_key_is_written_changed_and_deleted_and_each_can_be_undone(window: Windo
     confirm(page, effect="find nothing from then on")
     toast(page, "is deleted")
     assert not site.exists(path)
-    undo(page)
+    page.locator(".toast", has_text="is deleted").get_by_role("button", name="Undo").click()
+    toast(page, "Undone: Delete the key")
     assert site.call("GET", path)["value"] == 1
 
 
@@ -522,7 +523,7 @@ def test_lock_is_released_timer_cancelled_and_ephemeral_queue_dropped(window: Wi
     site.call("POST", "/api/v1/timers", {"operations": [timer]})
     window.visit("/state?tab=timers&queue=later")
     page.locator("tbody a.main").click()
-    expect(page.locator(".drawer").get_by_label("Payload")).to_contain_text('"a": 1')
+    expect(page.locator(".drawer").get_by_label("Payload", exact=True)).to_contain_text('"a": 1')
     page.locator(".drawer").get_by_role("button", name="Cancel timer").click()
     confirm(page, effect="Nothing is pushed to later")
     toast(page, "Timer call is cancelled")
