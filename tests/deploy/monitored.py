@@ -24,6 +24,7 @@ from tests.acceptance.served import environ_without_settings
 from tests.deploy.tools import tool
 from tests.support.ageing import block_until
 from tests.support.ports import free_port
+from tests.support.workers import worker_processes
 
 _READY_SECONDS = 60.0
 
@@ -95,8 +96,7 @@ class Server(_Process):
     def workers(self) -> list[psutil.Process]:
         """The processes that serve requests."""
         assert self._process is not None
-        children = psutil.Process(self._process.pid).children()
-        return [process for process in children if process.name() != "postgres"]
+        return worker_processes(self._process.pid)
 
     def sql(self, statement: str) -> list[asyncpg.Record]:
         """Run a statement in the database of the server."""
