@@ -221,6 +221,31 @@ class Load:
             if found:
                 keys = ("id", "namespace", "topic")
                 server.post("/api/v1/topics/ack", [{key: item[key] for key in keys} for item in found])
+        self._change_state()
+
+    def _change_state(self) -> None:
+        """Keys, locks, timers, ephemeral queues and conflation, also what does not apply and is refused."""
+        server, key = self._server, {"ns": "orders", "key": "k"}
+        server.post("/api/v1/kv", {"operations": [{"op": "putIfAbsent", "value": 1, "forever": True} | key]})
+        lock = {"name": "report", "ttlSeconds": 60}
+        renew = {"op": "renew", "token": 1, "slot": 0, "owner": "gone"}
+        for operation in ({"op": "acquire", "owner": "one"}, {"op": "acquire", "owner": "two"}, renew):
+            server.post("/api/v1/locks", {"operations": [operation | lock]})
+        timer = {"queue": "reminders", "timerKey": "t"}
+        server.post("/api/v1/timers", {"operations": [{"op": "schedule", "payload": "MQ==", "delayMs": 0} | timer]})
+        server.post("/api/v1/timers", {"operations": [{"op": "cancel"} | timer]})
+        for queue, policy in (("dropping", "dropOldest"), ("refusing", "reject")):
+            body = {"queue": queue, "options": {"maxLength": 2, "policy": policy}}
+            server.post("/api/v1/ephemeral/configure", body)
+            with suppress(urllib.error.HTTPError):
+                server.post("/api/v1/ephemeral/push", {"queue": queue, "messages": [{"payload": 1}] * 2})
+        popped = server.get("/api/v1/ephemeral/pop", queue="dropping", group="g")["messages"]
+        acks = [{"id": message["id"], "status": "completed"} for message in popped]
+        server.post("/api/v1/ephemeral/ack", {"queue": "dropping", "group": "g", "acks": acks})
+        server.push("newest", 3)
+        found = server.get("/api/v1/pop/queue/newest", consumerGroup="latest", conflation="true", partitions="10")
+        if found and found["messages"]:
+            server.ack("latest", found["messages"])
 
 
 class Prometheus(_Process):
