@@ -18,6 +18,7 @@ import uvloop
 from tests.campaign.faults import KINDS
 from tests.campaign.report import Totals, shown
 from tests.campaign.rounds import WORKLOADS, Plan, choose_workloads, run_round
+from tests.campaign.workloads.spark import has_java
 from tests.support.older_sources import older_sources
 
 
@@ -46,12 +47,14 @@ async def _campaign(options: argparse.Namespace, workloads: list[str], faults: l
     while (left := options.seconds - (time.monotonic() - begun)) > 0 or number == 0:
         seed = options.seed + number
         number += 1
-        # Of rounds that may be of any kind, some have clocks that jump, a standby, or the version before to begin with.
-        turn = number % 5 if not workloads else 0
+        # Of rounds of any kind, some have jumping clocks, a standby, the version before, Spark or two hosts.
+        turn = number % 6 if not workloads else -1
+        extra = {0: "hosts", 5: "spark" if has_java() else "stages"}.get(turn)
+        chosen = {*choose_workloads(seed, list(WORKLOADS)), *([extra] if extra else [])}
         plan = Plan(
             seed=seed,
             seconds=min(options.round, max(left, 5.0)),
-            workloads=tuple(workloads) or choose_workloads(seed, list(WORKLOADS)),
+            workloads=tuple(workloads or sorted(chosen)),
             faults=faults,
             pace=options.pace,
             pause=options.pause,

@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import asyncpg
 import psutil
@@ -62,13 +63,15 @@ class Nemesis:
     async def _calm(self, give_up: float) -> None:
         async with asyncio.TaskGroup() as group:
             for fault in self._faults:
-                most = _MOST_AT_ONCE if fault.together else 1
-                await until(lambda most=most: self._running < most, _LONGEST_SECONDS)
+                await until(partial(self._has_room, fault), _LONGEST_SECONDS)
                 await asyncio.sleep(min(fault.after, max(0.0, give_up - time.monotonic())))
                 if time.monotonic() >= give_up:
                     break
                 self._running += 1
                 group.create_task(self._inflict_and_recover(fault))
+
+    def _has_room(self, fault: Fault) -> bool:
+        return self._running < (_MOST_AT_ONCE if fault.together else 1)
 
     async def _storm(self, give_up: float) -> None:
         async def lane(faults: Iterator[Fault]) -> None:
