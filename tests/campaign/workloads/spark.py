@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import msgspec
 
 from tests.campaign.history import Outcome, Violation
@@ -43,10 +45,11 @@ class SparkWorkload(LogWorkload):
     async def drive(self) -> None:
         """Start the driver again whenever it has ended: it is killed, and gives up when PostgreSQL is unavailable."""
         while not self.stage.healed.is_set():
-            async with asyncio.timeout(self.chance.uniform(15, 40)) as patience:
-                await self._run_driver()
-            if not patience.expired():
-                await self.back_off()
+            driving = asyncio.create_task(self._run_driver())
+            try:
+                await self._until_written_or_over(driving)
+            finally:
+                await _end(driving)
         driving = asyncio.create_task(self._run_driver())
         try:
             async with asyncio.timeout(_DRAIN_SECONDS):
@@ -58,8 +61,20 @@ class SparkWorkload(LogWorkload):
             # The check says what is missing.
             return
         finally:
-            driving.cancel()
-            await asyncio.gather(driving, return_exceptions=True)
+            await _end(driving)
+
+    async def _until_written_or_over(self, driving: asyncio.Task[None]) -> None:
+        """A moment after the driver has written something, in which it may be staging, publishing or taking note."""
+        before = None
+        while not driving.done() and not self.stage.healed.is_set():
+            with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+                _, came_out = await self._stored()
+                written = sum(map(len, came_out.values()))
+                before = written if before is None else before
+                if written > before:
+                    break
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(self.chance.uniform(0, 2))
 
     async def _run_driver(self) -> None:
         dsn = self.site.front_dsn(self.site.databases[0])
@@ -103,6 +118,11 @@ class SparkWorkload(LogWorkload):
 
     async def check(self) -> list[Violation]:
         return [*await super().check(), *compare(self.name, *await self._stored())]
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def compare(workload: str, came_in: dict[str, list[str]], came_out: dict[str, list[str]]) -> list[Violation]:
