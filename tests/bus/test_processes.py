@@ -18,6 +18,7 @@ from tests.acceptance.served import Served, served
 from tests.bus.conftest import SECRET, Ports
 from tests.support.ageing import until
 from tests.support.api import Api
+from tests.support.workers import worker_processes
 
 QUICK = {
     "QUEEN_SYNC_SECRET": SECRET,
@@ -55,7 +56,7 @@ async def test_when_the_worker_that_listens_is_killed_another_one_listens(
 
 def listener(server: Served, port: int) -> psutil.Process | None:
     """The worker that has a UDP port."""
-    for worker in psutil.Process(server.pid).children():
+    for worker in worker_processes(server.pid):
         try:
             connections = worker.net_connections("udp")
         except psutil.Error:

@@ -26,6 +26,7 @@ import uvloop
 
 from tests.acceptance.served import Served, served
 from tests.support.raw_websocket import TEXT, frame, handshake
+from tests.support.workers import worker_processes
 
 _QUEUE, _GROUP, _NAMESPACE, _TOPIC = "fuzzed", "group", "space", "jobs"
 _ANSWER_SECONDS = 20.0
@@ -394,8 +395,7 @@ async def fuzz(server: Served, requests: int, seed: int) -> Findings:
 
 
 def worker_pids(server: Served) -> list[int]:
-    found = psutil.Process(server.pid).children(recursive=False)
-    return sorted(child.pid for child in found if "queen.cli.serve.worker" in child.cmdline())
+    return sorted(worker.pid for worker in worker_processes(server.pid))
 
 
 def _rss(server: Served) -> int:

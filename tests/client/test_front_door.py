@@ -65,16 +65,23 @@ def script() -> None:
         for message in sync.queue("orders").batch(10).pop():
             sync.ack(message)
         sync.transaction().queue("out").push({"data": 1}).commit()
+        total: int = sync.kv("orders").incr("n", 2, ttl=60)
+        with sync.lock("report", ttl=30) as lock:
+            sync.transaction().guard(lock).kv("orders").put_if_absent("done", total).commit()
         print(sync.queue("orders").dlq().limit(3).get()["total"], sync.admin.get_overview()["queues"])
 """
 
 WRONG_PROGRAM = """
-from queen import Queen
+from queen import Queen, QueenSync
 
 async def main(queen: Queen) -> None:
     await queen.queue("orders").bach(10).pop()
     await queen.queue("orders").batch("ten").pop()
     await queen.queue("orders").push(7)
+
+def script(queen: QueenSync) -> None:
+    queen.kv("orders").incr("n", "two")
+    text: str = queen.kv("orders").incr("n")
 """
 
 SERVER_ONLY = """
@@ -105,7 +112,7 @@ def test_client_is_typed_for_those_who_use_it(tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stdout
     (tmp_path / "wrong.py").write_text(WRONG_PROGRAM)
     checked = run_mypy(tmp_path / "wrong.py")
-    assert checked.stdout.count("error:") == 3, checked.stdout
+    assert checked.stdout.count("error:") == 5, checked.stdout
 
 
 def run_mypy(path: Path) -> subprocess.CompletedProcess[str]:

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from queen import Queen
-from queen.client.errors import LockLostError, QueenError, RequestError
-from tests.client.conftest import MakeClient
+from queen import LockLostError, Message, PreconditionError, Queen, QueenError, RequestError, TransactionError
+from queen.client.transaction import Transaction
+from tests.client.conftest import MakeClient, url_of
 from tests.support.ageing import Connection, until
-from tests.support.api import Api
+from tests.support.proxy import TcpProxy
 
 
 async def test_keys(queen: Queen) -> None:
@@ -23,6 +23,10 @@ async def test_keys(queen: Queen) -> None:
     assert [await keys.put_if_absent("b", True) for _ in range(2)] == [True, False]
     assert [await keys.incr("n"), await keys.incr("n", 4)] == [1, 5]
     assert await keys.get_many(["a", "b", "c"]) == {"a": 2, "b": True}
+    await keys.put("an", 7)
+    rows = await keys.scan("a")
+    assert [(row["key"], row["value"]) for row in rows] == [("a", 2), ("an", 7)]
+    assert [row["key"] for row in await keys.scan("a", after="a", limit=5)] == ["an"]
     with pytest.raises(QueenError, match="holds no number"):
         await keys.incr("b")
     assert [await keys.delete("a") for _ in range(2)] == [True, False]
@@ -30,18 +34,41 @@ async def test_keys(queen: Queen) -> None:
         await keys.get("")
 
 
-async def test_a_lock_has_one_holder_who_can_guard_a_transaction(queen: Queen, api: Api) -> None:
+async def test_a_lock_has_one_holder_who_can_guard_a_transaction(queen: Queen) -> None:
     async with queen.lock("report") as lock:
         assert not await queen.lock("report").acquire(wait=False)
         waiting = asyncio.create_task(queen.lock("report", poll_seconds=0.01).acquire())
-        push = {"type": "push", "items": [{"queue": "out", "payload": 1}]}
-        body = {"operations": [push], "kv": [lock.guard]}
-        assert (await queen.request("POST", "/api/v1/transaction", body))["success"]
+        assert (await queen.transaction().guard(lock).queue("out").push({"data": 1}).commit())["success"]
+        late = queen.transaction().guard(lock).queue("out").push({"data": 2})
     assert lock.lost and await waiting
     with pytest.raises(LockLostError):
-        _ = lock.guard
-    again = await queen.request("POST", "/api/v1/transaction", body)
-    assert (again["success"], again["reason"]) == (False, "kv_precondition")
+        queen.transaction().guard(lock)
+    with pytest.raises(PreconditionError, match="rolled back"):
+        await late.commit()
+    assert [message["data"] for message in await queen.queue("out").batch(9).pop()] == [1]
+
+
+async def test_keys_and_timers_change_with_a_transaction_or_not_at_all(queen: Queen) -> None:
+    def once() -> Transaction:
+        transaction = queen.transaction().kv("orders").put_if_absent("invoiced-7", ttl=60)
+        transaction.kv("orders").incr("count").kv("orders").put("state", "sent", expect=0, required=False)
+        return transaction.timers("late").schedule("order-7", 7, seconds=3600).queue("out").push({"data": 7})
+
+    await once().commit()
+    with pytest.raises(PreconditionError) as refused:
+        await once().commit()
+    assert (refused.value.reason, refused.value.value) == ("exists", True)
+    keys, version = queen.kv("orders"), refused.value.version
+    assert (await keys.entry("invoiced-7"))["version"] == version and await keys.get("count") == 1
+    await queen.transaction().kv("orders").check("invoiced-7", version or 0).timers("late").cancel("order-7").commit()
+    assert await queen.timers("late").pending() == []
+    with pytest.raises(PreconditionError, match="rolled back"):
+        await (
+            queen.transaction().kv("orders").delete("invoiced-7", expect=10**9).queue("out").push({"data": 8}).commit()
+        )
+    assert [message["data"] for message in await queen.queue("out").batch(9).pop()] == [7]
+    with pytest.raises(TransactionError, match="no operations"):
+        await queen.transaction().commit()
 
 
 async def test_a_lock_is_renewed_and_says_that_it_was_lost(queen: Queen, connection: Connection) -> None:
@@ -51,6 +78,16 @@ async def test_a_lock_is_renewed_and_says_that_it_was_lost(queen: Queen, connect
         assert not lock.lost
         await connection.execute("DELETE FROM queen.kv")
         await until(lambda: lock.lost)
+
+
+async def test_a_lock_that_cannot_be_renewed_is_lost_in_time(wire: TcpProxy, make_client: MakeClient) -> None:
+    lock = make_client(url_of(wire), retry_attempts=1).lock("report", ttl=1)
+    await lock.acquire()
+    assert not lock.lost
+    async with wire.away():
+        await until(lambda: lock.lost)
+        with pytest.raises(LockLostError):
+            _ = lock.guard
 
 
 async def test_timers(queen: Queen) -> None:
@@ -78,7 +115,7 @@ async def test_ephemeral_queues(queen: Queen) -> None:
     assert [await presence.delete() for _ in range(2)] == [True, False]
 
 
-async def test_conflation_and_reading_by_offset(queen: Queen, make_client: MakeClient) -> None:
+async def test_conflation_and_reading_by_offset(queen: Queen) -> None:
     await queen.queue("tasks").partition("p").push([{"data": n} for n in range(5)])
     builder = queen.queue("tasks").group("g").conflation().batch(10).wait(False)
     messages = await builder.pop()
@@ -88,5 +125,20 @@ async def test_conflation_and_reading_by_offset(queen: Queen, make_client: MakeC
     found = await queen.fetch("tasks", partition="p", offset=3)
     assert [record["payload"] for record in found["records"]] == [3, 4] and found["highWatermark"] == 5
     assert (await queen.fetch("tasks", partition="p", offset=9))["error"] == "OFFSET_OUT_OF_RANGE"
-    with pytest.raises(ValueError, match="transport"):
-        await builder.consume(lambda message: None, transport="websocket")
+
+
+@pytest.mark.parametrize("transport", ["http", "websocket"])
+async def test_consumers_with_conflation_get_the_newest_message(queen: Queen, transport: str) -> None:
+    seen: list[object] = []
+    enough = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        seen.append(message["data"])
+        if len(seen) == 1:
+            await queen.queue("tasks").partition("p").push([{"data": n} for n in range(5, 8)])
+        else:
+            enough.set()
+
+    await queen.queue("tasks").partition("p").push([{"data": n} for n in range(5)])
+    await queen.queue("tasks").group("g").conflation().consume(handle, signal=enough, transport=transport)
+    assert seen == [4, 7]

@@ -8,7 +8,22 @@ from typing import Any
 
 import pytest
 
-from queen import LeaseLostError, Message, QueenSync, UnsentError
+from queen import LeaseLostError, Message, PreconditionError, Queen, QueenSync, UnsentError
+from queen.client.admin import DlqQuery
+from queen.client.queue import QueueBuilder
+from queen.client.state import EphemeralQueue, KeyValues, Lock, Timers
+from queen.client.sync import (
+    DlqSync,
+    EphemeralQueueSync,
+    KeyValuesSync,
+    LockSync,
+    QueueSync,
+    TimersSync,
+    TransactionSync,
+)
+from queen.client.topics.sync import TopicSync
+from queen.client.topics.topic import TopicBuilder
+from queen.client.transaction import Transaction
 from tests.support.api import Api
 
 
@@ -44,6 +59,42 @@ async def test_grammar_is_the_same_without_await(api: Api) -> None:
     await in_thread(script)
     assert [message["data"] for message in await api.pop("out", partition="o")] == ["moved"]
     assert [message["data"] for message in await api.pop("b", batch=5)] == [1, 2]
+
+
+async def test_keys_locks_timers_and_ephemeral_queues_without_await(api: Api) -> None:
+    def script() -> None:
+        with QueenSync(api.url) as queen:
+            keys = queen.kv("orders")
+            assert keys.put("a", 1, ttl=60)["applied"] and keys.incr("a", 2) == 3
+            assert keys.get("a") == 3 and keys.get("b", "none") == "none"
+            with queen.lock("report") as lock:
+                assert not queen.lock("report").acquire(wait=False)
+                queen.transaction().guard(lock).kv("orders").put_if_absent("done").queue("out").push(
+                    {"data": 1}
+                ).commit()
+            assert lock.lost
+            with pytest.raises(PreconditionError):
+                queen.transaction().kv("orders").put_if_absent("done").commit()
+            queen.timers("reminders").schedule("r", {"order": 7}, seconds=0)
+            assert [message["data"] for message in queen.queue("reminders").pop()] == [{"order": 7}]
+            presence = queen.ephemeral("presence")
+            assert presence.push(["ada"]) == 1
+            assert presence.ack(presence.pop(group="screen", wait_seconds=20), group="screen") == ["acked"]
+            queen.queue("q").push([{"data": n} for n in range(3)])
+            assert [record["payload"] for record in queen.fetch("q", offset=1)["records"]] == [1, 2]
+            newest = queen.queue("q").group("g").conflation().batch(9).pop()
+            assert [message["data"] for message in newest] == [2]
+
+    await in_thread(script)
+
+
+def test_the_synchronous_client_has_every_method() -> None:
+    pairs: list[tuple[type, type]] = [(Queen, QueenSync), (QueueBuilder, QueueSync), (TopicBuilder, TopicSync)]
+    pairs += [(KeyValues, KeyValuesSync), (Lock, LockSync), (Timers, TimersSync), (EphemeralQueue, EphemeralQueueSync)]
+    pairs += [(Transaction, TransactionSync), (DlqQuery, DlqSync)]
+    for awaited, blocking in pairs:
+        missing = {name for name in dir(awaited) if not name.startswith("_")} - {*dir(blocking)} - {"engine"}
+        assert not missing, blocking
 
 
 async def test_handlers_run_in_threads_and_trace_without_await(api: Api) -> None:

@@ -466,7 +466,7 @@ async def _write(http: Http, process: subprocess.Popen[bytes], cluster: Path) ->
 
 def _kill_server(process: subprocess.Popen[bytes]) -> None:
     """The workers and what watches them, but not PostgreSQL."""
-    children = [child for child in psutil.Process(process.pid).children() if child.name() != "postgres"]
+    children = [child for child in psutil.Process(process.pid).children(recursive=True) if child.name() != "postgres"]
     for pid in (process.pid, *(child.pid for child in children)):
         os.kill(pid, signal.SIGKILL)
     process.wait()

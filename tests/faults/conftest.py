@@ -16,6 +16,7 @@ import pytest
 
 from tests.acceptance.served import served
 from tests.support.database import Connection
+from tests.support.workers import worker_processes
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Victim:
     supervisor: psutil.Process
 
     def workers(self) -> list[psutil.Process]:
-        """The worker processes that are alive, in no order."""
-        return [child for child in self.supervisor.children() if _runs(child, "queen.cli.serve.worker")]
+        """The worker processes that are alive."""
+        return worker_processes(self.supervisor.pid)
 
     def postmaster(self) -> psutil.Process:
         return psutil.Process(int(self._postmaster_file()[0]))

@@ -19,6 +19,7 @@ from queen.storage.database import UNAVAILABLE_ERRORS, AdvisoryLock
 from tests.faults.conftest import Victim
 from tests.support.ageing import until
 from tests.support.database import Connection, stored_messages
+from tests.support.workers import worker_number
 
 _YOUTH_SECONDS = 3.0
 # The last two: the file that says where PostgreSQL listens is being written.
@@ -120,7 +121,7 @@ async def appending_worker(victim: Victim) -> psutil.Process:
                 AdvisoryLock.INBOX,
             )
             for worker in victim.workers():
-                if name and worker.cmdline()[-2] == name.removeprefix("queen worker "):
+                if name == f"queen worker {worker_number(worker)}":
                     return worker
             await asyncio.sleep(0.05)
 

@@ -19,6 +19,7 @@ import psutil
 
 from tests.acceptance.served import environ_without_settings
 from tests.support.ports import free_port
+from tests.support.workers import worker_processes
 
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 30.0
@@ -80,14 +81,7 @@ class Host:
         if not self.alive:
             return []
         assert self.process is not None
-        found = []
-        for child in psutil.Process(self.process.pid).children():
-            try:
-                if "queen.cli.serve.worker" in child.cmdline():
-                    found.append((child.create_time(), child.pid, child))
-            except psutil.NoSuchProcess:
-                continue
-        return [process for *_, process in sorted(found, key=lambda one: one[:2])]
+        return worker_processes(self.process.pid)
 
     def kill_a_worker(self, chance: random.Random) -> None:
         workers = self.worker_processes()
@@ -97,7 +91,7 @@ class Host:
     def kill(self) -> None:
         """All at once, as when the machine is switched off."""
         assert self.process is not None
-        for process in [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children()]:
+        for process in [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]:
             os.kill(process.pid, signal.SIGKILL)
         self.process.wait()
 

@@ -13,6 +13,7 @@ QueenError
 │   ├── ServerError           any other 5xx
 │   ├── PushError             the server rejected some of the items: `.items`
 │   └── TransactionError      the transaction was rejected and not applied; `.results` of the operations tried
+│       └── PreconditionError a change of a key did not apply: `.reason`, `.value` and `.version` of the key
 ├── UnsentError               buffered messages could not be sent: `.messages`
 ├── LockLostError             a lock is not held, or not any more
 └── ClientClosedError         the client was used after `close()`
@@ -126,6 +127,19 @@ class TransactionError(RequestError):
     def __init__(self, what: str, results: Sequence[dict[str, Any]] = ()) -> None:
         super().__init__(what)
         self.results = list(results)
+
+
+class PreconditionError(TransactionError):
+    """A change of a key did not apply, and the transaction with it: `reason`, and the `value` and `version` it has.
+
+    The reason is `exists`, `absent`, `version`, `limit` or `type`.
+    """
+
+    def __init__(self, what: str, reason: str, value: Any = None, version: int | None = None) -> None:
+        super().__init__(what)
+        self.reason = reason
+        self.value = value
+        self.version = version
 
 
 @dataclass(frozen=True, slots=True)

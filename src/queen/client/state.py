@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import uuid
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +19,42 @@ _RENEWALS = 3
 """A lock is renewed so many times within its time to live."""
 _WAIT_SLACK_MILLIS = 5000
 """A request outlives the time that the server waits by this."""
+
+
+def put(key: str, value: Any, ttl: int | None, expect: int | None) -> dict[str, Any]:
+    """The operation that writes a key."""
+    return {"op": "put", "key": key, "value": value} | _expiry(ttl) | _expected(expect)
+
+
+def put_if_absent(key: str, value: Any, ttl: int | None) -> dict[str, Any]:
+    """The operation that writes a key that does not exist."""
+    return {"op": "putIfAbsent", "key": key, "value": value} | _expiry(ttl)
+
+
+def increment(key: str, delta: int, ttl: int | None) -> dict[str, Any]:
+    """The operation that adds to a number."""
+    return {"op": "incr", "key": key, "delta": delta} | _expiry(ttl)
+
+
+def delete(key: str, expect: int | None) -> dict[str, Any]:
+    """The operation that deletes a key."""
+    return {"op": "delete", "key": key} | _expected(expect)
+
+
+def schedule(
+    queue: str, key: str, data: Any, seconds: float, partition: str | None, transaction_id: str | None
+) -> dict[str, Any]:
+    """The operation that schedules a timer."""
+    payload = b64encode(json.dumps(data, ensure_ascii=False).encode()).decode()
+    operation = {"op": "schedule", "payload": payload, "delayMs": round(seconds * 1000)}
+    operation |= {"partition": partition} if partition else {}
+    operation |= {"txn": transaction_id} if transaction_id else {}
+    return {"queue": queue, "timerKey": key} | operation
+
+
+def cancel(queue: str, key: str) -> dict[str, Any]:
+    """The operation that cancels a timer."""
+    return {"queue": queue, "timerKey": key, "op": "cancel"}
 
 
 class KeyValues:
@@ -41,22 +78,27 @@ class KeyValues:
         result = await self._run({"op": "getMany", "keys": list(keys)})
         return {row["key"]: row["value"] for row in result["rows"]}
 
+    async def scan(self, prefix: str, *, after: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
+        """Keys that start with a text, in order, those behind `after`: `key`, `value`, `version` and others of each."""
+        operation = {"op": "getPrefix", "prefix": prefix, "limit": limit} | ({} if after is None else {"after": after})
+        rows: list[dict[str, Any]] = (await self._run(operation))["rows"]
+        return rows
+
     async def put(self, key: str, value: Any, *, ttl: int | None = None, expect: int | None = None) -> dict[str, Any]:
         """Write a key, for `ttl` seconds or for good; with `expect` only if that is its version (0: none).
 
         `applied` of the answer says whether it was written, `version` which version it has.
         """
-        fields = {"value": value} | _expiry(ttl) | ({} if expect is None else {"expect": expect})
-        return await self._run({"op": "put", "key": key} | fields)
+        return await self._run(put(key, value, ttl, expect))
 
     async def put_if_absent(self, key: str, value: Any, *, ttl: int | None = None) -> bool:
         """Write a key that does not exist; whether it was written."""
-        result = await self._run({"op": "putIfAbsent", "key": key, "value": value} | _expiry(ttl))
+        result = await self._run(put_if_absent(key, value, ttl))
         return bool(result["applied"])
 
     async def incr(self, key: str, delta: int = 1, *, ttl: int | None = None) -> int:
         """Add to a number, which begins at 0; the sum. Only a new key takes the `ttl`."""
-        result = await self._run({"op": "incr", "key": key, "delta": delta} | _expiry(ttl))
+        result = await self._run(increment(key, delta, ttl))
         if not result["applied"]:
             raise QueenError(f"key {key!r} of namespace {self._namespace!r} holds no number")
         value: int = result["value"]
@@ -64,7 +106,7 @@ class KeyValues:
 
     async def delete(self, key: str, *, expect: int | None = None) -> bool:
         """Delete a key, with `expect` only that version; whether it was there."""
-        result = await self._run({"op": "delete", "key": key} | ({} if expect is None else {"expect": expect}))
+        result = await self._run(delete(key, expect))
         return bool(result["applied"])
 
     async def _run(self, operation: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,28 +134,32 @@ class Lock:
         self._poll_seconds = poll_seconds
         self._owner = str(uuid.uuid4())
         self._permit: dict[str, Any] | None = None
+        # By this program's clock, from before the request that acquired or renewed it.
+        self._expires_at = 0.0
         self._renewing: asyncio.Task[None] | None = None
 
     @property
     def lost(self) -> bool:
-        """Whether it is not held (any more)."""
-        return self._permit is None
+        """Whether it is not held (any more): it was released, taken by another, or not renewed in time."""
+        return self._permit is None or time.monotonic() >= self._expires_at
 
     @property
     def guard(self) -> dict[str, Any]:
         """The operation on keys that has a transaction happen only while the lock is held. Raises `LockLostError`."""
-        if self._permit is None:
+        if self._permit is None or self.lost:
             raise LockLostError(f"lock {self._name!r} is not held")
         found: dict[str, Any] = self._permit["guard"]
         return found
 
     async def acquire(self, *, wait: bool = True) -> bool:
         """Take a permit; without `wait` only if there is one now."""
+        await self._stop_renewing()
         while True:
+            expires_at = time.monotonic() + self._ttl
             fields = {"ttlSeconds": self._ttl, "owner": self._owner, "limit": self._limit}
             result = await self._run({"op": "acquire"} | fields)
             if result["acquired"]:
-                self._permit = result
+                self._permit, self._expires_at = result, expires_at
                 self._renewing = asyncio.get_running_loop().create_task(self._renew())
                 return True
             if not wait:
@@ -122,24 +168,28 @@ class Lock:
 
     async def release(self) -> None:
         """Give the permit back."""
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.gather(self._renewing, return_exceptions=True)
+        await self._stop_renewing()
         permit, self._permit = self._permit, None
         if permit is not None:
             await self._run({"op": "release", "token": permit["token"], "slot": permit["slot"]})
 
+    async def _stop_renewing(self) -> None:
+        renewing, self._renewing = self._renewing, None
+        if renewing is not None:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+
     async def _renew(self) -> None:
         while self._permit is not None:
             await asyncio.sleep(self._ttl / _RENEWALS)
-            permit = self._permit
+            permit, expires_at = self._permit, time.monotonic() + self._ttl
             fields = {"token": permit["token"], "slot": permit["slot"], "owner": self._owner, "ttlSeconds": self._ttl}
             try:
                 result = await self._run({"op": "renew"} | fields)
             except QueenError:
                 # It may be renewed by the next one; whether it expired meanwhile, the server knows.
                 continue
-            self._permit = result if result["renewed"] else None
+            self._permit, self._expires_at = result if result["renewed"] else None, expires_at
 
     async def _run(self, operation: Mapping[str, Any]) -> dict[str, Any]:
         body = {"operations": [{"name": self._name} | dict(operation)]}
@@ -168,13 +218,11 @@ class Timers:
         self, key: str, data: Any, *, seconds: float, partition: str | None = None, transaction_id: str | None = None
     ) -> dict[str, Any]:
         """Push `data` after some seconds, in place of what was scheduled under this key."""
-        operation = {"op": "schedule", "payload": _encoded(data), "delayMs": round(seconds * 1000)}
-        operation |= {"partition": partition} if partition else {}
-        return await self._run(key, operation | ({"txn": transaction_id} if transaction_id else {}))
+        return await self._run(schedule(self._queue, key, data, seconds, partition, transaction_id))
 
     async def cancel(self, key: str) -> bool:
         """Push nothing; whether a timer was pending."""
-        return bool((await self._run(key, {"op": "cancel"}))["ok"])
+        return bool((await self._run(cancel(self._queue, key)))["ok"])
 
     async def pending(self, *, limit: int = 100) -> list[dict[str, Any]]:
         """Timers that are pending, by key."""
@@ -182,8 +230,8 @@ class Timers:
         timers: list[dict[str, Any]] = (await self._http.request("GET", path))["rows"]
         return timers
 
-    async def _run(self, key: str, operation: Mapping[str, Any]) -> dict[str, Any]:
-        body = {"operations": [{"queue": self._queue, "timerKey": key} | dict(operation)]}
+    async def _run(self, operation: Mapping[str, Any]) -> dict[str, Any]:
+        body = {"operations": [operation]}
         result: dict[str, Any] = (await self._http.request("POST", "/api/v1/timers", body))["results"][0]
         return result
 
@@ -195,7 +243,7 @@ class EphemeralQueue:
         self._http = http
         self._name = name
 
-    async def configure(self, **options: Any) -> dict[str, Any]:
+    async def configure(self, /, **options: Any) -> dict[str, Any]:
         """Declare it: `maxLength`, `maxBytes`, `policy`, `ttlSeconds`, `leaseSeconds`, `retryLimit`, `windowBuffer`."""
         return await self._post("configure", {"options": options})
 
@@ -272,5 +320,5 @@ def _expiry(ttl: int | None) -> dict[str, Any]:
     return {"forever": True} if ttl is None else {"ttlSeconds": ttl}
 
 
-def _encoded(data: Any) -> str:
-    return b64encode(json.dumps(data, ensure_ascii=False).encode()).decode()
+def _expected(version: int | None) -> dict[str, Any]:
+    return {} if version is None else {"expect": version}

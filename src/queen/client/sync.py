@@ -11,10 +11,12 @@ from typing import Any, Self, TypeVar
 from queen.client.admin import AdminCalls, DlqOptions
 from queen.client.client import Queen
 from queen.client.queue import QueueBuilder, QueueOptions
-from queen.client.threads import BackgroundLoop, consume_in_threads
+from queen.client.state import EphemeralQueue, KeyValues, Lock, Timers
+from queen.client.threads import BackgroundLoop, Blocking, blocking, consume_in_threads
 from queen.client.topics.sync import TopicSync
 from queen.client.transaction import TransactionOperations
 from queen.client.types import (
+    DEFAULT_PARTITION,
     AckResponse,
     BufferStats,
     DLQResponse,
@@ -71,6 +73,29 @@ class QueenSync:
         """A new transaction: acknowledgments and pushes that are applied atomically."""
         return TransactionSync(self._background, self._queen)
 
+    def kv(self, namespace: str) -> KeyValuesSync:
+        """The keys of a namespace."""
+        return KeyValuesSync(self._background, self._queen.kv(namespace))
+
+    def lock(self, name: str, *, ttl: int = 30, limit: int = 1, poll_seconds: float = 1.0) -> LockSync:
+        """A lock, or one of `limit` permits, that expires `ttl` seconds after its last renewal."""
+        return LockSync(self._background, self._queen.lock(name, ttl=ttl, limit=limit, poll_seconds=poll_seconds))
+
+    def timers(self, queue: str) -> TimersSync:
+        """The timers of a queue."""
+        return TimersSync(self._background, self._queen.timers(queue))
+
+    def ephemeral(self, name: str) -> EphemeralQueueSync:
+        """An ephemeral queue."""
+        return EphemeralQueueSync(self._background, self._queen.ephemeral(name))
+
+    def fetch(
+        self, queue: str, *, partition: str = DEFAULT_PARTITION, offset: int = 0, max_bytes: int | None = None
+    ) -> dict[str, Any]:
+        """Read a partition from an offset on, consuming nothing; see `Queen.fetch`."""
+        found = self._queen.fetch(queue, partition=partition, offset=offset, max_bytes=max_bytes)
+        return self._background.run(found)
+
     def ack(
         self, message: MessageRef | MessageRefs, status: bool | str = True, context: Mapping[str, Any] | None = None
     ) -> AckResponse:
@@ -101,7 +126,7 @@ class QueenSync:
         """Send any request to the HTTP API; see `Queen.request`."""
         return self._background.run(self._queen.request(method, path, body))
 
-    def fetch(self, path: str) -> bytes:
+    def download(self, path: str) -> bytes:
         """The body of a GET as it comes, for answers that are not JSON."""
         return self._background.run(self._queen.engine.http.send("GET", path)).body
 
@@ -195,6 +220,65 @@ class QueueSync(QueueOptions):
             return await start(builder)
 
         return self._background.run(work())
+
+
+class KeyValuesSync(Blocking[KeyValues]):
+    """`queen.kv(...)` of `QueenSync`."""
+
+    get = blocking(KeyValues.get)
+    entry = blocking(KeyValues.entry)
+    get_many = blocking(KeyValues.get_many)
+    scan = blocking(KeyValues.scan)
+    put = blocking(KeyValues.put)
+    put_if_absent = blocking(KeyValues.put_if_absent)
+    incr = blocking(KeyValues.incr)
+    delete = blocking(KeyValues.delete)
+
+
+class LockSync(Blocking[Lock]):
+    """`queen.lock(...)` of `QueenSync`, renewed in the background while it is held."""
+
+    acquire = blocking(Lock.acquire)
+    release = blocking(Lock.release)
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is not held (any more); see `Lock.lost`."""
+        return self._wrapped.lost
+
+    @property
+    def guard(self) -> dict[str, Any]:
+        """The operation on keys for the `kv` of a transaction; see `Lock.guard`."""
+        return self._wrapped.guard
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class TimersSync(Blocking[Timers]):
+    """`queen.timers(...)` of `QueenSync`."""
+
+    schedule = blocking(Timers.schedule)
+    cancel = blocking(Timers.cancel)
+    pending = blocking(Timers.pending)
+
+
+class EphemeralQueueSync(Blocking[EphemeralQueue]):
+    """`queen.ephemeral(...)` of `QueenSync`."""
+
+    configure = blocking(EphemeralQueue.configure)
+    push = blocking(EphemeralQueue.push)
+    pop = blocking(EphemeralQueue.pop)
+    ack = blocking(EphemeralQueue.ack)
+    depth = blocking(EphemeralQueue.depth)
+    reset = blocking(EphemeralQueue.reset)
+    delete = blocking(EphemeralQueue.delete)
 
 
 class TransactionSync(TransactionOperations):

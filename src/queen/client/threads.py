@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -43,6 +46,24 @@ class BackgroundLoop:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+class Blocking(Generic[T]):
+    """The synchronous form of an object; its methods are those of the object, made `blocking`."""
+
+    def __init__(self, background: BackgroundLoop, wrapped: T) -> None:
+        self._background = background
+        self._wrapped = wrapped
+
+
+def blocking(method: Callable[Concatenate[T, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Blocking[T], P], R]:
+    """A method that runs a coroutine method of the wrapped object, and returns its result."""
+
+    @functools.wraps(method)
+    def call(self: Blocking[T], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._background.run(method(self._wrapped, *args, **kwargs))
+
+    return call
 
 
 _POLL_SECONDS = 0.1

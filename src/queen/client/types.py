@@ -129,6 +129,9 @@ class TransactionResponse(TypedDict, total=False):
     transactionId: str
     results: list[dict[str, Any]]
     error: str
+    kvReason: str
+    value: Any
+    version: int
 
 
 MessageRef: TypeAlias = str | Mapping[str, Any]

@@ -255,17 +255,39 @@ def run(settings, worker_id, runtime_dir, on_ready):
         assert "worker 0 finished" in served.lines
 
 
+async def test_workers_outlive_their_launcher_and_another_starts_the_next(tmp_path: Path) -> None:
+    async with started(*supervising(tmp_path, OBEDIENT, first_delay=0.01)) as served:
+        await served.line_with("is ready")
+        (launcher,) = psutil.Process(served.process.pid).children()
+        launcher.kill()
+        killed = int((await served.line_with("worker 1 pid")).split()[3])
+        os.kill(killed, signal.SIGKILL)
+        assert f"worker 1 (process {killed}) exited; restarting" in await served.line_with("restarting")
+        assert int((await served.line_with("worker 1 pid", count=2)).split()[3]) != killed
+        served.process.send_signal(signal.SIGTERM)
+        assert await served.ended() == 0
+        assert {"worker 0 finished", "worker 1 finished"} <= set(served.lines)
+
+
+async def test_a_launcher_that_cannot_load_the_server_stops_it_with_the_reason(tmp_path: Path) -> None:
+    async with started(*supervising(tmp_path, "import a_module_that_is_not_there", first_delay=0.01)) as served:
+        assert await served.ended() == 1
+        assert any("No module named 'a_module_that_is_not_there'" in line for line in served.lines)
+        given_up = await served.line_with("times in a row")
+        assert given_up.startswith("queen: the launcher of workers exited with code 1 during startup, 5 times in a row")
+
+
 async def test_workers_end_and_clean_up_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     async with started(*supervising(tmp_path, OBEDIENT)) as served:
         await served.line_with("is ready")
         runtime_dir = (await served.line_with("runtime")).removeprefix("runtime ")
-        workers = served.descendants()
-        assert len(workers) == 2
+        started_by_it = served.descendants()
+        assert [each.name() for each in started_by_it] == ["queen launcher", "queen worker 0", "queen worker 1"]
         served.process.kill()
         await served.ended()
         assert {"worker 0 finished", "worker 1 finished"} <= set(served.lines)
         # Their last words come shortly before their end, which their closed output does not wait for.
-        _, alive = psutil.wait_procs([each for each in workers if not is_gone(each)], timeout=10)
+        _, alive = psutil.wait_procs([each for each in started_by_it if not is_gone(each)], timeout=10)
         assert not alive
         assert not os.access(runtime_dir, os.F_OK)
 

@@ -71,6 +71,33 @@ async def test_a_subscription_tells_what_it_stands_for(api: Api) -> None:
     }
 
 
+async def test_a_group_with_conflation_gets_the_newest_message_of_each_partition(api: Api) -> None:
+    for partition in ("a", "b"):
+        await api.push("q", *(f"{partition}{n}" for n in range(3)), partition=partition)
+    async with consuming(api) as consumer:
+        subscribed = await consumer.subscribe("q", consumerGroup="g", batch=10, partitions=10, conflation=True)
+        assert subscribed["conflation"] is True
+        messages = await consumer.batch()
+        assert sorted(payloads(messages)) == ["a2", "b2"]
+        await consumer.ack(messages, consumerGroup="g")
+        await consumer.send("credit", id="s", credit=1)
+        await api.push("q", "a3", partition="a")
+        assert payloads(await consumer.batch()) == ["a3"]
+
+
+async def test_conflation_over_a_websocket_is_what_the_group_began_with(api: Api) -> None:
+    await api.configure("q")
+    async with consuming(api) as consumer:
+        for id, wanted in (("first", True), ("second", False)):
+            assert (await consumer.subscribe("q", id=id, consumerGroup="g", conflation=wanted))["conflation"] is True
+        assert (await consumer.subscribe("q", id="plain", consumerGroup="h", conflation=False))["conflation"] is False
+        await consumer.send("subscribe", id="x", queue="q", conflation=True)
+        refused = await consumer.next("error")
+        assert refused["status"] == 400 and "needs a consumerGroup" in refused["error"]
+        await consumer.send("subscribe", id="y", queue="q", consumerGroup="g", conflation=True, autoAck=True)
+        assert "exclude each other" in (await consumer.next("error"))["error"]
+
+
 async def test_no_more_batches_come_than_there_is_credit_for(api: Api) -> None:
     for partition in range(10):
         await api.push("q", partition, partition=str(partition))

@@ -84,6 +84,12 @@ def is_empty(body: bytes | None) -> bool:
     return body is None or body.startswith(_EMPTY)
 
 
+def conflates(body: bytes) -> bool:
+    """Whether the answer to a pop says that its group gets only the newest message of a partition."""
+    # The last one found is behind the messages, whatever is in them.
+    return b',"conflation":true' in body[body.rfind(b',"partitionsClaimed":') :]
+
+
 class WaitList(Protocol):
     """Where a pop waits to be served."""
 

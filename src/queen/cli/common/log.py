@@ -46,7 +46,7 @@ def _read_partition(session: Session, queue: str, place: dict[str, Any], start: 
     end = place["nextOffset"]
     while start < end:
         reached = start
-        for frame in decode_frames(session.queen.fetch(f"{path}?{urlencode({'from': start, 'to': end})}")):
+        for frame in decode_frames(session.queen.download(f"{path}?{urlencode({'from': start, 'to': end})}")):
             reached = frame.base_offset + frame.messages
             yield from _messages(queue, place, frame, start)
         if reached <= start:

@@ -102,8 +102,7 @@ def _relay(line: str) -> None:
 
 _supervisor_log = logging.getLogger("queen.supervisor")
 
-# A plain process, neither a fork nor a multiprocessing child: it inherits only a socket, needs no helper process,
-# and has a clear name in the process list. -P keeps the current directory out of sys.path.
+# The launcher of workers, a plain process: it inherits only a socket. -P keeps the current directory out of sys.path.
 WORKER_COMMAND = (sys.executable, "-P", "-m", "queen.cli.serve.worker")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -1,21 +1,28 @@
-"""One worker process, started by the supervisor: `python -m queen.cli.serve.worker <worker id> <runtime dir> [socket]`.
+"""The launcher of workers, `python -m queen.cli.serve.worker`: loads the server once and forks workers, which share it.
 
-Its standard input is one end of a socket pair. The supervisor sends the settings as one line of JSON, so that no secret
-is visible in the process list; the worker sends the line `ready`. When the other end closes, the supervisor has died,
-and the worker exits.
+Its standard input is one end of a socket pair. For each worker the supervisor sends the line `<worker id> <directory>`
+with a socket of the worker's own and, where only root may listen, one that listens. The launcher writes the line
+`started <pid>`, and `ended <pid> <code>` when the worker has exited.
+
+Over its own socket a worker gets the settings as one line of JSON, so that no secret is visible in the process list,
+and sends the line `ready`. When the other end closes, the supervisor has died, and the worker exits.
 """
 
+import contextlib
+import gc
 import logging
 import os
+import select
 import shutil
 import signal
 import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import msgspec
 
@@ -51,29 +58,100 @@ def main() -> None:
 
 
 def work(run: RunWorker) -> None:
-    """Read the settings from the supervisor, and `run` with them."""
-    worker_id, runtime_dir = int(sys.argv[1]), Path(sys.argv[2])
-    channel = _take_channel()
+    """Fork a process that calls `run` for every worker that the supervisor asks for, until it closes its end."""
+    # What was loaded stays: a collector that looked at it would write to pages that workers share.
+    gc.collect()
+    gc.freeze()
+    supervisor = _take_channel()
+    _name_process("queen launcher")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # It ends after its workers, when the supervisor does.
+        signal.signal(number, signal.SIG_IGN)
+    ended, tell = socket.socketpair()
+    for end in (ended, tell):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
+    while True:
+        readable, _, _ = select.select([supervisor, ended], [], [])
+        if ended in readable:
+            ended.recv(4096)
+            _report_ended(supervisor)
+        if supervisor not in readable:
+            continue
+        line, sockets, _, _ = socket.recv_fds(supervisor, 65536, 2)
+        if not line:
+            return
+        worker_id, runtime_dir = line.decode().rstrip("\n").split(" ", 1)
+        pid = os.fork()
+        if pid == 0:
+            for each in (supervisor, ended, tell):
+                each.close()
+            _become_worker(run, int(worker_id), Path(runtime_dir), *(socket.socket(fileno=one) for one in sockets))
+        for one in sockets:
+            os.close(one)
+        supervisor.sendall(b"started %d\n" % pid)
+
+
+def _report_ended(supervisor: socket.socket) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            supervisor.sendall(b"ended %d %d\n" % (found[0], os.waitstatus_to_exitcode(found[1])))
+
+
+def _become_worker(
+    run: RunWorker, worker_id: int, runtime_dir: Path, channel: socket.socket, listening: socket.socket | None = None
+) -> NoReturn:
+    code = 1
+    try:
+        # Its own session: a signal for the launcher's group is not for it.
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        _name_process(f"queen worker {worker_id}")
+        code = _work(run, worker_id, runtime_dir, channel, listening)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # What follows in the launcher's code is not for a worker.
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        logging.shutdown()
+        os._exit(code)
+
+
+def _work(
+    run: RunWorker, worker_id: int, runtime_dir: Path, channel: socket.socket, listening: socket.socket | None
+) -> int:
+    """Read the settings from the supervisor, `run` with them, and return the exit code."""
     with channel.makefile("rb") as lines:
         settings = Settings.from_env(msgspec.json.decode(lines.readline(), type=dict[str, str]))
     configure_logging(settings.log_level, settings.log_encoding, f"worker {worker_id}", worker_id)
     orphaned = threading.Event()
     grace = _ORPHAN_SECONDS + settings.shutdown_delay_ms / 1000
     threading.Thread(target=_exit_with_supervisor, args=(channel, orphaned, grace), daemon=True).start()
-    # Where only root may listen, the supervisor does.
-    listening = socket.socket(fileno=int(sys.argv[3])) if len(sys.argv) > 3 else None
     try:
         if listening is None:
             run(settings, worker_id, runtime_dir, on_ready=lambda: channel.sendall(READY))
         else:
+            # Where only root may listen, the supervisor does.
             run(settings, worker_id, runtime_dir, on_ready=lambda: channel.sendall(READY), listening=listening)
     except QueenError as error:
         _log.error("%s", error)
-        sys.exit(1)
+        return 1
     finally:
         if orphaned.is_set():
             # Otherwise the supervisor removes it.
             shutil.rmtree(runtime_dir, ignore_errors=True)
+    return 0
+
+
+def _name_process(name: str) -> None:
+    """Have process lists show a name of at most 15 characters, where the system can."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
 
 
 def _take_channel() -> socket.socket:

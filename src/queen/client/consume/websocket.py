@@ -163,8 +163,6 @@ class _Connection:
 
     async def subscribe(self, source: Subscription) -> None:
         """Start the subscription of this connection, with credit for a first batch."""
-        if source.conflation:
-            raise ValueError("conflation() needs the transport 'http'")
         fields = {
             "queue": source.queue,
             "partition": source.partition if source.partition != DEFAULT_PARTITION else None,
@@ -173,6 +171,7 @@ class _Connection:
             "partitions": source.partitions,
             "subscriptionMode": source.mode,
             "subscriptionFrom": source.start,
+            "conflation": source.conflation,
         }
         self._credit = 1
         try:

@@ -39,6 +39,7 @@ class Subscribe(_Request, tag="subscribe"):
     auto_ack: bool = False
     subscription_mode: Literal["", "all", "new", "new-only", "now"] = ""
     subscription_from: str = ""
+    conflation: bool | None = None
 
 
 class AddCredit(_Request, tag="credit"):

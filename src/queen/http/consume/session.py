@@ -17,7 +17,7 @@ from queen.errors import BadRequest, Conflict, Forbidden, NotFound, QueenError
 from queen.http.auth.resources import ConsumerLimits
 from queen.http.consume import answers
 from queen.http.consume.held import HeldLeases, lease_of
-from queen.http.consume.options import checked_group, starting_point
+from queen.http.consume.options import check_conflation, checked_group, starting_point
 from queen.http.consume.requests import (
     Acknowledge,
     AddCredit,
@@ -130,6 +130,7 @@ class Session:
         return self._socket.is_paused or not self._socket.is_open
 
     def begun(self, subscription: Subscription) -> None:
+        asked = subscription.request.conflation is not None
         self._socket.send(
             answers.subscribed(
                 subscription.id,
@@ -140,6 +141,7 @@ class Session:
                 partitions=subscription.request.partitions,
                 credit=subscription.credit,
                 autoAck=subscription.request.auto_ack,
+                **({"conflation": subscription.conflates} if asked else {}),
             )
         )
 
@@ -259,6 +261,7 @@ class Session:
         if len(self._subscriptions) >= settings.websocket_max_subscriptions:
             most = settings.websocket_max_subscriptions
             raise BadRequest(f"one connection may have at most {most} subscriptions (WEBSOCKET_MAX_SUBSCRIPTIONS)")
+        check_conflation(request.conflation, request.consumer_group, request.auto_ack)
         mode, since = starting_point(request.subscription_mode, request.subscription_from)
         if request.subscription_from not in ("", "now") and since is None:
             raise BadRequest("subscriptionFrom must be `now` or a time such as 2026-01-31T10:00:00Z")
@@ -273,6 +276,7 @@ class Session:
                 auto_ack=request.auto_ack,
                 subscription_mode=mode,
                 subscription_from=since,
+                conflation=request.conflation,
             ),
             request.credit,
             self._broker.popper,

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from queen.broker.pop.popper import Popper
-from queen.broker.pop.requests import Pop, PopRequest, unchanged
+from queen.broker.pop.requests import Pop, PopRequest, conflates, is_empty, unchanged
 from queen.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class Subscription:
         self.id = id
         self.request = request.waiting(WAIT_SECONDS)
         self.credit = credit
+        self.conflates = False
+        """Whether its group gets only the newest message of a partition, once it has begun."""
         self._popper = popper
         self._listener = listener
         # Messages consumed at once are lost with the connection, so no more of them are fetched than can be sent.
@@ -132,8 +134,9 @@ class Subscription:
     def _take(self, body: bytes | None) -> None:
         if not self._has_begun:
             self._has_begun = True
+            self.conflates = body is not None and conflates(body)
             self._listener.begun(self)
-        if body is not None:
+        if body is not None and not is_empty(body):
             self.credit -= 1
             self._listener.deliver(self, body)
 

@@ -11,7 +11,7 @@ import msgspec
 from queen.broker.pop.requests import PopRequest, declare
 from queen.errors import BadRequest, Forbidden
 from queen.http.auth.principal import is_subject
-from queen.http.consume.options import checked_group, starting_point
+from queen.http.consume.options import check_conflation, checked_group, starting_point
 from queen.http.routing.call import Call
 from queen.http.routing.context import Api, Shard
 from queen.http.routing.placement import Custom, Invoke, by_lease
@@ -358,11 +358,7 @@ def _pop_request(
     settings: Settings, query: PopQuery, queues: tuple[str, ...] = (), partition: str | None = None
 ) -> PopRequest:
     mode, since = starting_point(query.subscription_mode, query.subscription_from)
-    if query.conflation:
-        if not query.consumer_group:
-            raise BadRequest("conflation needs a consumerGroup: it is a policy of the group")
-        if query.auto_ack:
-            raise BadRequest("conflation and autoAck exclude each other: the newest message is acknowledged")
+    check_conflation(query.conflation, query.consumer_group, query.auto_ack)
     timeout = settings.default_timeout if query.timeout is None else query.timeout
     return PopRequest(
         queues,
