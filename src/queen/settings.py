@@ -347,6 +347,12 @@ class Settings:
         "patterns of the queues it is for (unset: all); unset: no signature is asked for.",
         secret=True,
     )
+    queen_sqs_in_flight: int = setting(
+        120_000,
+        whole(0, 2**31 - 1),
+        "About how many messages of a queue of SQS may be received and not yet deleted (0: any number).",
+        "messages",
+    )
     audit_retention_days: int = setting(
         365, whole(1, 36500), "How long the audit log keeps what administrators did.", "days"
     )

@@ -17,6 +17,7 @@ from tests.support.databases import create_database
 Client = Any
 """A client of boto3, which carries no types."""
 
+MOST_IN_FLIGHT = 60
 _numbers = itertools.count()
 
 
@@ -40,7 +41,8 @@ def sqs_dsn(postgres: EmbeddedPostgres) -> str:
 @pytest.fixture(scope="session")
 def sqs_server(sqs_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """`queen serve` with two workers that ask nobody who they are."""
-    with served(tmp_path_factory.mktemp("sqs"), DATABASE_URLS=sqs_dsn, QUEEN_SQS="true") as server:
+    settings = {"QUEEN_SQS": "true", "QUEEN_SQS_IN_FLIGHT": str(MOST_IN_FLIGHT)}
+    with served(tmp_path_factory.mktemp("sqs"), DATABASE_URLS=sqs_dsn, **settings) as server:
         yield server
 
 

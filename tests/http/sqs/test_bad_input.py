@@ -57,6 +57,7 @@ _PARAMETERS = {
         "AttributeNames",
         "MessageSystemAttributeNames",
         "MessageAttributeNames",
+        "ReceiveRequestAttemptId",
     ),
     "SendMessage": (
         "MessageBody",

@@ -67,6 +67,53 @@ def test_a_message_that_is_deleted_before_an_earlier_one_takes_nothing_with_it(s
     assert bodies(receive(sqs, url)) == ["next"]
 
 
+def test_leases_that_are_deleted_whole_leave_nothing_behind(sqs: Client, sqs_dsn: str, make_queue: MakeQueue) -> None:
+    url = make_queue(fifo=True, ContentBasedDeduplication="true", VisibilityTimeout="600")
+    entries = [{"Id": str(n), "MessageBody": str(n), "MessageGroupId": f"g{n % 3}"} for n in range(9)]
+    sqs.send_message_batch(QueueUrl=url, Entries=entries)
+    received: list[Any] = []
+    while len(received) < 9:
+        received += receive(sqs, url)
+    # Two groups whole and in another order than they came, of the third the last message alone, then the others.
+    of_group = {f"g{n}": [one for one in received if int(one["Body"]) % 3 == n] for n in range(3)}
+    assert [bodies(of_group[f"g{n}"]) for n in range(3)] == [[str(n + k) for k in (0, 3, 6)] for n in range(3)]
+    delete(sqs, url, [*of_group["g1"], *reversed(of_group["g0"]), of_group["g2"][2]])
+    assert attribute(sqs, url, "ApproximateNumberOfMessagesNotVisible") == "2"
+    delete(sqs, url, [*of_group["g2"][:2], of_group["g0"][1]])
+    assert attribute(sqs, url, "ApproximateNumberOfMessagesNotVisible") == "0"
+    for n in range(3):
+        send(sqs, url, f"next {n}", f"g{n}")
+    later: list[Any] = []
+    while len(later) < 3:
+        later += receive(sqs, url)
+    assert sorted(bodies(later)) == ["next 0", "next 1", "next 2"]
+    delete(sqs, url, later)
+    assert asyncio.run(_known_deliveries(sqs_dsn, url)) == 0
+
+
+async def _known_deliveries(dsn: str, url: str) -> int:
+    connection = await asyncpg.connect(dsn)
+    count: int = await connection.fetchval(
+        "SELECT count(*) FROM queen.sqs_deliveries d JOIN queen.sqs_queues q ON q.id = d.queue_id WHERE q.name = $1",
+        url.rpartition("/")[2],
+    )
+    await connection.close()
+    return count
+
+
+def test_a_receive_that_is_tried_again_gets_the_same_messages(sqs: Client, url: str) -> None:
+    for n in range(3):
+        send(sqs, url, str(n))
+    first = receive(sqs, url, limit=2, ReceiveRequestAttemptId="try")
+    again = receive(sqs, url, limit=2, ReceiveRequestAttemptId="try")
+    assert again == first and bodies(first) == ["0", "1"]
+    assert receive(sqs, url, wait=0, ReceiveRequestAttemptId="another") == []
+    delete(sqs, url, first)
+    # What has changed since is not repeated.
+    assert bodies(receive(sqs, url, ReceiveRequestAttemptId="try")) == ["2"]
+    assert code_of(lambda: receive(sqs, url, ReceiveRequestAttemptId="a b")) == "InvalidParameterValue"
+
+
 def test_visibility_is_shortened_and_prolonged(sqs: Client, url: str) -> None:
     send(sqs, url, "x")
     (message,) = receive(sqs, url, VisibilityTimeout=1)
@@ -165,6 +212,10 @@ def test_what_fifo_queues_do_not_take_is_refused(sqs: Client, make_queue: MakeQu
         (lambda: send(sqs, url, "x", MessageDeduplicationId="1", DelaySeconds=1), "InvalidParameterValue"),
         (lambda: send(sqs, url, "x", "a b", MessageDeduplicationId="1"), "InvalidParameterValue"),
         (lambda: sqs.create_queue(QueueName="x.fifo"), "InvalidParameterValue"),
+        (
+            lambda: sqs.set_queue_attributes(QueueUrl=url, Attributes={"FifoThroughputLimit": "perMessageGroupId"}),
+            "InvalidAttributeValue",
+        ),
     ]
     assert [code_of(call) for call, _ in refused] == [code for _, code in refused]
 

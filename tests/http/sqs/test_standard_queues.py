@@ -6,6 +6,7 @@ import json
 import threading
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -159,6 +160,29 @@ def test_what_is_received_too_often_goes_to_the_dead_letter_queue_and_can_be_mov
     assert code_of(lambda: sqs.cancel_message_move_task(TaskHandle="x")) == "ResourceNotFoundException"
 
 
+def test_a_task_that_moves_messages_is_cancelled(sqs: Client, make_queue: MakeQueue) -> None:
+    dead, other = make_queue(), make_queue()
+    arn, destination = attribute(sqs, dead, "QueueArn"), attribute(sqs, other, "QueueArn")
+    make_queue(RedrivePolicy=json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 1}))
+    for n in range(3):
+        sqs.send_message(QueueUrl=dead, MessageBody=str(n))
+    assert code_of(lambda: sqs.start_message_move_task(SourceArn=arn, DestinationArn=arn)) == "InvalidParameterValue"
+    rate = {"MaxNumberOfMessagesPerSecond": 1}
+    handle = sqs.start_message_move_task(SourceArn=arn, DestinationArn=destination, **rate)["TaskHandle"]
+    assert code_of(lambda: sqs.start_message_move_task(SourceArn=arn)) == "InvalidParameterValue"
+    sqs.cancel_message_move_task(TaskHandle=handle)
+    assert code_of(lambda: sqs.cancel_message_move_task(TaskHandle=handle)) == "ResourceNotFoundException"
+
+    def task() -> Any:
+        (one,) = sqs.list_message_move_tasks(SourceArn=arn)["Results"]
+        return one
+
+    block_until(lambda: task()["Status"] == "CANCELLED", "the task has ended")
+    left = int(attribute(sqs, dead, "ApproximateNumberOfMessages"))
+    assert left == 3 - task()["ApproximateNumberOfMessagesMoved"] > 0
+    assert task()["DestinationArn"] == destination and "TaskHandle" not in task()
+
+
 def test_purging_takes_everything_once_a_minute(sqs: Client, make_queue: MakeQueue) -> None:
     url = make_queue()
     for body in ("visible", "hidden"):
@@ -215,6 +239,12 @@ def test_a_queue_that_is_created_again_is_empty(sqs: Client) -> None:
         ({"Policy": "{}"}, "AWS.SimpleQueueService.UnsupportedOperation"),
         ({"KmsMasterKeyId": "alias/aws/sqs"}, "AWS.SimpleQueueService.UnsupportedOperation"),
         ({"RedrivePolicy": "nonsense"}, "InvalidParameterValue"),
+        ({"RedriveAllowPolicy": '{"redrivePermission": "byQueue"}'}, "InvalidParameterValue"),
+        ({"RedriveAllowPolicy": '{"redrivePermission": "byQueue", "sourceQueueArns": ["x"]}'}, "InvalidParameterValue"),
+        (
+            {"RedriveAllowPolicy": '{"redrivePermission": "denyAll", "sourceQueueArns": ["arn:aws:sqs:x:0:a"]}'},
+            "InvalidParameterValue",
+        ),
         (
             {"RedrivePolicy": '{"deadLetterTargetArn": "arn:aws:sqs:x:0:nowhere", "maxReceiveCount": 1}'},
             "InvalidParameterValue",
@@ -239,6 +269,18 @@ def test_requests_that_cannot_be_are_refused_by_the_names_of_sqs(sqs: Client, ma
             lambda: send(QueueUrl=url, MessageBody="x", MessageAttributes={"aws.x": {"DataType": "String"}}),
             "InvalidParameterValue",
         ),
+        *(
+            (partial(send, QueueUrl=url, MessageBody="x", MessageAttributes={"a": value}), "InvalidParameterValue")
+            for value in (
+                {"DataType": "Number", "StringValue": "nan"},
+                {"DataType": "Number", "StringValue": "1_000"},
+                {"DataType": "Number", "StringValue": "1e127"},
+                {"DataType": "Number", "StringValue": "1" * 39},
+                {"DataType": "String", "StringValue": "x", "StringListValues": ["y"]},
+            )
+        ),
+        (lambda: sqs.tag_queue(QueueUrl=url, Tags={"aws:x": "y"}), "InvalidParameterValue"),
+        (lambda: sqs.receive_message(QueueUrl=url, ReceiveRequestAttemptId="1"), "InvalidParameterValue"),
         (lambda: sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=11), "InvalidParameterValue"),
         (lambda: sqs.receive_message(QueueUrl=url, WaitTimeSeconds=21), "InvalidParameterValue"),
         (lambda: sqs.receive_message(QueueUrl=url, AttributeNames=["Colour"]), "InvalidAttributeName"),

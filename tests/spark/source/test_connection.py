@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from queen.spark.source.logs import conninfo
+from queen.spark.source.connections import conninfo
 
 
 def test_several_hosts_with_their_ports_are_read_as_a_server_reads_them() -> None:

@@ -18,7 +18,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +35,8 @@ _log = logging.getLogger("queen.worker")
 
 # Grace period for requests in progress after the supervisor has died.
 _ORPHAN_SECONDS = 10.0
+# How long it may take until a worker notices that the supervisor is gone.
+_NOTICE_SECONDS = 1.0
 
 
 class RunWorker(Protocol):
@@ -155,6 +156,12 @@ def _work(
     except QueenError as error:
         _log.error("%s", error)
         return 1
+    except OSError as error:
+        # A worker that starts while the supervisor dies may find that others have removed the runtime directory.
+        if not orphaned.wait(_NOTICE_SECONDS):
+            raise
+        _log.warning("ended during startup, after the supervisor: %s", error)
+        return 1
     finally:
         if orphaned.is_set():
             # Otherwise the supervisor removes it.
@@ -185,7 +192,8 @@ def _exit_with_supervisor(channel: socket.socket, orphaned: threading.Event, gra
     _log.warning("supervisor died; shutting down")
     orphaned.set()
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(grace)
+    # Unlike time.sleep, it waits for a span and not for a moment, whatever a library makes of the clock.
+    select.select([], [], [], grace)
     os._exit(1)
 
 

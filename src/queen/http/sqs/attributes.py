@@ -21,6 +21,7 @@ ALL: Final = "All"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _ARN: Final = re.compile(r"arn:aws[a-z-]*:sqs:[a-z0-9-]*:[0-9]*:([A-Za-z0-9_.-]{1,80})")
+_MOST_SOURCES: Final = 10
 # Smallest, largest, default.
 _NUMBERS: Final = {
     "DelaySeconds": (0, LONGEST_DELAY, 0),
@@ -94,6 +95,13 @@ def read_attributes(name: str, sent: Mapping[str, Any]) -> dict[str, str]:
     return read
 
 
+def check_together(name: str, attributes: Mapping[str, str]) -> None:
+    """Raises `SqsError` for attributes of a queue that exclude each other."""
+    known = with_defaults(name, attributes)
+    if known.get("FifoThroughputLimit") == "perMessageGroupId" and known["DeduplicationScope"] != "messageGroup":
+        raise _invalid("FifoThroughputLimit", "perMessageGroupId", "needs the DeduplicationScope messageGroup")
+
+
 def _checked(name: str, attribute: str, value: str) -> str:
     if attribute in _NUMBERS:
         smallest, largest, _ = _NUMBERS[attribute]
@@ -135,6 +143,16 @@ def _policy(attribute: str, value: str) -> str:
     if attribute == "RedriveAllowPolicy":
         if policy.get("redrivePermission") not in ("allowAll", "denyAll", "byQueue"):
             raise invalid_value(value[:200], attribute, "redrivePermission must be allowAll, denyAll or byQueue.")
+        arns = policy.get("sourceQueueArns", [])
+        named = isinstance(arns, list) and 1 <= len(arns) <= _MOST_SOURCES
+        if (policy["redrivePermission"] == "byQueue") != named or (arns and not named):
+            raise invalid_value(
+                value[:200],
+                attribute,
+                f"byQueue, and only that, names 1 to {_MOST_SOURCES} sourceQueueArns.",
+            )
+        for arn in arns:
+            queue_of_arn(arn, attribute)
         return value
     if set(policy) != {"deadLetterTargetArn", "maxReceiveCount"}:
         raise invalid_value(value[:200], attribute, "It must have deadLetterTargetArn and maxReceiveCount.")
@@ -182,5 +200,5 @@ def with_defaults(name: str, attributes: Mapping[str, str]) -> dict[str, str]:
 
 def _invalid(attribute: str, value: str, reason: str) -> SqsError:
     return SqsError(
-        "InvalidAttributeValue", f"Invalid value for the parameter {attribute}. Reason: {reason}, not {value[:80]!r}."
+        "InvalidAttributeValue", f"Invalid value {value[:80]!r} for the parameter {attribute}. Reason: it {reason}."
     )

@@ -12,6 +12,8 @@ from queen.http.auth.principal import Principal
 from queen.http.server.message import Access, Request
 from queen.http.sqs.attributes import ACCOUNT, arn_of, check_queue_name, queue_of_arn
 from queen.http.sqs.errors import SqsError, invalid_parameter, invalid_value, missing_parameter, no_such_queue
+from queen.http.sqs.fifo import FifoQueues
+from queen.http.sqs.in_flight import InFlightLimit
 from queen.http.sqs.moves import MoveTasks
 from queen.http.sqs.queues import MessageStore, QueueCatalog, SqsQueue
 
@@ -24,8 +26,9 @@ class Backend:
 
     catalog: QueueCatalog
     standard: MessageStore
-    fifo: MessageStore
+    fifo: FifoQueues
     moves: MoveTasks
+    in_flight: InFlightLimit
     scheme: str
     """`https` where the server itself has TLS."""
 

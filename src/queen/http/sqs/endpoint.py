@@ -23,6 +23,7 @@ from queen.http.server.router import Router
 from queen.http.sqs.call import PATH, Backend, Call
 from queen.http.sqs.errors import SqsError
 from queen.http.sqs.fifo import FifoQueues
+from queen.http.sqs.in_flight import InFlightLimit
 from queen.http.sqs.message_actions import MESSAGE_ACTIONS
 from queen.http.sqs.moves import MoveTasks
 from queen.http.sqs.protocol import Action, answer, is_json, is_sqs, read_action, refusal
@@ -74,7 +75,14 @@ class SqsEndpoint:
             return fifo if queue.is_fifo else standard
 
         scheme = "https" if settings.tls_cert else "http"
-        self._backend = Backend(catalog, standard, fifo, MoveTasks(self._database, catalog, store_of), scheme)
+        self._backend = Backend(
+            catalog,
+            standard,
+            fifo,
+            MoveTasks(self._database, catalog, store_of),
+            InFlightLimit(settings.queen_sqs_in_flight),
+            scheme,
+        )
         self._audit = audit
         self._cleaning = BackgroundTask()
         self.requests: Counter[tuple[str, str]] = Counter()

@@ -35,6 +35,7 @@ _CODES: Final = {
     "MessageNotInflight": (f"{_PREFIX}MessageNotInflight", 400),
     "MissingAuthenticationToken": ("MissingAuthenticationToken", 403),
     "MissingRequiredParameterException": ("MissingParameter", 400),
+    "OverLimit": ("OverLimit", 403),
     "PurgeQueueInProgress": (f"{_PREFIX}PurgeQueueInProgress", 403),
     "QueueDoesNotExist": (f"{_PREFIX}NonExistentQueue", 400),
     "QueueNameExists": ("QueueAlreadyExists", 400),

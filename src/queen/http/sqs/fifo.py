@@ -2,14 +2,15 @@
 
 A lease of a partition covers all messages that were received of it, and consuming one consumes those before it. So what
 SQS wants to know of single messages (how often they were received, until when they are hidden, that they are deleted
-before another) stands in `queen.sqs_deliveries`.
+before another) stands in `queen.sqs_deliveries`. A lease whose messages are deleted all at once is acked as it is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -20,10 +21,20 @@ from queen.broker.broker import Broker
 from queen.broker.inspect.standings import Standings
 from queen.broker.pop.requests import PopRequest, unchanged
 from queen.broker.queues import option_values
-from queen.broker.topics.batching import Links
 from queen.http.routing.context import Shard
+from queen.http.sqs.deliveries import Deliveries, Lease, columns_of
 from queen.http.sqs.errors import SqsError, invalid_handle, invalid_parameter
-from queen.http.sqs.messages import Envelope, FifoPayload, Handle, Outgoing, Received, Sent, encode, write_handle
+from queen.http.sqs.messages import (
+    Envelope,
+    FifoPayload,
+    Handle,
+    Outgoing,
+    Received,
+    Sent,
+    encode,
+    read_handle,
+    write_handle,
+)
 from queen.http.sqs.queues import NAMESPACE, Counts, Shards, SqsQueue
 from queen.http.sqs.standard import not_in_flight
 from queen.log.catalog import QUEUE_MODE
@@ -62,6 +73,7 @@ _popped: Final = msgspec.json.Decoder(_Popped)
 _payload: Final = msgspec.json.Decoder(FifoPayload)
 _pushed: Final = msgspec.json.Decoder(list[PushResult])
 _acked: Final = msgspec.json.Decoder(list[AckResult])
+_replayed: Final = msgspec.json.Decoder(list[Received])
 
 
 class FifoQueues:
@@ -70,7 +82,8 @@ class FifoQueues:
     def __init__(self, broker: Broker | ShardedBroker, shards: Shards) -> None:
         self._broker = broker
         self._shards = shards
-        self._links = Links(shards.first)
+        self._database = shards.first
+        self._deliveries = Deliveries(shards.first)
 
     async def configure(self, queue: SqsQueue) -> None:
         options = QueueOptions(
@@ -91,7 +104,7 @@ class FifoQueues:
     async def purge(self, queue: SqsQueue) -> None:
         await self._shards.on_queue(queue.name, lambda shard: shard.queues.clear(queue.name))
         # What comes next need not wait until the leases of what is gone end.
-        for row in await self._links.fetch("sqs_forget_deliveries", queue.id):
+        for row in await self._database.fetch("sqs_forget_deliveries", queue.id):
             await self._set_lease(partition_number(str(row["partition_id"])), row["lease_id"], 0.0)
 
     async def counts(self, queue: SqsQueue) -> Counts:
@@ -99,9 +112,13 @@ class FifoQueues:
             return await Standings(shard.broker.database, 0.0).of(queue.name, "", "")
 
         rows = await self._shards.on_queue(queue.name, stand)
-        (known,) = await self._links.fetch("sqs_in_flight", queue.id)
+        (known,) = await self._database.fetch("sqs_in_flight", queue.id)
         pending = rows[0]["pending"] if rows else 0
         return Counts(visible=max(0, pending - known["hidden"] - known["deleted"]), hidden=known["hidden"])
+
+    async def in_flight(self, queue: SqsQueue) -> int:
+        (known,) = await self._database.fetch("sqs_in_flight", queue.id)
+        return int(known["hidden"])
 
     async def send(self, queue: SqsQueue, messages: Sequence[Outgoing]) -> list[Sent]:
         items = [
@@ -126,17 +143,14 @@ class FifoQueues:
         """
         if not items:
             return
-        fresh = {item.transaction_id: item for item in reversed(items)}
-        rows = await self._links.fetch(
-            "sqs_deduplicate",
-            queue.id,
-            list(fresh),
-            [str(uuid.uuid4()) for _ in fresh],
-            [item.partition for item in fresh.values()],
+        known = await self._deliveries.deduplicate(
+            [queue.id] * len(items),
+            [item.transaction_id for item in items],
+            [str(uuid.uuid4()) for _ in items],
+            [item.partition for item in items],
         )
-        known = {row["key"]: row for row in rows}
         for item in items:
-            row = known[item.transaction_id]
+            row = known[queue.id, item.transaction_id]
             item.transaction_id, item.partition = row["transaction_id"], row["partition"]
 
     async def receive(self, queue: SqsQueue, limit: int, visibility: int, wait: float) -> list[Received]:
@@ -151,7 +165,7 @@ class FifoQueues:
             if len(messages) < limit:
                 # As many as there are of one group come first; others fill up.
                 more = limit - len(messages)
-                messages += await self._pop(replace(request, batch=more, partitions=more))
+                messages = _oldest_first(messages + await self._pop(replace(request, batch=more, partitions=more)))
             received = await self._note_received(queue, messages, visibility)
             if received:
                 return received
@@ -162,82 +176,119 @@ class FifoQueues:
 
     async def _note_received(self, queue: SqsQueue, messages: Sequence[_Message], visibility: int) -> list[Received]:
         """What is to be delivered of messages that were popped: those that nobody has deleted before."""
-        rows = await self._links.fetch(
-            "sqs_received",
-            queue.id,
+        leases = [(message.partition_id, message.lease_id) for message in messages]
+        sizes: Counter[Lease] = Counter()
+        places = []
+        for lease in leases:
+            places.append(sizes[lease])
+            sizes[lease] += 1
+        known = await self._deliveries.received(
+            [queue.id] * len(messages),
             [message.id for message in messages],
             [message.partition_id for message in messages],
             [message.lease_id for message in messages],
-            list(range(len(messages))),
+            places,
             [message.transaction_id for message in messages],
-            float(visibility),
+            [float(visibility)] * len(messages),
         )
-        known = {str(row["message_id"]): row for row in rows}
-        leases = [(message.partition_id, message.lease_id) for message in messages]
-        if any(row["deleted"] for row in rows):
-            await self._consume(leases)
+        gone = {lease for message, lease in zip(messages, leases, strict=True) if known[message.id]["deleted"]}
+        if gone:
+            await self._consume(list(gone))
         if not visibility:
             await self._end_leases(leases)
         return [
-            _received(queue, message, known[message.id]) for message in messages if not known[message.id]["deleted"]
+            # A part of the lease is not delivered: what is deleted of the rest does not make it whole.
+            _received(queue, message, known[message.id], place, 0 if lease in gone else sizes[lease])
+            for message, lease, place in zip(messages, leases, places, strict=True)
+            if not known[message.id]["deleted"]
         ]
 
+    async def replay(self, queue: SqsQueue, attempt: str, visibility: int) -> list[Received] | None:
+        """What a receive with this attempt id got, hidden anew; None if there was none, or any of it has changed."""
+        for row in await self._database.fetch("sqs_attempt", queue.id, attempt):
+            received = _replayed.decode(row["received"])
+            handles = [read_handle(message.handle, queue.name) for message in received]
+            if not any(await self.change_visibility(queue, handles, [visibility] * len(handles))):
+                return received
+        return None
+
+    async def remember(self, queue: SqsQueue, attempt: str, received: Sequence[Received]) -> None:
+        """Have `replay` give the same for five minutes."""
+        await self._database.fetch("sqs_remember_attempt", queue.id, attempt, encode(received).decode())
+
     async def delete(self, queue: SqsQueue, handles: Sequence[Handle]) -> list[SqsError | None]:
+        by_lease: dict[Lease, dict[int, Handle]] = {}
         for handle in handles:
             _check(handle)
+            by_lease.setdefault((handle.partition, handle.lease), {})[handle.place] = handle
+        lasts = {lease: own[max(own)] for lease, own in by_lease.items()}
+        whole = {
+            lease: (last.transaction, last.place)
+            for lease, last in lasts.items()
+            if last.count == last.place + 1 == len(by_lease[lease])
+        }
+        acked = await self._ack(whole) if whole else set()
+        rest = [one for one in handles if (one.partition, one.lease) not in acked]
+        failed = await self._delete_singly(rest) if rest else {}
+        return [failed.get(one.message) for one in handles]
+
+    async def _delete_singly(self, handles: Sequence[Handle]) -> dict[str, SqsError]:
+        """Delete messages of leases of which others are left; why some are not, by message."""
         ids = [handle.message for handle in handles]
-        rows = await self._links.fetch("sqs_mark_deleted", ids, [handle.lease for handle in handles])
-        marked = {str(row["message_id"]) for row in rows}
-        await self._consume([(one.partition, one.lease) for one in handles if one.message in marked])
-        if len(marked) == len(set(ids)):
-            return [None] * len(handles)
+        marked = await self._deliveries.mark_deleted(ids, [handle.lease for handle in handles])
+        missing = [one for one in handles if (one.message, one.lease) not in marked]
+        await self._consume(list({(one.partition, one.lease) for one in handles if one not in missing}))
+        if not missing:
+            return {}
         # Those that are not known are consumed already.
-        known = {str(row["message_id"]) for row in await self._links.fetch("sqs_known_deliveries", ids)}
-        return [_expired(one) if one.message in known and one.message not in marked else None for one in handles]
+        rows = await self._database.fetch("sqs_known_deliveries", [one.message for one in missing])
+        known = {str(row["message_id"]) for row in rows}
+        return {one.message: _expired(one) for one in missing if one.message in known}
 
     async def change_visibility(
         self, queue: SqsQueue, handles: Sequence[Handle], seconds: Sequence[int]
     ) -> list[SqsError | None]:
         for handle in handles:
             _check(handle)
-        rows = await self._links.fetch(
-            "sqs_change_visibility",
+        changed = await self._deliveries.change_visibility(
             [handle.message for handle in handles],
             [handle.lease for handle in handles],
             [float(one) for one in seconds],
         )
-        changed = {str(row["message_id"]) for row in rows}
-        await self._end_leases([(one.partition, one.lease) for one in handles if one.message in changed])
-        return [None if one.message in changed else not_in_flight() for one in handles]
+        await self._end_leases([(one.partition, one.lease) for one in handles if (one.message, one.lease) in changed])
+        return [None if (one.message, one.lease) in changed else not_in_flight() for one in handles]
 
-    async def _consume(self, leases: Sequence[tuple[str, str]]) -> None:
-        """Ack messages of leases (partition, lease) as far as no message before them is left."""
-        if not leases:
-            return
-        rows = await self._links.fetch("sqs_consumable", *_columns(leases))
-        if not rows:
-            return
-        items = [
-            AckItem(row["transaction_id"], str(row["partition_id"]), str(row["lease_id"]), "completed") for row in rows
-        ]
-        results = _acked.decode(await self._broker.acker.ack(items, QUEUE_MODE, bytes, batch=True))
-        # What is not acked, because its lease has just ended, is when it is popped again.
-        done = [row for row, result in zip(rows, results, strict=True) if result.success]
-        await self._links.fetch(
-            "sqs_consumed",
-            [row["partition_id"] for row in done],
-            [row["lease_id"] for row in done],
-            [row["place"] for row in done],
-        )
+    async def _consume(self, leases: Sequence[Lease]) -> None:
+        """Ack messages of leases as far as no message before them is left."""
+        rows = await self._deliveries.consumable(*columns_of(leases))
+        found = {lease: (rows[lease]["transaction_id"], rows[lease]["place"]) for lease in leases if lease in rows}
+        if found:
+            # What is not acked, because its lease has just ended, is when it is popped again.
+            await self._ack(found)
 
-    async def _end_leases(self, leases: Sequence[tuple[str, str]]) -> None:
-        """Have leases (partition, lease) end when the last of their messages is visible."""
-        if not leases:
-            return
-        for row in await self._links.fetch("sqs_lease_ends", *_columns(leases)):
-            if row["seconds"] is not None:
-                partition = partition_number(str(row["partition_id"]))
-                await self._set_lease(partition, row["lease_id"], row["seconds"])
+    async def _ack(self, upto: Mapping[Lease, tuple[str, int]]) -> set[Lease]:
+        """Ack leases up to a message (transaction id, place), and forget what is consumed; gives those that were."""
+
+        async def ack(lease: Lease, transaction: str) -> bool:
+            partition, id = lease
+            item = AckItem(transaction, partition, id, "completed")
+            (result,) = _acked.decode(await self._broker.acker.ack([item], QUEUE_MODE, bytes, batch=True))
+            return result.success
+
+        # One request for each lease: so they are acked in one statement, without a look at each message.
+        results = await asyncio.gather(*(ack(lease, transaction) for lease, (transaction, _) in upto.items()))
+        done = [lease for lease, acked in zip(upto, results, strict=True) if acked]
+        await self._deliveries.consumed(*columns_of(done), [upto[lease][1] for lease in done])
+        return set(done)
+
+    async def _end_leases(self, leases: Sequence[Lease]) -> None:
+        """Have leases end when the last of their messages is visible."""
+        distinct = list(dict.fromkeys(leases))
+        rows = await self._deliveries.lease_ends(*columns_of(distinct))
+        for lease in distinct:
+            row = rows.get(lease)
+            if row is not None and row["seconds"] is not None:
+                await self._set_lease(partition_number(lease[0]), uuid.UUID(lease[1]), row["seconds"])
 
     async def _set_lease(self, partition: int, lease: uuid.UUID, seconds: float) -> None:
         async def set_lease(shard: Shard) -> None:
@@ -254,8 +305,12 @@ def _is_scoped_to_groups(queue: SqsQueue) -> bool:
     return queue.attributes.get("DeduplicationScope") == "messageGroup"
 
 
-def _columns(leases: Sequence[tuple[str, str]]) -> tuple[list[str], list[str]]:
-    return [partition for partition, _ in leases], [lease for _, lease in leases]
+def _oldest_first(messages: Sequence[_Message]) -> list[_Message]:
+    """Messages group by group, that which begins with the oldest first."""
+    firsts: dict[str, str] = {}
+    for message in messages:
+        firsts.setdefault(message.partition_id, message.id)
+    return sorted(messages, key=lambda message: firsts[message.partition_id])
 
 
 def _sent(result: PushResult, item: PushItem, message: Outgoing) -> Sent:
@@ -270,7 +325,7 @@ def _sequence(id: str) -> str:
     return str(uuid.UUID(id).int) if is_uuid(id) else ""
 
 
-def _received(queue: SqsQueue, message: _Message, known: Record) -> Received:
+def _received(queue: SqsQueue, message: _Message, known: Record, place: int, count: int) -> Received:
     try:
         payload = _payload.decode(message.data)
     except msgspec.DecodeError:
@@ -280,7 +335,9 @@ def _received(queue: SqsQueue, message: _Message, known: Record) -> Received:
     envelope.group = message.partition
     return Received(
         id=envelope.id or message.id,
-        handle=write_handle(Handle(queue.name, message.id, message.lease_id, message.partition_id)),
+        handle=write_handle(
+            Handle(queue.name, message.id, message.lease_id, message.partition_id, message.transaction_id, place, count)
+        ),
         body=payload.body,
         envelope=envelope,
         receives=known["receives"],

@@ -80,11 +80,7 @@ def _outgoing(call: Call, queue: SqsQueue, sent: Mapping[str, Any]) -> Outgoing:
     if queue.is_fifo:
         deduplication = _check_fifo(queue, body, group, deduplication, delay)
     elif deduplication:
-        raise invalid_value(
-            deduplication,
-            "MessageDeduplicationId",
-            "The request include parameter that is not valid for this queue type.",
-        )
+        raise _not_of_this_type(deduplication, "MessageDeduplicationId")
     envelope = Envelope(
         attributes=read_attributes(sent.get("MessageAttributes")),
         system=read_attributes(sent.get("MessageSystemAttributes"), system=True),
@@ -99,9 +95,7 @@ def _check_fifo(queue: SqsQueue, body: str, group: str, deduplication: str, dela
     """The deduplication id of a message."""
     _check_fifo_ids(queue, group, deduplication)
     if delay:
-        raise invalid_value(
-            delay, "DelaySeconds", "The request include parameter that is not valid for this queue type."
-        )
+        raise _not_of_this_type(delay, "DelaySeconds")
     return deduplication or hashlib.sha256(body.encode()).hexdigest()
 
 
@@ -113,6 +107,10 @@ def _check_fifo_ids(queue: SqsQueue, group: object, deduplication: object) -> No
             "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided "
             "explicitly"
         )
+
+
+def _not_of_this_type(value: object, parameter: str) -> SqsError:
+    return invalid_value(value, parameter, "The request include parameter that is not valid for this queue type.")
 
 
 def _size(message: Outgoing) -> int:
@@ -148,21 +146,31 @@ async def receive_message(call: Call) -> Answer:
         if name not in SYSTEM_ATTRIBUTES:
             raise SqsError("InvalidAttributeName", f"Unknown Attribute {name[:80]}.")
     names = call.texts("MessageAttributeNames")
-    receiving = asyncio.ensure_future(
-        _receive(call, queue, limit, queue.visibility if visibility is None else visibility, float(wait))
-    )
-    call.request.on_disconnect(receiving.cancel)
-    received = await receiving
+    attempt = read_group(call.params.get("ReceiveRequestAttemptId"), "ReceiveRequestAttemptId")
+    if attempt and not queue.is_fifo:
+        raise _not_of_this_type(attempt, "ReceiveRequestAttemptId")
+    hidden = queue.visibility if visibility is None else visibility
+    received = await call.backend.fifo.replay(queue, attempt, hidden) if attempt else None
+    if received is None:
+        receiving = asyncio.ensure_future(_receive(call, queue, limit, hidden, float(wait)))
+        call.request.on_disconnect(receiving.cancel)
+        received = await receiving
+        if attempt and received:
+            await call.backend.fifo.remember(queue, attempt, received)
     return {"Messages": [_shown(message, system, names) for message in received]} if received else {}
 
 
 async def _receive(call: Call, queue: SqsQueue, limit: int, visibility: int, wait: float) -> list[Received]:
     """Lease messages; those that were received too often are moved to the dead-letter queue instead."""
-    store, policy = call.backend.store_of(queue), queue.policy
+    store, policy, in_flight = call.backend.store_of(queue), queue.policy, call.backend.in_flight
+    left_to_wait = await in_flight.admit(queue, store, wait)
+    if left_to_wait is None:
+        return []
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + wait
+    deadline = loop.time() + left_to_wait
     while True:
         received = await store.receive(queue, limit, visibility, max(0.0, deadline - loop.time()))
+        in_flight.received(queue, len(received))
         target = None
         if policy is not None and any(message.receives > policy.most_receives for message in received):
             # Without it, messages stay where they are.

@@ -17,6 +17,7 @@ from queen.http.sqs.errors import SqsError, invalid_handle, invalid_parameter, i
 _MOST_ATTRIBUTES: Final = 10
 _ATTRIBUTE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 _DATA_TYPE: Final = re.compile(r"(String|Number|Binary)(\..+)?", re.DOTALL)
+_NUMBER: Final = re.compile(r"[+-]?(?=\.?[0-9])([0-9]{0,200})(?:\.([0-9]{0,200}))?(?:[eE][+-]?[0-9]{1,4})?")
 _FORBIDDEN: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _GROUP: Final = re.compile(r"[!-~]{1,128}")
 _SYSTEM_NAMES: Final = frozenset({"AWSTraceHeader"})
@@ -107,12 +108,18 @@ class Received(msgspec.Struct, kw_only=True):
 
 
 class Handle(msgspec.Struct, array_like=True, frozen=True):
-    """What a receipt handle says: the queue, the message, and its lease."""
+    """What a receipt handle says: the queue, the message, and its lease.
+
+    Of a FIFO queue also where the message stands in the lease, and of how many; 0 if they are not all delivered.
+    """
 
     queue: str
     message: str
     lease: str
     partition: str = ""
+    transaction: str = ""
+    place: int = 0
+    count: int = 0
 
 
 _envelope_decoder: Final = msgspec.json.Decoder(Envelope)
@@ -207,6 +214,8 @@ def _read_attribute(name: str, value: object, system: bool) -> Attribute:
             f"The message attribute '{name}' has an invalid message attribute type, the set of supported type prefixes "
             "is Binary, Number, and String."
         )
+    if value.get("StringListValues") or value.get("BinaryListValues"):
+        raise invalid_parameter(f"The message attribute '{name}' has a list of values, which is not supported.")
     binary = found[1] == "Binary"
     text = value.get("BinaryValue" if binary else "StringValue")
     if not isinstance(text, str) or not text:
@@ -229,11 +238,12 @@ def _read_attribute(name: str, value: object, system: bool) -> Attribute:
 
 
 def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
+    """Up to 38 digits, from 10^-128 to 10^126."""
+    found = _NUMBER.fullmatch(text)
+    if found is None or len((found[1] + (found[2] or "")).strip("0")) > 38:
         return False
-    return True
+    size = abs(float(text))
+    return size == 0 or 1e-128 <= size <= 1e126
 
 
 def read_group(sent: object, parameter: str) -> str:

@@ -56,13 +56,19 @@ class MoveTasks:
         self._tasks.spawn(self._run(id, source, destination, per_second))
         return str(id)
 
+    async def source_of(self, handle: str) -> str:
+        """The queue whose messages a task moves."""
+        try:
+            rows = await self._database.fetch("sqs_move_source", uuid.UUID(handle))
+        except ValueError:
+            rows = []
+        if not rows:
+            raise SqsError("ResourceNotFoundException", "The specified task does not exist.")
+        return str(rows[0]["source"])
+
     async def cancel(self, handle: str) -> int:
         """How many messages the task has moved."""
-        try:
-            id = uuid.UUID(handle)
-        except ValueError:
-            raise SqsError("ResourceNotFoundException", "The specified task does not exist.") from None
-        for row in await self._database.fetch("sqs_cancel_move", id):
+        for row in await self._database.fetch("sqs_cancel_move", uuid.UUID(handle)):
             return int(row["moved"])
         raise SqsError("ResourceNotFoundException", "The specified task is not running.")
 

@@ -16,6 +16,7 @@ from queen.http.sqs.attributes import (
     allows_source,
     arn_of,
     check_queue_name,
+    check_together,
     read_attributes,
     redrive_policy,
     with_defaults,
@@ -49,6 +50,7 @@ async def create_queue(call: Call) -> Answer:
     existing = await catalog.find(name, fresh=True)
     if existing is None:
         call.require(Access.ADMIN)
+        check_together(name, attributes)
         await _check_target(call, name, attributes)
         given = {attribute: value for attribute, value in attributes.items() if value}
         created = await catalog.create(name, given, tags)
@@ -155,6 +157,7 @@ async def set_queue_attributes(call: Call) -> Answer:
     attributes = read_attributes(queue.name, sent)
     if "FifoQueue" in attributes:
         raise SqsError("InvalidAttributeName", "The attribute FifoQueue can be set when a queue is created alone.")
+    check_together(queue.name, {**queue.attributes, **attributes})
     await _check_target(call, queue.name, attributes)
     await call.backend.catalog.set_attributes(queue.name, attributes)
     changed = await call.find(queue.name, fresh=True)
@@ -231,6 +234,8 @@ def _tags(call: Call) -> dict[str, str]:
             )
         if "\0" in key + value:
             raise invalid_parameter("Tags must not contain NUL.")
+        if key.lower().startswith("aws:"):
+            raise invalid_parameter(f"The tag {key[:128]!r} begins with aws:, which is reserved.")
     return sent
 
 
@@ -245,14 +250,19 @@ async def refuse_permission(call: Call) -> Answer:
 async def start_message_move_task(call: Call) -> Answer:
     source = await call.queue_of_arn("SourceArn")
     destination = await call.queue_of_arn("DestinationArn") if call.params.get("DestinationArn") else None
-    if destination is not None and destination.is_fifo != source.is_fifo:
-        raise invalid_parameter("Source and destination must be queues of the same type.")
+    if destination is not None:
+        if destination.name == source.name:
+            raise invalid_parameter("Source queue and destination queue must not be the same.")
+        if destination.is_fifo != source.is_fifo:
+            raise invalid_parameter("Source and destination must be queues of the same type.")
     per_second = whole(call.params, "MaxNumberOfMessagesPerSecond", 1, 500)
     return {"TaskHandle": await call.backend.moves.start(source, destination, per_second)}
 
 
 async def cancel_message_move_task(call: Call) -> Answer:
-    return {"ApproximateNumberOfMessagesMoved": await call.backend.moves.cancel(call.text("TaskHandle"))}
+    moves, handle = call.backend.moves, call.text("TaskHandle")
+    call.check_admitted(await moves.source_of(handle))
+    return {"ApproximateNumberOfMessagesMoved": await moves.cancel(handle)}
 
 
 async def list_message_move_tasks(call: Call) -> Answer:

@@ -78,6 +78,12 @@ class StandardQueues:
         )
         return Counts(rows[0].ready, rows[0].delayed, rows[0].leased) if rows else Counts()
 
+    async def in_flight(self, queue: SqsQueue) -> int:
+        rows = await self._shards.on_topic(
+            queue.topic, lambda shard: shard.broker.database.fetch("sqs_leased", *queue.topic)
+        )
+        return int(rows[0]["hidden"]) if rows else 0
+
     async def send(self, queue: SqsQueue, messages: Sequence[Outgoing]) -> list[Sent]:
         delay = queue.number("DelaySeconds")
         items = [_item(queue, message, delay) for message in messages]

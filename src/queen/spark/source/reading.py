@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -18,7 +19,7 @@ from queen.spark.options import Access, ParseMode, ReadOptions
 from queen.spark.payloads import PayloadParser, as_struct, check_payload_schema, raise_broken, whole_column
 from queen.spark.schemas import CORRUPT_RECORD, MESSAGES
 from queen.spark.source.columns import record_batches
-from queen.spark.source.logs import Log, ServerLog, ShardLog, Span, StoredSegment
+from queen.spark.source.logs import Log, SegmentRun, ServerLog, ShardLog, Span
 from queen.wire.envelope import Envelope
 
 log = logging.getLogger(__name__)
@@ -96,14 +97,15 @@ class MessageReading:
             chosen = parsed.dataType.fields
         return to_arrow_schema(StructType(chosen), timezone="UTC")
 
-    def _complete(self, segments: Iterator[StoredSegment], spans: Sequence[Span]) -> Iterator[StoredSegment]:
+    def _complete(self, segments: Iterator[SegmentRun], spans: Sequence[Span]) -> Iterator[SegmentRun]:
         """The segments, while it is checked that none is missing: offsets are dense, until retention removes some."""
         reached = [span.start for span in spans]
-        for segment in segments:
-            if segment.base_offset > reached[segment.slot]:
-                self._lost(spans[segment.slot], reached[segment.slot], segment.base_offset)
-            reached[segment.slot] = segment.base_offset + segment.messages
-            yield segment
+        for run in segments:
+            before = np.append(reached[run.slot], (run.bases + run.counts)[:-1])
+            for gap in np.flatnonzero(run.bases > before):
+                self._lost(spans[run.slot], int(before[gap]), int(run.bases[gap]))
+            reached[run.slot] = run.end
+            yield run
         for span, offset in zip(spans, reached, strict=True):
             if offset < span.end:
                 self._lost(span, offset, span.end)
