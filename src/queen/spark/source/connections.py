@@ -14,6 +14,7 @@ import numpy as np
 import psycopg
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Format
 from psycopg.raw_cursor import RawCursor
 
