@@ -477,7 +477,7 @@ def make_broker(
         key_values=key_values,
         locks=Locks(base.database, key_values, base.ids, meter),
         timers=timers,
-        ephemeral=Ephemeral(base.database, base.notifications, meter),
+        ephemeral=Ephemeral(base.database, base.notifications, meter, longest_wait_ms=settings.max_wait_ms),
         timer_firing=TimerFiring(base.database, jobs.elected, base.modes, timers, appender, base.envelope),
         transactions=transactions,
         stages=stages,

@@ -21,6 +21,7 @@ class Lossy:
         self.loss = loss
         self.port: int = self._socket.getsockname()[1]
         self.seen: list[bytes] = []
+        self.lost = 0
 
     def send(self, data: bytes) -> None:
         self._socket.sendto(data, self._target)
@@ -34,6 +35,8 @@ class Lossy:
         self.seen.append(data)
         if self._chance.random() >= self.loss:
             self.send(data)
+        else:
+            self.lost += 1
 
 
 @contextmanager

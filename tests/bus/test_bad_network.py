@@ -299,3 +299,19 @@ def _resolver(places: dict[str, list[str]]) -> Callable[..., Any]:
         return [(socket.AF_INET6 if ":" in place else socket.AF_INET, place) for place in places[host]]
 
     return resolve
+
+
+async def test_a_peer_that_closes_in_the_middle_of_an_answer_is_said_to_have_done_so(
+    start_host: StartHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Le")
+        writer.close()
+
+    async with await asyncio.start_server(break_off, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with caplog.at_level(logging.WARNING, "queen.bus.http_peer"):
+            here = await start_host("here", queen_peers=(f"http://127.0.0.1:{port}",))
+            await until(lambda: here.stats.requests_failed)
+    assert f"peer http://127.0.0.1:{port} is unreachable (connection closed before the answer); retrying" in caplog.text

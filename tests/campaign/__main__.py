@@ -18,6 +18,7 @@ import uvloop
 from tests.campaign.faults import KINDS
 from tests.campaign.report import Totals, shown
 from tests.campaign.rounds import WORKLOADS, Plan, choose_workloads, run_round
+from tests.campaign.workloads.spark import has_java
 from tests.support.older_sources import older_sources
 
 
@@ -46,12 +47,14 @@ async def _campaign(options: argparse.Namespace, workloads: list[str], faults: l
     while (left := options.seconds - (time.monotonic() - begun)) > 0 or number == 0:
         seed = options.seed + number
         number += 1
-        # Of rounds that may be of any kind, some have clocks that jump, a standby, or the version before to begin with.
-        turn = number % 5 if not workloads else 0
+        # Of rounds of any kind, some have jumping clocks, a standby, the version before, Spark or two hosts.
+        turn = number % 6 if not workloads else -1
+        extra = {0: "hosts", 5: "spark" if has_java() else "stages"}.get(turn)
+        chosen = {*choose_workloads(seed, list(WORKLOADS)), *([extra] if extra else [])}
         plan = Plan(
             seed=seed,
             seconds=min(options.round, max(left, 5.0)),
-            workloads=tuple(workloads) or choose_workloads(seed, list(WORKLOADS)),
+            workloads=tuple(workloads or sorted(chosen)),
             faults=faults,
             pace=options.pace,
             pause=options.pause,
@@ -60,15 +63,17 @@ async def _campaign(options: argparse.Namespace, workloads: list[str], faults: l
             older=older if options.older or turn == 4 else None,
         )
         directory = root / f"round-{number}"
-        result = await run_round(plan, directory)
+        result, violations = await run_round(plan, directory)
         totals.add(result)
+        if options.save:
+            totals.save(options.save)
         print(
             f"round {number}: seed {seed}, {', '.join(plan.workloads)}: {sum(result.faults.values())} faults, "
-            f"{sum(result.calls.values())} calls, {len(result.violations)} violations",
+            f"{sum(result.calls.values())} calls, {len(violations)} violations",
             flush=True,
         )
-        if result.violations:
-            print(shown(result.violations), f"history: {directory}/history.jsonl", f"again: {plan.command}", sep="\n")
+        if violations:
+            print(shown(violations), f"history: {directory}/history.jsonl", f"again: {plan.command}", sep="\n")
         else:
             shutil.rmtree(directory, ignore_errors=True)
     print("", totals.text(), sep="\n")
@@ -84,11 +89,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workload", default="", help=f"some of {', '.join(WORKLOADS)}; else four in each round")
     parser.add_argument("--faults", default="", help=f"some of {', '.join(KINDS)}; else all that are possible")
     parser.add_argument("--round", type=float, default=60.0, help="seconds of faults on one site, before it is checked")
-    parser.add_argument("--pace", type=float, default=1.0, help="seconds between faults, on average")
+    parser.add_argument("--pace", type=float, default=0.5, help="seconds between faults on one thing, on average")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds between calls of a client, on average")
     parser.add_argument("--standby", action="store_true", help="with a synchronous standby, to which it fails over")
     parser.add_argument("--clocks", action="store_true", help="with hosts whose clocks jump; needs libfaketime")
     parser.add_argument("--older", action="store_true", help="two hosts of the version before, which are updated")
+    parser.add_argument("--save", type=Path, help="a file for the totals, which python -m tests.campaign.report reads")
     return parser
 
 

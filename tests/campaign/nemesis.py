@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 
+import asyncpg
+import psutil
+
 from tests.campaign.client import Recorder
-from tests.campaign.faults import KINDS, Fault, NotNow
+from tests.campaign.faults import KINDS, Fault, Lane, NotNow, lanes, lanes_of, schedule, storm_schedule
 from tests.campaign.history import Call, History, Violation
 from tests.campaign.site import Site
 from tests.support.ageing import until
@@ -17,29 +22,45 @@ from tests.support.ageing import until
 _RECOVERY_SECONDS = 60.0
 _LONGEST_SECONDS = 180.0
 _MOST_AT_ONCE = 3
+_CALM_SECONDS = 10.0
+_STORM_SECONDS = 25.0
 TOGETHER = "several together"
+STORM = "storm"
 
 
 class Nemesis:
-    """Faults one after the other, some of them together; each is over before the next of its kind begins."""
+    """Faults one after the other, some of them together, with recoveries measured; then storms, in which everything is
+    harmed at once. A fault is over before the next one on the same thing begins."""
 
-    def __init__(self, site: Site, history: History, faults: Iterator[Fault]) -> None:
+    def __init__(self, site: Site, history: History, seed: int, kinds: Sequence[str], pace: float) -> None:
         self._site = site
         self._history = history
-        self._faults = faults
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._faults = schedule(seed, kinds, pace)
+        self._storms = {
+            lane: storm_schedule(seed, lane, kinds, pace) for lane in lanes(kinds, len(site.hosts)) if kinds
+        }
+        self._locks: defaultdict[Lane, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._probes = [Recorder(history, f"probe/{number}", url) for number, url in enumerate(site.urls)]
         self._running = 0
         """Faults that last, or whose recovery is measured."""
         self._active = 0
         self._overlapped = False
-        self.inflicted: list[Fault] = []
+        self.inflicted: list[str] = []
+        """Kinds of faults that have hit."""
+        self.in_storms: list[str] = []
         self.recoveries: defaultdict[str, list[float]] = defaultdict(list)
         self.violations: list[Violation] = []
 
     async def run(self, seconds: float) -> None:
         """Until the time is over, and everything that was harmed is whole."""
         give_up = time.monotonic() + seconds
+        while self._storms and time.monotonic() < give_up:
+            await self._calm(min(give_up, time.monotonic() + _CALM_SECONDS))
+            await self._storm(min(give_up, time.monotonic() + _STORM_SECONDS))
+        for probe in self._probes:
+            await probe.close()
+
+    async def _calm(self, give_up: float) -> None:
         async with asyncio.TaskGroup() as group:
             for fault in self._faults:
                 await until(partial(self._has_room, fault), _LONGEST_SECONDS)
@@ -47,44 +68,67 @@ class Nemesis:
                 if time.monotonic() >= give_up:
                     break
                 self._running += 1
-                group.create_task(self._inflict(fault))
-        for probe in self._probes:
-            await probe.close()
+                group.create_task(self._inflict_and_recover(fault))
 
     def _has_room(self, fault: Fault) -> bool:
         return self._running < (_MOST_AT_ONCE if fault.together else 1)
 
-    async def _inflict(self, fault: Fault) -> None:
+    async def _storm(self, give_up: float) -> None:
+        async def lane(faults: Iterator[Fault]) -> None:
+            for fault in faults:
+                await asyncio.sleep(min(fault.after, max(0.0, give_up - time.monotonic())))
+                if time.monotonic() >= give_up:
+                    break
+                if await self._strike(fault):
+                    self.in_storms.append(fault.kind)
+
+        call = self._history.begin("nemesis", STORM, {})
+        async with asyncio.TaskGroup() as group:
+            for faults in self._storms.values():
+                group.create_task(lane(faults))
+        call.ended = self._history.now()
+        await self._recover(STORM, call)
+
+    async def _inflict_and_recover(self, fault: Fault) -> None:
         try:
-            await self._inflict_and_recover(fault)
+            call = await self._strike(fault)
+            if self._active == 0:
+                name = TOGETHER if self._overlapped else fault.kind
+                self._overlapped = False
+                if call is not None:
+                    await self._recover(name, call)
         finally:
             self._running -= 1
 
-    async def _inflict_and_recover(self, fault: Fault) -> None:
-        kind = KINDS[fault.kind]
-        async with self._locks[kind.harms]:
-            self._active += 1
-            self._overlapped |= self._active > 1
+    async def _strike(self, fault: Fault) -> Call | None:
+        """Inflict it; the call that the history has of it, when it has hit."""
+        async with self._holding(fault):
             call = self._history.begin("nemesis", fault.kind, {"number": fault.number, "lasts": round(fault.lasts, 3)})
             try:
-                async with kind.inflict(self._site, fault):
-                    self.inflicted.append(fault)
-                call.ended = self._history.now()
+                await KINDS[fault.kind].inflict(self._site, fault)
+                self.inflicted.append(fault.kind)
+                return call
             except NotNow:
-                call.ended, call.error = self._history.now(), "not now"
-                return
-            except (RuntimeError, TimeoutError, OSError) as error:
-                call.ended, call.error = self._history.now(), repr(error)
+                call.error = "not now"
+            except (RuntimeError, TimeoutError, OSError, psutil.Error, asyncpg.PostgresError) as error:
+                call.error = repr(error)
                 self.violations.append(Violation("site", "not healed", f"after {fault.kind}: {error}", (call,)))
-                return
+            finally:
+                call.ended = self._history.now()
+            return None
+
+    @asynccontextmanager
+    async def _holding(self, fault: Fault) -> AsyncIterator[None]:
+        """What is harmed is harmed by nothing else meanwhile."""
+        async with contextlib.AsyncExitStack() as stack:
+            for lane in lanes_of(fault.kind, fault.target, len(self._site.hosts)):
+                await stack.enter_async_context(self._locks[lane])
+            self._active += 1
+            self._overlapped |= self._active > 1
+            try:
+                yield
             finally:
                 self._active -= 1
-                last = self._active == 0
-                name = TOGETHER if self._overlapped else fault.kind
-                if last:
-                    self._overlapped = False
-            if last:
-                await self._recover(name, call)
 
     async def _recover(self, name: str, fault: Call) -> None:
         """How long it takes until a message goes all the way again, by every host."""

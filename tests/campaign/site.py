@@ -7,10 +7,12 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -18,6 +20,7 @@ import asyncpg
 import psutil
 
 from queen.embedded import EmbeddedPostgres
+from tests.bus.lossy import Lossy, lossy
 from tests.deploy.postgres_tools import as_embedded, postgres_tool
 from tests.redis.redis_server import RedisServer
 from tests.support.ageing import until
@@ -39,6 +42,7 @@ _HOST_SETTINGS = {
 }
 _STANDBY_SESSION = "user=postgres application_name=standby"
 _SPOOL_MB = 48
+_SECRET = "5e" * 32
 _POSTGRES_MB = 700
 
 
@@ -127,6 +131,10 @@ class Site:
     hosts: list[Host] = field(default_factory=list)
     fronts: list[TcpProxy] = field(default_factory=list)
     """For each host, the proxy by which clients reach it."""
+    peers: list[TcpProxy] = field(default_factory=list)
+    """For each of several hosts, the proxy by which the others reach it."""
+    datagrams: list[Lossy] = field(default_factory=list)
+    """For each of several hosts, the network by which packets of the others reach it."""
     redis: RedisServer | None = None
     disks: list[Path] = field(default_factory=list)
     """Small file systems: that of PostgreSQL, then those of the spools."""
@@ -225,8 +233,9 @@ async def running(directory: Path, shape: Shape) -> AsyncIterator[Site]:
             site.redis = RedisServer(directory / "redis")
             await site.redis.start()
             stack.push_async_callback(site.redis.kill)
+        ports = await _connect_peers(site, stack) if shape.hosts > 1 else []
         for number in range(shape.hosts):
-            await _add_host(site, number, stack)
+            await _add_host(site, number, ports, stack)
         for number in range(shape.hosts):
             site.start_host(number)
             await site.hosts[number].ready("/readyz")
@@ -261,12 +270,34 @@ async def _stop_quietly(node: Node) -> None:
         await node.stop()
 
 
-async def _add_host(site: Site, number: int, stack: AsyncExitStack) -> None:
+async def _connect_peers(site: Site, stack: AsyncExitStack) -> list[int]:
+    """The networks between hosts, by HTTP and by UDP; the ports at which hosts listen for packets."""
+    ports = [free_port(socket.SOCK_DGRAM) for _ in range(site.shape.hosts)]
+    for number, port in enumerate(ports):
+        site.datagrams.append(stack.enter_context(lossy(port)))
+        proxy = TcpProxy(partial(_open_host, site, number))
+        await proxy.start()
+        stack.push_async_callback(proxy.stop)
+        site.peers.append(proxy)
+    return ports
+
+
+async def _open_host(site: Site, number: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", site.hosts[number].port)
+
+
+async def _add_host(site: Site, number: int, ports: list[int], stack: AsyncExitStack) -> None:
     settings = dict(_HOST_SETTINGS)
     if site.redis is not None:
         settings |= {"REDIS_ADDRS": site.redis.address, "TOPIC_READY_QUEUES": "on"}
-    if site.shape.hosts > 1:
-        settings["QUEEN_UDP_NOTIFY_PORT"] = str(free_port())
+    if ports:
+        others = [other for other in range(site.shape.hosts) if other != number]
+        settings |= {
+            "QUEEN_UDP_NOTIFY_PORT": str(ports[number]),
+            "QUEEN_UDP_PEERS": ",".join(f"127.0.0.1:{site.datagrams[other].port}" for other in others),
+            "QUEEN_PEERS": ",".join(f"http://127.0.0.1:{site.peers[other].port}" for other in others),
+            "QUEEN_SYNC_SECRET": _SECRET,
+        }
     clock = _own_clock(site, number)
     if clock is not None:
         settings |= clock
@@ -278,7 +309,7 @@ async def _add_host(site: Site, number: int, stack: AsyncExitStack) -> None:
     host = Host(dsn, site.directory / f"host{number}", settings=settings)
     site.hosts.append(host)
     stack.callback(_end, host)
-    front = TcpProxy(lambda: asyncio.open_connection("127.0.0.1", host.port))
+    front = TcpProxy(partial(_open_host, site, number))
     await front.start()
     stack.push_async_callback(front.stop)
     site.fronts.append(front)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.campaign.batch_checks import Batches, check_batches
 from tests.campaign.dead_letter_checks import DeadLetters, check_dead_letters
-from tests.campaign.faults import KINDS, schedule
+from tests.campaign.faults import KINDS, Lane, lanes, lanes_of, schedule, storm_schedule
 from tests.campaign.history import Call, History, Outcome, Violation
 from tests.campaign.log_checks import Log, LogChecker, Message, Rules
+from tests.campaign.report import Totals
 from tests.campaign.rounds import WORKLOADS, choose_workloads, odd_answers
 from tests.campaign.topic_checks import TopicChecker, TopicRules, TopicState
 from tests.campaign.transaction_checks import Transactions, check_transactions
+from tests.campaign.workloads.spark import compare
 from tests.campaign.workloads.streams import check_counts
 
 OK, FAIL, UNKNOWN = Outcome.OK, Outcome.FAIL, Outcome.UNKNOWN
@@ -421,4 +426,60 @@ def test_a_seed_decides_the_faults_and_the_workloads() -> None:
     assert {fault.kind for fault in first(3)} == set(KINDS)
     chosen = [choose_workloads(seed, list(WORKLOADS)) for seed in range(100)]
     assert chosen == [choose_workloads(seed, list(WORKLOADS)) for seed in range(100)]
-    assert {name for names in chosen for name in names} == set(WORKLOADS)
+    assert {name for names in chosen for name in names} == set(WORKLOADS) - {"spark"}
+
+
+def test_a_storm_harms_everything_at_once_and_each_thing_by_its_own_seed() -> None:
+    all_lanes = lanes(list(KINDS), hosts=2)
+    assert {Lane("hosts", 0), Lane("hosts", 1), Lane("postgres"), Lane("packets", 1)} <= set(all_lanes)
+    assert {lane.harms for lane in all_lanes} == {kind.harms for kind in KINDS.values()}
+
+    def first(seed: int, lane: Lane) -> list[Any]:
+        return list(islice(storm_schedule(seed, lane, list(KINDS), 1.0), 500))
+
+    for lane in all_lanes:
+        faults = first(1, lane)
+        assert {fault.kind for fault in faults} == {name for name, kind in KINDS.items() if kind.harms == lane.harms}
+        assert {fault.target for fault in faults} == {lane.target}
+        assert faults == first(1, lane) != first(2, lane)
+    assert lanes_of("disks-full", 1, hosts=2) == [Lane("disks"), Lane("postgres")]
+    assert lanes_of("worker-kill", 7, hosts=2) == [Lane("hosts", 1)]
+
+
+def test_totals_are_the_same_after_they_were_saved(tmp_path: Path) -> None:
+    totals = Totals(
+        2, Counter({"failover": 3}), Counter({"failover": 1}), Counter({("push", OK): 4}), Counter({"log": 2})
+    )
+    totals.recoveries["failover"] = [0.5, 1.0]
+    totals.violations.append("log: lost: a")
+    totals.save(tmp_path / "saved.json")
+    assert Totals.load(tmp_path / "saved.json") == totals
+    assert "3 faults in 2 rounds, 1 of them in storms" in totals.text()
+
+
+def batches(*stored: str, second: Outcome = OK) -> list[str]:
+    """Two batches of two rows each, the first of which was answered."""
+    script = Script()
+    script.add("publish", {"batch": 0, "rows": [2]})
+    script.add("publish", {"batch": 1, "rows": [2]}, outcome=second)
+    wanted = {batch: {"p": [f"{batch}/0/0", f"{batch}/0/1"]} for batch in (0, 1)}
+    return kinds(check_batches("w", script.calls, Batches(wanted, {"p": stored})))
+
+
+def test_batches_are_there_as_a_whole_once_and_in_order() -> None:
+    whole = ("0/0/0", "0/0/1", "1/0/0", "1/0/1")
+    assert batches(*whole) == []
+    assert batches(*whole[:2], second=UNKNOWN) == []
+    assert batches(*whole[:2]) == ["lost"]
+    assert batches(*whole[:3], second=UNKNOWN) == ["half a batch"]
+    assert batches(*whole, whole[0]) == ["doubled"]
+    assert batches(*whole[2:], *whole[:2]) == ["reordered"]
+
+
+def test_what_passes_through_a_query_comes_out_as_it_went_in() -> None:
+    came_in = {"p": ["a", "b", "c"]}
+    assert compare("w", came_in, {"p": ["a", "b", "c"]}) == []
+    assert kinds(compare("w", came_in, {"p": ["a", "c"]})) == ["lost"]
+    assert kinds(compare("w", came_in, {})) == ["lost"]
+    assert kinds(compare("w", came_in, {"p": ["a", "b", "b", "c"]})) == ["doubled"]
+    assert kinds(compare("w", came_in, {"p": ["b", "a", "c"]})) == ["reordered"]

@@ -33,6 +33,11 @@ class RedisServer:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     async def start(self) -> None:
         binary = shutil.which("redis-server")
         if binary is None:
@@ -75,8 +80,7 @@ class RedisServer:
         self._signal(signal.SIGCONT)
 
     def _signal(self, signum: signal.Signals) -> None:
-        assert self._process is not None
-        os.kill(self._process.pid, signum)
+        os.kill(self.pid, signum)
 
     def _password(self) -> str | None:
         options = list(self._options)

@@ -28,6 +28,8 @@ class TcpProxy:
         self.delay = 0.0
         self.lost_answers = 0
         self.answered_bytes = 0
+        self.harmed = 0
+        """Connections cut or refused, and chunks delayed, held up or swallowed."""
         self._to_lose = 0
         self._of: Chooses = lambda sent: True
 
@@ -47,9 +49,10 @@ class TcpProxy:
         self.flowing.set()
         self.cut()
 
-    def cut(self) -> None:
-        """End every connection at once, in whatever state it is."""
-        for pair in list(self._pairs):
+    def cut(self, every: int = 1) -> None:
+        """End every connection (or one of so many) at once, in whatever state it is."""
+        for pair in sorted(self._pairs, key=id)[::every]:
+            self.harmed += 1
             pair.cut()
 
     def half_open(self, every: int = 1) -> int:
@@ -58,6 +61,12 @@ class TcpProxy:
         for pair in chosen:
             pair.go_silent()
         return len(chosen)
+
+    def cut_silent(self) -> None:
+        """End the connections that are half open, as a router does that knows nothing of them."""
+        for pair in list(self._pairs):
+            if pair.silent:
+                pair.cut()
 
     def lose_answers(self, count: int, of: Chooses = lambda sent: True) -> None:
         """The next answers to chosen statements (by the bytes sent for them) break off in the middle.
@@ -89,11 +98,13 @@ class TcpProxy:
         if self._to_lose and self._of(sent):
             self._to_lose -= 1
             self.lost_answers += 1
+            self.harmed += 1
             return True
         return False
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.refusing:
+            self.harmed += 1
             writer.transport.abort()
             return
         try:
@@ -149,11 +160,12 @@ class _Pair:
         # The heartbeat goes on beside whatever a test does: its answers are not those that are to be lost.
         self._watches = False
         self._ended = False
-        self._silent = False
+        self.silent = False
+        """Whether it is half open."""
 
     def go_silent(self) -> None:
         """From now on nothing goes either way, and neither end is told."""
-        self._silent = True
+        self.silent = True
 
     async def carry_questions(self, reader: asyncio.StreamReader) -> None:
         async for chunk in self._chunks(reader):
@@ -175,12 +187,14 @@ class _Pair:
         """What comes in, held up as long as the proxy says. At its end both connections end."""
         try:
             while chunk := await reader.read(65536):
+                if self._proxy.delay or self.silent or not self._proxy.flowing.is_set():
+                    self._proxy.harmed += 1
                 if self._proxy.delay:
                     await asyncio.sleep(self._proxy.delay)
                 await self._proxy.flowing.wait()
                 if self._ended:
                     return
-                if not self._silent:
+                if not self.silent:
                     yield chunk
         except ConnectionError:
             return

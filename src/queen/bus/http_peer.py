@@ -113,6 +113,9 @@ class HttpPeer:
                 if answer.status != 200:
                     return self._failed(f"it answered {answer.status}: {(await answer.text())[:200]}")
                 own = bool((await answer.json())["self"])
+        except aiohttp.ServerDisconnectedError:
+            # Its text may be all that had come of the answer.
+            return self._failed("connection closed before the answer")
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
             return self._failed(str(error) or type(error).__name__)
         if self._pause:

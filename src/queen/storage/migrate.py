@@ -15,7 +15,7 @@ from importlib.resources import files
 import asyncpg
 
 from queen.errors import DatabaseUnavailable, SchemaTooNew, UnsupportedPostgres
-from queen.storage.database import UNAVAILABLE_ERRORS, AdvisoryLock, Connection
+from queen.storage.database import UNAVAILABLE_ERRORS, AdvisoryLock, Connection, unavailable_reason
 from queen.storage.statements import sql
 
 log = logging.getLogger(__name__)
@@ -47,8 +47,12 @@ async def migrate(dsn: str, *, wait_seconds: float = 10.0) -> None:
         _check_postgres(connection)
         await connection.execute(sql("migration_lock"), AdvisoryLock.MIGRATION)
         await _apply_missing(connection, load_migrations())
-    finally:
         await connection.close()
+    except UNAVAILABLE_ERRORS as error:
+        raise DatabaseUnavailable(f"PostgreSQL failed while it was migrated: {unavailable_reason(error)}") from error
+    finally:
+        # The lock ends with the session; a connection that was lost cannot be closed in order.
+        connection.terminate()
 
 
 async def _connect(dsn: str, wait_seconds: float) -> Connection:

@@ -10,7 +10,14 @@ from contextlib import AsyncExitStack
 import asyncpg
 
 from queen.errors import DatabaseUnavailable, QueenError
-from queen.storage.database import UNAVAILABLE_ERRORS, AdvisoryLock, Connection, Database, Record
+from queen.storage.database import (
+    UNAVAILABLE_ERRORS,
+    AdvisoryLock,
+    Connection,
+    Database,
+    Record,
+    unavailable_reason,
+)
 from queen.storage.statements import sql
 from queen.wire.shards import MOST_SHARDS, PARTITION_BITS, SMALL_ID_BITS
 
@@ -33,11 +40,20 @@ async def set_up_shards(dsns: Sequence[str]) -> list[int]:
     """
     if len(dsns) > MOST_SHARDS:
         raise QueenError(f"DATABASE_URLS names {len(dsns)} shards; there can be at most {MOST_SHARDS}")
+    try:
+        return await _set_up(dsns)
+    except UNAVAILABLE_ERRORS as error:
+        raise DatabaseUnavailable(
+            f"a shard failed while the shards were set up: {unavailable_reason(error)}"
+        ) from error
+
+
+async def _set_up(dsns: Sequence[str]) -> list[int]:
     async with AsyncExitStack() as stack:
         connections = await asyncio.gather(*(_connect(dsn) for dsn in dsns))
         for connection in connections:
             if connection is not None:
-                stack.push_async_callback(connection.close)
+                stack.callback(connection.terminate)
         unavailable = [number for number, connection in enumerate(connections) if connection is None]
         reached = {number: connection for number, connection in enumerate(connections) if connection is not None}
         known = {number: row for number, one in reached.items() if (row := await _state(one)) is not None}

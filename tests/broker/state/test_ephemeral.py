@@ -280,3 +280,8 @@ async def test_consumers_at_random_lose_nothing_and_double_nothing(api: Api) -> 
     await asyncio.gather(*consumers)
     assert sorted(seen["a"]) == sorted(seen["b"]) == list(range(60))
     assert (await depth(api))["length"] == 0
+
+
+async def test_no_pop_waits_longer_than_the_server_allows(start_server: StartServer) -> None:
+    api = await start_server(max_wait_ms=1)
+    assert await pop(api, wait=True, timeout=3_600_000) == []

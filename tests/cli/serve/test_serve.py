@@ -277,6 +277,42 @@ async def test_a_launcher_that_cannot_load_the_server_stops_it_with_the_reason(t
         assert given_up.startswith("queen: the launcher of workers exited with code 1 during startup, 5 times in a row")
 
 
+async def test_workers_that_get_ready_after_the_supervisor_was_killed_end_in_order(tmp_path: Path) -> None:
+    late = """
+def run(settings, worker_id, runtime_dir, on_ready):
+    told("worker", worker_id, "starts")
+    until_terminated()
+    on_ready()
+    told("worker", worker_id, "finished")
+"""
+    async with started(*supervising(tmp_path, late)) as served:
+        for number in (0, 1):
+            await served.line_with(f"worker {number} starts")
+        served.process.kill()
+        await served.ended()
+        assert {"worker 0 finished", "worker 1 finished"} <= set(served.lines)
+        assert not [line for line in served.lines if "Traceback" in line or "Error" in line]
+
+
+async def test_a_worker_that_starts_while_the_others_clean_up_after_the_supervisor_says_so(tmp_path: Path) -> None:
+    late = """
+def run(settings, worker_id, runtime_dir, on_ready):
+    told("worker", worker_id, "starts")
+    until_terminated()
+    if worker_id:
+        while runtime_dir.exists():
+            time.sleep(0.01)
+        (runtime_dir / "socket").write_text("here")
+"""
+    async with started(*supervising(tmp_path, late)) as served:
+        for number in (0, 1):
+            await served.line_with(f"worker {number} starts")
+        served.process.kill()
+        await served.ended()
+        assert "No such file or directory" in await served.line_with("ended during startup, after the supervisor")
+        assert not [line for line in served.lines if "Traceback" in line]
+
+
 async def test_workers_end_and_clean_up_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     async with started(*supervising(tmp_path, OBEDIENT)) as served:
         await served.line_with("is ready")

@@ -707,7 +707,7 @@ _SURFACES: dict[str, Surface] = {
         },
     ),
     "GET /api/v1/tasks": Surface(names=("namespace",)),
-    "GET /api/v1/timers/{queue}": Surface(unknown={"queue": 200}, numbers=("limit",)),
+    "GET /api/v1/timers/{queue}": Surface(unknown={"queue": 200}, numbers=("limit",), words=("after",)),
     "GET /api/v1/timers/{queue}/{timer}": Surface(unknown={"queue": 200, "timer": 200}),
     "DELETE /api/v1/timers/{queue}/{timer}": Surface(unknown={"queue": 200, "timer": 200}),
     "GET /api/v1/read/{queue}": Surface(unknown={"queue": 404}, refused_query={f"at={text}": "at" for text in _TIMES}),

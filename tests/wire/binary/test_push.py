@@ -56,11 +56,16 @@ def test_bodies_that_are_cut_or_changed_are_refused_or_read(
     data: st.DataObject, sent: list[Group], framed: bool
 ) -> None:
     body = framed_push(sent) if framed else binary_push(sent)
-    cut = body[: data.draw(st.integers(4, len(body) - 1))]
+
+    def place() -> int:
+        # Frames hold new ids each time, so that their length, once compressed, is not always the same.
+        return 4 + data.draw(st.integers(0, 1 << 20)) % (len(body) - 4)
+
+    cut = body[: place()]
     with pytest.raises(BadRequest):
         decode_binary_push(cut)
     changed = bytearray(body)
-    changed[data.draw(st.integers(4, len(body) - 1))] ^= data.draw(st.integers(1, 255))
+    changed[place()] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(BadRequest):
         decode_binary_push(bytes(changed))
 

@@ -62,10 +62,12 @@ class _Ring(NamedTuple):
 class Ephemeral:
     """The ephemeral queues, all of which live on one shard."""
 
-    def __init__(self, database: Database, notifications: Notifications, meter: Meter) -> None:
+    def __init__(self, database: Database, notifications: Notifications, meter: Meter, *, longest_wait_ms: int) -> None:
+        """`longest_wait_ms`: how long a pop waits at most."""
         self._database = database
         self._notifications = notifications
         self._meter = meter
+        self._longest_wait_ms = longest_wait_ms
         self._waiting: dict[str, set[asyncio.Event]] = {}
         self.stopping = asyncio.Event()
         notifications.subscribe({EventKind.EPHEMERAL_PUSHED: self._on_pushed})
@@ -119,7 +121,7 @@ class Ephemeral:
     async def pop(self, query: EphemeralPopQuery) -> EphemeralPopped:
         """Take messages; where the query says so, wait for some."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + query.timeout / 1000
+        deadline = loop.time() + min(query.timeout, self._longest_wait_ms) / 1000
         woken = asyncio.Event()
         waiting = self._waiting.setdefault(query.queue, set())
         waiting.add(woken)

@@ -13,7 +13,7 @@ from queen.broker.state.key_values import MOST_COUNTED, hold_queues
 from queen.errors import Conflict, NotFound
 from queen.log.catalog import Catalog
 from queen.metrics.meter import Meter
-from queen.storage.database import Database, Fetcher, Record, retry_transaction
+from queen.storage.database import Database, Fetcher, Record, retry_transaction, storable
 from queen.wire.api.fields import Pagination
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import IdSource
@@ -120,7 +120,7 @@ class Timers:
 
     async def page(self, queue: str, after: str, limit: int) -> TimerList:
         await self._find(queue)
-        rows = await self._database.fetch("timers_list", queue, after, limit + 1)
+        rows = await self._database.fetch("timers_list", queue, storable(after), limit + 1)
         shown = [_row(row) for row in rows[:limit]]
         truncated = len(rows) > limit
         return TimerList(shown, truncated, shown[-1].timer_key if truncated else None)

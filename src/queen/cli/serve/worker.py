@@ -18,7 +18,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +35,8 @@ _log = logging.getLogger("queen.worker")
 
 # Grace period for requests in progress after the supervisor has died.
 _ORPHAN_SECONDS = 10.0
+# How long it may take until a worker notices that the supervisor is gone.
+_NOTICE_SECONDS = 1.0
 
 
 class RunWorker(Protocol):
@@ -79,7 +80,10 @@ def work(run: RunWorker) -> None:
             _report_ended(supervisor)
         if supervisor not in readable:
             continue
-        line, sockets, _, _ = socket.recv_fds(supervisor, 65536, 2)
+        try:
+            line, sockets, _, _ = socket.recv_fds(supervisor, 65536, 2)
+        except ConnectionError:
+            return
         if not line:
             return
         worker_id, runtime_dir = line.decode().rstrip("\n").split(" ", 1)
@@ -90,13 +94,19 @@ def work(run: RunWorker) -> None:
             _become_worker(run, int(worker_id), Path(runtime_dir), *(socket.socket(fileno=one) for one in sockets))
         for one in sockets:
             os.close(one)
-        supervisor.sendall(b"started %d\n" % pid)
+        _tell(supervisor, b"started %d\n" % pid)
 
 
 def _report_ended(supervisor: socket.socket) -> None:
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            supervisor.sendall(b"ended %d %d\n" % (found[0], os.waitstatus_to_exitcode(found[1])))
+            _tell(supervisor, b"ended %d %d\n" % (found[0], os.waitstatus_to_exitcode(found[1])))
+
+
+def _tell(supervisor: socket.socket, line: bytes) -> None:
+    """Send a line. That the supervisor has died is noticed where it is read from."""
+    with contextlib.suppress(OSError):
+        supervisor.sendall(line)
 
 
 def _become_worker(
@@ -126,20 +136,31 @@ def _work(
     run: RunWorker, worker_id: int, runtime_dir: Path, channel: socket.socket, listening: socket.socket | None
 ) -> int:
     """Read the settings from the supervisor, `run` with them, and return the exit code."""
-    with channel.makefile("rb") as lines:
-        settings = Settings.from_env(msgspec.json.decode(lines.readline(), type=dict[str, str]))
+    line = b""
+    with channel.makefile("rb") as lines, contextlib.suppress(ConnectionError):
+        line = lines.readline()
+    if not line:
+        # The supervisor died before it had sent the settings.
+        return 1
+    settings = Settings.from_env(msgspec.json.decode(line, type=dict[str, str]))
     configure_logging(settings.log_level, settings.log_encoding, f"worker {worker_id}", worker_id)
     orphaned = threading.Event()
     grace = _ORPHAN_SECONDS + settings.shutdown_delay_ms / 1000
     threading.Thread(target=_exit_with_supervisor, args=(channel, orphaned, grace), daemon=True).start()
     try:
         if listening is None:
-            run(settings, worker_id, runtime_dir, on_ready=lambda: channel.sendall(READY))
+            run(settings, worker_id, runtime_dir, on_ready=lambda: _tell(channel, READY))
         else:
             # Where only root may listen, the supervisor does.
-            run(settings, worker_id, runtime_dir, on_ready=lambda: channel.sendall(READY), listening=listening)
+            run(settings, worker_id, runtime_dir, on_ready=lambda: _tell(channel, READY), listening=listening)
     except QueenError as error:
         _log.error("%s", error)
+        return 1
+    except OSError as error:
+        # A worker that starts while the supervisor dies may find that others have removed the runtime directory.
+        if not orphaned.wait(_NOTICE_SECONDS):
+            raise
+        _log.warning("ended during startup, after the supervisor: %s", error)
         return 1
     finally:
         if orphaned.is_set():
@@ -171,7 +192,8 @@ def _exit_with_supervisor(channel: socket.socket, orphaned: threading.Event, gra
     _log.warning("supervisor died; shutting down")
     orphaned.set()
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(grace)
+    # Unlike time.sleep, it waits for a span and not for a moment, whatever a library makes of the clock.
+    select.select([], [], [], grace)
     os._exit(1)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import psycopg
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Format
 from psycopg.raw_cursor import RawCursor
 
@@ -96,7 +97,7 @@ class ShardConnection:
         if self._connection is None or self._connection.closed:
             try:
                 self._connection = psycopg.connect(
-                    self._url,
+                    conninfo(self._url),
                     autocommit=True,
                     connect_timeout=_CONNECT_SECONDS,
                     application_name="queen-spark",
@@ -125,6 +126,16 @@ class ShardConnection:
         except psycopg.OperationalError as error:
             self.close()
             raise _unavailable(self._url, error) from error
+
+
+def conninfo(url: str) -> str:
+    """A URL as libpq reads it: servers take `host=a:5432,b:5433` for several hosts, libpq wants the ports apart."""
+    given = conninfo_to_dict(url)
+    places = [place.rpartition(":") for place in str(given.get("host") or "").split(",")]
+    if not all(host and port.isdigit() and ":" not in host for host, _, port in places):
+        return url
+    hosts, _, ports = zip(*places, strict=True)
+    return make_conninfo(**given | {"host": ",".join(hosts), "port": ",".join(ports)})
 
 
 def shard_connection(url: str) -> ShardConnection:
