@@ -1,6 +1,6 @@
 """How many pushes are left beside a read of Spark's, and beside one that is limited with maxReadShare.
 
-    python -m bench.spark_beside [--messages 2000000] [--share 0.2] [--pushers 4] [--seconds 8]
+    python -m bench.spark_beside [--messages 2000000] [--share 0.2] [--pushers 4] [--seconds 8] [--repeat 1]
 
 Pushers append a message at a time to partitions of another queue, as pushes do, all on this machine.
 """
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.2)
     parser.add_argument("--pushers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--repeat", type=int, default=1, help="turns: on a busy machine, look at several")
     options = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="queen-bench-beside-"))
     try:
@@ -45,15 +46,16 @@ def main() -> None:
             spark = _session(setting)
             try:
                 _read(spark, setting, 1.0, 0.0)
-                alone, _ = _pushes(dsn, targets, partial(_wait, options.seconds))
-                print(f"pushes alone                     {alone:9,.0f} a second", flush=True)
-                for share in (1.0, options.share):
-                    beside, rows = _pushes(dsn, targets, partial(_read, spark, setting, share, options.seconds))
-                    print(
-                        f"beside a read, maxReadShare {share:<4} {beside:9,.0f} a second: {beside / alone:.2f} of them;"
-                        f" {rows:12,.0f} rows/s are read",
-                        flush=True,
-                    )
+                for _ in range(options.repeat):
+                    alone, _ = _pushes(dsn, targets, partial(_wait, options.seconds))
+                    print(f"pushes alone                     {alone:9,.0f} a second", flush=True)
+                    for share in (1.0, options.share):
+                        beside, rows = _pushes(dsn, targets, partial(_read, spark, setting, share, options.seconds))
+                        print(
+                            f"beside a read, maxReadShare {share:<4} {beside:9,.0f} a second: {beside / alone:.2f} of"
+                            f" them; {rows:12,.0f} rows/s are read",
+                            flush=True,
+                        )
             finally:
                 spark.stop()
     finally:

@@ -13,6 +13,7 @@ const routes: RouteRecordRaw[] = [
   { path: '/traces', name: 'traces', component: () => import('@/pages/Traces.vue'), meta: { title: 'Traces' } },
   { path: '/namespaces', name: 'topics', component: () => import('@/pages/Topics.vue'), meta: { title: 'Topics' } },
   { path: '/namespaces/:namespace/topics/:topic', name: 'topic', component: () => import('@/pages/Topic.vue'), meta: { title: 'Topic', parent: 'topics' } },
+  { path: '/state', name: 'state', component: () => import('@/pages/State.vue'), meta: { title: 'State' } },
   { path: '/tasks', name: 'tasks', component: () => import('@/pages/Tasks.vue'), meta: { title: 'Tasks' } },
   { path: '/streams', name: 'streams', component: () => import('@/pages/Streams.vue'), meta: { title: 'Streams' } },
   { path: '/pipelines', name: 'pipelines', component: () => import('@/pages/Pipelines.vue'), meta: { title: 'Pipelines' } },

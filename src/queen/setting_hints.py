@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 _BATCHING: Final = "requests are batched by group commit, which needs no tuning"
 _WAKING: Final = "waiting pops are woken by notifications; POP_SAFETY_POLL_MS is the interval of the safety poll"
 _POOL: Final = "each worker opens up to DB_POOL_SIZE connections, on demand"
+_SILENT: Final = (
+    "a PostgreSQL that does not respond for DB_AWAY_MS counts as unavailable, and its connections are closed"
+)
 _LIVE: Final = "statistics are read live; STATS_CACHE_MS is how long an expensive view is reused"
 
 SUPERSEDED: Final[Mapping[str, str]] = {
@@ -26,18 +30,16 @@ SUPERSEDED: Final[Mapping[str, str]] = {
     "POP_WAIT_BACKOFF_MULTIPLIER": _WAKING,
     "POP_WAIT_MAX_INTERVAL_MS": _WAKING,
     "SIDECAR_POOL_SIZE": _POOL,
+    "DB_IDLE_TIMEOUT": _POOL,
+    "DB_TCP_USER_TIMEOUT_MS": _SILENT,
+    "DB_KEEPALIVES_IDLE": _SILENT,
+    "DB_KEEPALIVES_INTERVAL": _SILENT,
+    "DB_KEEPALIVES_COUNT": _SILENT,
+    "WORKER_ID": "workers are numbered by themselves; NUM_WORKERS is how many there are",
     "SIDECAR_MICRO_BATCH_WAIT_MS": _BATCHING,
     "SIDECAR_MAX_ITEMS_PER_TX": _BATCHING,
     "BATCH_INSERT_SIZE": _BATCHING,
-    "QUEEN_PUSH_MAX_CONCURRENT": _BATCHING,
-    "QUEEN_ACK_MAX_CONCURRENT": _BATCHING,
-    "QUEEN_POP_MAX_CONCURRENT": _BATCHING,
     "QUEEN_CONCURRENCY_MODE": _BATCHING,
-    "QUEEN_VEGAS_MAX_LIMIT": _BATCHING,
-    "QUEEN_VEGAS_BETA": _BATCHING,
-    "QUEEN_PUSH_PREFERRED_BATCH_SIZE": _BATCHING,
-    "QUEEN_PUSH_MAX_HOLD_MS": _BATCHING,
-    "QUEEN_PUSH_MAX_BATCH_SIZE": _BATCHING,
     "RESPONSE_BATCH_SIZE": _BATCHING,
     "RESPONSE_BATCH_MAX": _BATCHING,
     "RESPONSE_TIMER_INTERVAL_MS": _BATCHING,
@@ -47,6 +49,11 @@ SUPERSEDED: Final[Mapping[str, str]] = {
     "WEBAPP_ROOT": "the dashboard is part of the package",
 }
 """Variables that earlier servers had, and what does their work here."""
+
+_OF_BATCHES: Final = re.compile(
+    r"QUEEN_[A-Z_]+_(?:PREFERRED_BATCH_SIZE|MAX_BATCH_SIZE|MAX_HOLD_MS|MAX_CONCURRENT)|QUEEN_VEGAS_[A-Z_]+"
+)
+"""What earlier servers had for each kind of request."""
 
 _PREFIXES: Final = (
     "QUEEN_",
@@ -84,6 +91,8 @@ def environment_hints(environ: Mapping[str, str], known: Collection[str]) -> Ite
     for name in sorted(environ.keys() - set(known) - _NOT_OF_THE_SERVER):
         if name in SUPERSEDED:
             yield f"{name} has no effect: {SUPERSEDED[name]}"
+        elif _OF_BATCHES.fullmatch(name):
+            yield f"{name} has no effect: {_BATCHING}"
         elif name.startswith(_PREFIXES) and name.removesuffix("_FILE") not in known:
             nearest = difflib.get_close_matches(name.removesuffix("_FILE"), known, 1, _ALIKE)
             yield f"there is no setting {name}" + (f"; did you mean {nearest[0]}?" if nearest else "")

@@ -70,8 +70,6 @@ def hold(name: str, gate: str) -> str:
 @app.task(bind=True, acks_late=True)
 def rejected_once(self: Any) -> str:
     """Go back to the queue the first time."""
-    mark = JOURNAL.with_name(f"{self.request.id}.rejected")
-    if not mark.exists():
-        mark.touch()
+    if not self.request.delivery_info["redelivered"]:
         raise Reject("not now", requeue=True)
     return "done"

@@ -93,12 +93,14 @@ def test_an_acknowledged_message_is_removed(connection: Connection, namespace: N
 
 
 def test_a_requeued_message_is_delivered_again_and_a_rejected_one_is_not(connection: Connection) -> None:
-    publish(connection, "again")
+    publish(connection, "again", priority=5)
     sink = Sink(connection, Queue("jobs"))
     with sink.consumer:
         sink.drain(1)
         sink.messages[0].requeue()
         sink.drain(1)
+        first, second = (message.delivery_info for message in sink.messages)
+        assert second == {**first, "redelivered": True} and sink.messages[1].properties["priority"] == 5
         sink.messages[1].reject()
         with pytest.raises(socket.timeout):
             connection.drain_events(timeout=0.2)

@@ -12,6 +12,7 @@ import random
 import socket
 import time
 import uuid
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -245,6 +246,59 @@ class Seeder:
         ]
         await self.call("POST", "/api/v1/kv", {"operations": puts})
 
+    async def state(self) -> None:
+        """Keys, locks, timers and ephemeral queues, as the services of a shop keep them."""
+        keys: list[dict[str, Any]] = [
+            {"ns": "orders", "key": f"order-{4700 + number}", "value": value, "ttlSeconds": 3600 * (number + 1)}
+            for number, value in enumerate(
+                {"state": state, "city": CITIES[number % len(CITIES)], "total": 19.9 + 7 * number}
+                for number, state in enumerate(("held", "packed", "shipped", "delivered") * 6)
+            )
+        ]
+        keys += [{"ns": "orders", "key": "held", "value": 6, "forever": True}]
+        keys += [
+            {"ns": "payments", "key": f"seen-ch_3PqX{number}", "value": True, "forever": True} for number in range(9)
+        ]
+        keys += [
+            {"ns": "emails", "key": "template-welcome", "value": {"html": "<p>Welcome</p>" * 200}, "forever": True}
+        ]
+        await self.call("POST", "/api/v1/kv", {"operations": [{"op": "put"} | one for one in keys]})
+        for name, owner, limit in (
+            ("daily-report", "reports-1.example", 1),
+            ("card-gateway", "billing-1.example", 3),
+            ("card-gateway", "billing-2.example", 3),
+            ("search-reindex", "indexer-4.example", 1),
+        ):
+            acquire = {"op": "acquire", "name": name, "owner": owner, "ttlSeconds": 7200, "limit": limit}
+            await self.call("POST", "/api/v1/locks", {"operations": [acquire]})
+        timers = [
+            {
+                "op": "schedule",
+                "queue": queue,
+                "timerKey": key,
+                "payload": b64encode(msgspec.json.encode(payload)).decode(),
+                "delayMs": minutes * 60_000,
+            }
+            for queue, key, payload, minutes in (
+                ("emails", "remind-order-4712", {"order": 4712, "template": "pay-soon"}, 45),
+                ("orders", "expire-order-4704", {"order": 4704, "event": "expired"}, 20),
+                ("emails", "survey-order-4703", {"order": 4703, "template": "survey"}, 2880),
+                ("webhooks", "retry-wh-88", {"hook": 88, "attempt": 3}, 95),
+            )
+        ]
+        await self.call("POST", "/api/v1/timers", {"operations": timers})
+        options = {"maxLength": 500, "policy": "dropOldest", "ttlSeconds": 1800}
+        await self.call("POST", "/api/v1/ephemeral/configure", {"queue": "presence", "options": options})
+        for queue, partition, count in (
+            ("presence", "room-7", 260),
+            ("presence", "room-9", 120),
+            ("uploads", "Default", 34),
+        ):
+            messages = [{"payload": {"user": f"user-{number}", "percent": number % 100}} for number in range(count)]
+            body = {"queue": queue, "partition": partition, "messages": messages}
+            await self.call("POST", "/api/v1/ephemeral/push", body)
+        await self.call("GET", "/api/v1/ephemeral/pop?queue=presence&group=screen&batch=12")
+
     async def stream(self) -> None:
         query = await self.call(
             "POST",
@@ -276,7 +330,7 @@ async def seed(url: str) -> None:
     async with aiohttp.ClientSession() as session:
         seeder = Seeder(session, url)
         queues = (seeder.queue(queue, random.Random(queue[0])) for queue in QUEUES)
-        await asyncio.gather(*queues, seeder.topics(random.Random(7)), seeder.tasks())
+        await asyncio.gather(*queues, seeder.topics(random.Random(7)), seeder.tasks(), seeder.state())
         await asyncio.gather(
             seeder.dead_letters("orders", "billing", 9, ERRORS[:3]),
             seeder.dead_letters("emails", "mailer", 4, ERRORS[3:]),

@@ -469,3 +469,82 @@ def test_ten_thousand_queues_are_searched_and_paged(window: Window, site: Site) 
                 "DELETE FROM queen.queues WHERE namespace = 'bulk'"
             )
         )
+
+
+def test_key_is_written_changed_and_deleted_and_each_can_be_undone(window: Window, site: Site) -> None:
+    page = window.visit("/state?ns=kept")
+    expect(page.get_by_text("No keys in this namespace")).to_be_visible()
+    page.get_by_role("button", name="Write a key").click()
+    dialog = page.locator("dialog[open]")
+    dialog.locator("[name=key]").fill("<b>/order 7")
+    dialog.locator("[name=value]").fill('{"state": "held"}')
+    dialog.get_by_text("As curl and Python").click()
+    dialog.get_by_role("button", name="Python").click()
+    python = 'await queen.kv("kept").put("<b>/order 7", {"state": "held"}, expect=0)'
+    expect(dialog.get_by_label("python", exact=True)).to_contain_text(python)
+    confirm(page, effect="only if there is no such key")
+    toast(page, "is written")
+    path = "/api/v1/kv/kept/%3Cb%3E%2Forder%207"
+    assert site.call("GET", path)["value"] == {"state": "held"}
+
+    page.locator("tbody a.main").click()
+    page.locator(".drawer").get_by_role("button", name="Change value").click()
+    dialog.locator("[name=value]").fill('{"state": "packed"}')
+    expect(dialog.locator(".diff ins")).to_have_text('{"state":"packed"}')
+    # Somebody else is faster.
+    site.call(
+        "POST",
+        "/api/v1/kv",
+        {"operations": [{"op": "put", "ns": "kept", "key": "<b>/order 7", "value": 1, "ttlSeconds": 60}]},
+    )
+    dialog.locator(".confirm").click()
+    expect(dialog.get_by_text("was written meanwhile")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator(".drawer").get_by_text("1", exact=True).first).to_be_visible()
+    page.locator(".drawer").get_by_role("button", name="Delete").click()
+    confirm(page, effect="find nothing from then on")
+    toast(page, "is deleted")
+    assert not site.exists(path)
+    page.locator(".toast", has_text="is deleted").get_by_role("button", name="Undo").click()
+    toast(page, "Undone: Delete the key")
+    assert site.call("GET", path)["value"] == 1
+
+
+def test_lock_is_released_timer_cancelled_and_ephemeral_queue_dropped(window: Window, site: Site) -> None:
+    acquire = {"op": "acquire", "name": "nightly", "owner": "stuck-worker", "ttlSeconds": 600}
+    site.call("POST", "/api/v1/locks", {"operations": [acquire]})
+    page = window.visit("/state?tab=locks&prefix=night")
+    page.get_by_role("button", name="Release nightly").click()
+    confirm(page, effect="stuck-worker holds it", typed="nightly")
+    toast(page, "Lock nightly is free")
+    assert site.call("GET", "/api/v1/locks?prefix=nightly")["locks"] == []
+
+    timer = {"op": "schedule", "queue": "later", "timerKey": "call", "payload": "eyJhIjogMX0=", "delayMs": 3_600_000}
+    site.call("POST", "/api/v1/timers", {"operations": [timer]})
+    window.visit("/state?tab=timers&queue=later")
+    page.locator("tbody a.main").click()
+    expect(page.locator(".drawer").get_by_label("Payload", exact=True)).to_contain_text('"a": 1')
+    page.locator(".drawer").get_by_role("button", name="Cancel timer").click()
+    confirm(page, effect="Nothing is pushed to later")
+    toast(page, "Timer call is cancelled")
+    assert site.call("GET", "/api/v1/timers?queue=later")["timers"] == []
+
+    site.call("POST", "/api/v1/ephemeral/push", {"queue": "typing", "messages": [{"payload": 1}, {"payload": 2}]})
+    site.call("GET", "/api/v1/ephemeral/pop?queue=typing&group=screen&batch=1")
+    window.visit("/state?tab=ephemeral&search=typing")
+    page.locator("tbody a.main").click()
+    expect(page.locator(".drawer")).to_contain_text("1 message pending")
+    expect(page.locator(".drawer")).to_contain_text("1 leased")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Options of typing").click()
+    page.locator("dialog [name=maxLength]").fill("50")
+    expect(page.locator("dialog .diff")).to_contain_text("declared")
+    confirm(page)
+    assert site.call("GET", "/api/v1/ephemeral/queues/typing/depth")["options"]["maxLength"] == 50
+    page.get_by_role("button", name="Drop all messages of typing").click()
+    confirm(page, effect="2 messages", typed="typing")
+    toast(page, "2 messages dropped")
+    page.get_by_role("button", name="Delete typing").click()
+    confirm(page, typed="typing")
+    expect(page.get_by_text("No ephemeral queue matches")).to_be_visible()
+    assert not site.exists("/api/v1/ephemeral/queues/typing/depth")

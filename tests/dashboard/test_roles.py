@@ -24,6 +24,10 @@ OFFERED = {
     "/messages?queue=guarded": {"read-write": {"Push a message"}},
     "/namespaces?namespace=acme": {"read-write": {"Enqueue an item"}, "admin": {"Quota", "Write mode", "Set a quota"}},
     "/namespaces/acme/topics/jobs": {"read-write": {"Enqueue"}, "admin": {"Options", "Pause", "Purge", "Delete"}},
+    "/state?ns=guarded": {"read-write": {"Write a key", "Delete order-7"}},
+    "/state?tab=locks": {"read-write": {"Release report"}},
+    "/state?tab=timers": {"read-write": {"Cancel reminder"}},
+    "/state?tab=ephemeral": {"read-write": {"Push to presence", "Options of presence", "Delete presence"}},
     "/maintenance": {"admin": {"Switch push maintenance on", "Switch pop maintenance on"}},
 }  # fmt: skip
 ROLES = ("read-only", "read-write", "admin")
@@ -88,6 +92,12 @@ def test_person_is_offered_what_the_role_may_do(browser: Browser, guarded: str, 
                 await call('POST', '/api/v1/push', {items: [{queue: 'guarded', payload: 1}]})
                 await call('GET', '/api/v1/pop/queue/guarded?consumerGroup=readers&subscriptionMode=all')
                 await call('POST', '/api/v1/topics/enqueue', [{namespace: 'acme', topic: 'jobs', data: 1}])
+                const key = {op: 'put', ns: 'guarded', key: 'order-7', value: 1, forever: true}
+                await call('POST', '/api/v1/kv', {operations: [key]})
+                await call('POST', '/api/v1/locks', {operations: [{op: 'acquire', name: 'report', ttlSeconds: 600}]})
+                await call('POST', '/api/v1/timers', {operations: [
+                    {op: 'schedule', queue: 'guarded', timerKey: 'reminder', payload: 'MQ==', delayMs: 600000}]})
+                await call('POST', '/api/v1/ephemeral/push', {queue: 'presence', messages: [{payload: 1}]})
             }"""
         )
     expect(page.locator(".sidebar footer")).to_contain_text(role)
@@ -135,6 +145,27 @@ def test_token_is_asked_for_where_the_server_wants_one(browser: Browser, tokens_
     page.goto(f"{tokens_only}/")
     expect(page.get_by_text("live", exact=True)).to_be_visible()
     assert watch.problems() == []
+    context.close()
+
+
+def test_limited_token_sees_the_state_of_its_queues_alone(browser: Browser, tokens_only: str) -> None:
+    context = new_context(browser)
+    page = context.new_page()
+    page.goto(f"{tokens_only}/state?ns=mine")
+    page.get_by_label("Token").fill(issue("read-write", queues=["mine"]))
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("button", name="Write a key").click()
+    dialog = page.locator("dialog[open]")
+    dialog.locator("[name=key]").fill("seen")
+    dialog.locator(".confirm").click()
+    expect(dialog).to_be_hidden()
+    expect(page.get_by_role("table", name="Keys").get_by_text("seen")).to_be_visible()
+    follow(page, "/state")
+    expect(page.get_by_role("alert").get_by_text("about all queues")).to_be_visible()
+    follow(page, "/state?tab=timers&queue=mine")
+    expect(page.get_by_text("No timer matches")).to_be_visible()
+    follow(page, "/state?ns=others")
+    expect(page.get_by_role("alert").get_by_text("the token is not for the queue 'others'")).to_be_visible()
     context.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -10,17 +11,20 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import psutil
 
+from queen.embedded.postmaster import find_postmaster
 from tests.acceptance.served import environ_without_settings
 from tests.deploy.tools import tool
 from tests.support.ageing import block_until
 from tests.support.ports import free_port
+from tests.support.workers import worker_processes
 
 _READY_SECONDS = 60.0
 
@@ -52,8 +56,12 @@ class _Process:
     def post(self, path: str, body: object) -> Any:
         return self.call(path, json.dumps(body).encode())
 
-    def call(self, path: str, body: bytes | None = None) -> Any:
-        request = urllib.request.Request(self.url + path, data=body, headers={"Content-Type": "application/json"})
+    def delete(self, path: str) -> Any:
+        return self.call(path, method="DELETE")
+
+    def call(self, path: str, body: bytes | None = None, method: str | None = None) -> Any:
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.url + path, data=body, headers=headers, method=method)
         with urllib.request.urlopen(request, timeout=30) as answer:
             text = answer.read()
             return json.loads(text) if text else None
@@ -74,14 +82,66 @@ class Server(_Process):
 
     def __init__(self, directory: Path, **settings: str) -> None:
         super().__init__(directory, "/readyz")
-        self._directory = directory
+        self.data = directory / "data"
+        self.spool = self.data / "spool"
         self._settings = settings
+        self._unlock = threading.Event()
 
     def start(self) -> None:
         program = str(Path(sys.executable).with_name("queen"))
         command = [program, "serve", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--workers", "2", "--data-dir", str(self._directory / "data")]
+        command += ["--workers", "2", "--data-dir", str(self.data)]
         self._run(command, environ_without_settings() | {"STATS_CACHE_MS": "0"} | self._settings)
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes that serve requests."""
+        assert self._process is not None
+        return worker_processes(self._process.pid)
+
+    def sql(self, statement: str) -> list[asyncpg.Record]:
+        """Run a statement in the database of the server."""
+
+        async def run() -> list[asyncpg.Record]:
+            connection = await asyncpg.connect(self._dsn())
+            try:
+                return await connection.fetch(statement)
+            finally:
+                await connection.close()
+
+        return asyncio.run(run())
+
+    @contextmanager
+    def locked(self, table: str) -> Iterator[None]:
+        """Hold a lock on a table that nobody else can read or write with, until `unlock` is called or it ends."""
+
+        async def hold() -> None:
+            connection = await asyncpg.connect(self._dsn())
+            try:
+                async with connection.transaction():
+                    await connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+                    held.set()
+                    await asyncio.to_thread(self._unlock.wait)
+            finally:
+                await connection.close()
+
+        held = threading.Event()
+        self._unlock.clear()
+        thread = threading.Thread(target=asyncio.run, args=(hold(),), daemon=True)
+        thread.start()
+        held.wait()
+        try:
+            yield
+        finally:
+            self._unlock.set()
+            thread.join()
+
+    def unlock(self) -> None:
+        self._unlock.set()
+
+    def _dsn(self) -> str:
+        postmaster = find_postmaster(self.data / "postgres" / "cluster")
+        assert postmaster is not None
+        return postmaster.dsn("postgres")
 
     def signal_postgres(self, number: signal.Signals) -> None:
         """Send a signal to every process of the embedded PostgreSQL."""
@@ -161,6 +221,31 @@ class Load:
             if found:
                 keys = ("id", "namespace", "topic")
                 server.post("/api/v1/topics/ack", [{key: item[key] for key in keys} for item in found])
+        self._change_state()
+
+    def _change_state(self) -> None:
+        """Keys, locks, timers, ephemeral queues and conflation, also what does not apply and is refused."""
+        server, key = self._server, {"ns": "orders", "key": "k"}
+        server.post("/api/v1/kv", {"operations": [{"op": "putIfAbsent", "value": 1, "forever": True} | key]})
+        lock = {"name": "report", "ttlSeconds": 60}
+        renew = {"op": "renew", "token": 1, "slot": 0, "owner": "gone"}
+        for operation in ({"op": "acquire", "owner": "one"}, {"op": "acquire", "owner": "two"}, renew):
+            server.post("/api/v1/locks", {"operations": [operation | lock]})
+        timer = {"queue": "reminders", "timerKey": "t"}
+        server.post("/api/v1/timers", {"operations": [{"op": "schedule", "payload": "MQ==", "delayMs": 0} | timer]})
+        server.post("/api/v1/timers", {"operations": [{"op": "cancel"} | timer]})
+        for queue, policy in (("dropping", "dropOldest"), ("refusing", "reject")):
+            body = {"queue": queue, "options": {"maxLength": 2, "policy": policy}}
+            server.post("/api/v1/ephemeral/configure", body)
+            with suppress(urllib.error.HTTPError):
+                server.post("/api/v1/ephemeral/push", {"queue": queue, "messages": [{"payload": 1}] * 2})
+        popped = server.get("/api/v1/ephemeral/pop", queue="dropping", group="g")["messages"]
+        acks = [{"id": message["id"], "status": "completed"} for message in popped]
+        server.post("/api/v1/ephemeral/ack", {"queue": "dropping", "group": "g", "acks": acks})
+        server.push("newest", 3)
+        found = server.get("/api/v1/pop/queue/newest", consumerGroup="latest", conflation="true", partitions="10")
+        if found and found["messages"]:
+            server.ack("latest", found["messages"])
 
 
 class Prometheus(_Process):

@@ -7,8 +7,11 @@ import math
 import re
 import shutil
 import signal
+import threading
+import time
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +21,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from queen.wire.pipelines import STATUS_FILE, PipelineState, PipelineStatus, write_status
 from tests.deploy.monitored import Load, Prometheus, Redis, Server
 from tests.deploy.tools import DEPLOY, tool
 from tests.support.ageing import block_until
@@ -25,8 +29,19 @@ from tests.support.ageing import block_until
 DASHBOARDS: Final = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
 RULES: Final = DEPLOY / "prometheus"
 
-SHORTER: Final = {"5m": "3s", "10m": "10s", "15m": "3s"}
+SHORTER: Final = {"5m": "3s", "10m": "10s", "15m": "3s", "30m": "40s", "1h": "5s"}
 """How long rates look back here, where minutes have to be seconds."""
+SMALLER: Final = {
+    "QueenConsumerLagGrowing": ("> 10000", "> 100"),
+    "QueenDedupSearchesDatabase": ("> 100", "> 0"),
+    "QueenDeliveryLate": ("> 60000", "> 2000"),
+    "QueenPipelineSilent": ("> 60", "> 2"),
+    "QueenSpoolFilling": ("> 2e9", "> 0"),
+    "QueenSpoolNotDraining": ("> 60", "> 1"),
+    "QueenWorkerSilent": ("> 30", "> 4"),
+}
+"""Bounds that a test would need minutes or gigabytes for, and those it has instead."""
+MOST_QUEUES: Final = 30
 
 
 @dataclass
@@ -40,7 +55,8 @@ class Watched:
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     tool("prometheus")
     settings = {"METRICS_AGGREGATE_INTERVAL_S": "1", "NAMESPACE_MODES": "held:buffered"}
-    settings |= {"MAX_BUFFER_LENGTH": "500", "NAMESPACE_QUOTAS": "small:1"}
+    settings |= {"MAX_BUFFER_LENGTH": "500", "NAMESPACE_QUOTAS": "small:1", "METRICS_MAX_QUEUES": str(MOST_QUEUES)}
+    settings["DB_LOCK_TIMEOUT"] = "500"
     directory = tmp_path_factory.mktemp("monitored")
     for name in ("server", "prometheus"):
         (directory / name).mkdir()
@@ -68,13 +84,17 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 
 def quickened(rules: str) -> str:
-    """The same rules for a test: faults need not last, and a lag of 100 messages is one."""
+    """The same rules for a test: faults need not last, and may be small."""
     loaded = yaml.safe_load(rules)
     for group in loaded["groups"]:
         for rule in group["rules"]:
             rule.pop("for", None)
             query = re.sub(r"\[(\w+)\]", lambda found: f"[{SHORTER.get(found[1], found[1])}]", rule["expr"])
-            rule["expr"] = query.replace("> 10000", "> 100")
+            if "alert" in rule and rule["alert"] in SMALLER:
+                bound, small = SMALLER[rule["alert"]]
+                assert bound in query, rule
+                query = query.replace(bound, small)
+            rule["expr"] = query
     return str(yaml.safe_dump(loaded))
 
 
@@ -254,6 +274,227 @@ def test_maintenance_that_was_forgotten_fires_until_it_is_off(watched: Watched) 
     block_until(lambda: "QueenMaintenanceModeOn" not in prometheus.firing(), "QueenMaintenanceModeOn stops")
 
 
+def check_fires_and_stops(
+    watched: Watched, alert: str, fault: Callable[[], object], mend: Callable[[], object] = lambda: None
+) -> None:
+    """Make a fault again and again until the alert fires, then mend it until the alert stops."""
+
+    def fires() -> bool:
+        return alert in watched.prometheus.firing()
+
+    def fires_at_fault() -> bool:
+        fault()
+        return fires()
+
+    def stops_when_mended() -> bool:
+        mend()
+        return not fires()
+
+    try:
+        block_until(fires_at_fault, f"{alert} fires")
+    finally:
+        mend()
+    block_until(stops_when_mended, f"{alert} stops")
+
+
+@pytest.mark.soak
+def test_messages_that_are_popped_late_fire(watched: Watched) -> None:
+    server = watched.server
+    server.push("late", 300)
+
+    def pop_one() -> None:
+        server.ack("sleepers", server.pop("late", "sleepers", batch=1))
+
+    def skip_the_rest() -> None:
+        server.post("/api/v1/consumer-groups/sleepers/queues/late/seek", {"toEnd": True})
+
+    check_fires_and_stops(watched, "QueenDeliveryLate", pop_one, skip_the_rest)
+
+
+@pytest.mark.soak
+def test_a_slow_postgresql_fires(watched: Watched) -> None:
+    def pause() -> None:
+        watched.server.signal_postgres(signal.SIGSTOP)
+        time.sleep(0.9)
+        watched.server.signal_postgres(signal.SIGCONT)
+        watched.server.push("orders", 1)
+
+    check_fires_and_stops(watched, "QueenRequestsSlow", pause)
+
+
+def test_connections_that_break_fire(watched: Watched) -> None:
+    check_fires_and_stops(
+        watched,
+        "QueenDatabaseErrors",
+        lambda: watched.server.sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname <> '' AND pid <> pg_backend_pid()"
+        ),
+    )
+
+
+@pytest.mark.soak
+def test_statements_that_wait_for_a_lock_exhaust_the_pool(watched: Watched) -> None:
+    """Until they give up, they hold the connections of both workers."""
+    server, over = watched.server, threading.Event()
+
+    def ask(name: str) -> None:
+        while not over.is_set():
+            with suppress(urllib.error.HTTPError):
+                server.get(f"/api/v1/traces/by-name/{name}")
+
+    with ThreadPoolExecutor(60) as threads, server.locked("queen.trace_names"):
+        for number in range(60):
+            threads.submit(ask, f"trace-{number}")
+        try:
+            check_fires_and_stops(watched, "QueenDatabasePoolExhausted", lambda: None, over.set)
+        finally:
+            over.set()
+
+
+@pytest.mark.soak
+def test_an_event_loop_that_stands_still_fires(watched: Watched) -> None:
+    def stand_still() -> None:
+        worker = watched.server.workers()[0]
+        worker.send_signal(signal.SIGSTOP)
+        time.sleep(1.5)
+        worker.send_signal(signal.SIGCONT)
+        time.sleep(0.3)
+
+    check_fires_and_stops(watched, "QueenEventLoopLagging", stand_still)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_worker_that_hangs_fires(watched: Watched, number: int) -> None:
+    """Whichever of them Prometheus is connected to."""
+    worker = watched.server.workers()[number]
+    worker.send_signal(signal.SIGSTOP)
+    check_fires_and_stops(watched, "QueenWorkerSilent", lambda: None, lambda: worker.send_signal(signal.SIGCONT))
+
+
+def test_a_spool_that_fills_fires_until_it_is_drained(watched: Watched) -> None:
+    maintain(watched.server, True)
+    check_fires_and_stops(
+        watched,
+        "QueenSpoolFilling",
+        lambda: watched.server.push("orders", 1),
+        lambda: maintain(watched.server, False),
+    )
+
+
+def maintain(server: Server, enabled: bool) -> None:
+    server.post("/api/v1/system/maintenance", {"enabled": enabled})
+
+
+def test_a_spool_that_is_not_drained_fires(watched: Watched) -> None:
+    server = watched.server
+    maintain(server, True)
+    server.push("orders", 1)
+    with server.locked("queen.segments"):
+        maintain(server, False)
+        check_fires_and_stops(watched, "QueenSpoolNotDraining", lambda: None, server.unlock)
+
+
+@pytest.mark.soak
+def test_buffered_items_that_cannot_be_stored_fire(watched: Watched) -> None:
+    with watched.server.locked("queen.topic_items"):
+        enqueue(watched.server, "held", 1)
+        check_fires_and_stops(watched, "QueenTopicBreakerOpen", lambda: None, watched.server.unlock)
+
+
+def test_a_spool_that_cannot_be_written_to_fires(watched: Watched) -> None:
+    server = watched.server
+
+    def push() -> None:
+        with suppress(urllib.error.HTTPError):
+            server.push("orders", 1)
+
+    def forbid(mode: int) -> None:
+        for directory in (server.spool, *(path for path in server.spool.iterdir() if path.is_dir())):
+            directory.chmod(mode)
+
+    maintain(server, True)
+    try:
+        forbid(0o500)
+        # Nothing is pushed once it is mended: the server has to find out by itself.
+        check_fires_and_stops(watched, "QueenSpoolUnwritable", push, lambda: forbid(0o700))
+    finally:
+        maintain(server, False)
+
+
+@pytest.mark.soak
+def test_records_that_postgresql_refuses_fire(watched: Watched) -> None:
+    server = watched.server
+    server.push("refused", 1)
+    ((partition,),) = server.sql(
+        "SELECT p.id FROM queen.partitions p JOIN queen.queues q ON q.id = p.queue_id WHERE q.name = 'refused'"
+    )
+    server.sql(f"ALTER TABLE queen.segments ADD CONSTRAINT refuse CHECK (partition_id <> {partition}) NOT VALID")
+    maintain(server, True)
+    server.push("refused", 1)
+    maintain(server, False)
+    block_until(lambda: "QueenSpoolRecordsRefused" in watched.prometheus.firing(), "QueenSpoolRecordsRefused fires")
+    server.sql("ALTER TABLE queen.segments DROP CONSTRAINT refuse")
+    block_until(lambda: "QueenSpoolRecordsRefused" not in watched.prometheus.firing(), "QueenSpoolRecordsRefused stops")
+
+
+@pytest.mark.soak
+def test_a_spool_file_that_is_damaged_fires(watched: Watched) -> None:
+    server, prometheus = watched.server, watched.prometheus
+    maintain(server, True)
+    server.push("orders", 3)
+    server.stop()
+    for file in server.spool.glob("*/*.buf"):
+        content = bytearray(file.read_bytes())
+        content[-20] ^= 255
+        file.write_bytes(content)
+    server.start()
+    block_until(lambda: prometheus.query("queen_spool_damaged_total"), "Prometheus has seen it started")
+    maintain(server, False)
+    check_fires_and_stops(watched, "QueenSpoolDamaged", lambda: None)
+
+
+def test_duplicates_that_are_looked_up_fire(watched: Watched) -> None:
+    items = [{"queue": "again", "payload": 1, "transactionId": "the same"}]
+    check_fires_and_stops(
+        watched, "QueenDedupSearchesDatabase", lambda: watched.server.post("/api/v1/push", {"items": items})
+    )
+
+
+def test_more_queues_than_are_shown_fire(watched: Watched) -> None:
+    server = watched.server
+    names = [f"many-{number}" for number in range(MOST_QUEUES)]
+
+    def delete() -> None:
+        for name in names:
+            server.delete(f"/api/v1/resources/queues/{name}")
+
+    server.post("/api/v1/push", {"items": [{"queue": name, "payload": 1} for name in names]})
+    check_fires_and_stops(watched, "QueenMetricsTruncated", lambda: None, delete)
+
+
+def test_pipelines_that_fail_or_fall_silent_fire(watched: Watched) -> None:
+    """What a pipeline writes about itself, as it does."""
+    directory = watched.server.data / "pipelines" / "leads"
+    directory.mkdir(parents=True)
+    directory.parent.chmod(0o755)
+
+    def report(state: PipelineState) -> None:
+        now = time.time()
+        status = PipelineStatus(
+            name="leads", state=state, pid=1, file="leads.py", master="local", started_at=now, updated_at=now
+        )
+        write_status(directory, status)
+        (directory / STATUS_FILE).chmod(0o644)
+
+    running = partial(report, PipelineState.RUNNING)
+    running()
+    check_fires_and_stops(watched, "QueenPipelineSilent", lambda: None, running)
+    report(PipelineState.FAILED)
+    check_fires_and_stops(watched, "QueenPipelineFailed", lambda: None, running)
+    report(PipelineState.DONE)
+
+
 def test_a_server_that_is_down_fires_until_it_is_back(watched: Watched) -> None:
     server, prometheus = watched.server, watched.prometheus
     down = {"QueenServerDown", "QueenNoServer"}
@@ -261,3 +502,19 @@ def test_a_server_that_is_down_fires_until_it_is_back(watched: Watched) -> None:
     block_until(lambda: down <= set(prometheus.firing()), "QueenServerDown fires")
     server.start()
     block_until(lambda: not down & set(prometheus.firing()), "QueenServerDown stops")
+
+
+@pytest.mark.soak
+def test_a_server_that_restarts_again_and_again_fires(watched: Watched) -> None:
+    for _ in range(3):
+        watched.server.stop()
+        watched.server.start()
+    block_until(lambda: "QueenServerRestarting" in watched.prometheus.firing(), "QueenServerRestarting fires")
+    block_until(lambda: "QueenServerRestarting" not in watched.prometheus.firing(), "QueenServerRestarting stops")
+
+
+def test_every_alert_is_tried_at_its_fault() -> None:
+    groups = yaml.safe_load((RULES / "alerts.yml").read_text())["groups"]
+    alerts = {rule["alert"] for group in groups for rule in group["rules"]}
+    tried = set(re.findall(r"Queen[A-Z][A-Za-z]+", Path(__file__).read_text().partition("def test_lag_that_grows")[2]))
+    assert tried == alerts

@@ -19,6 +19,7 @@ from tests.support.api import Api
 from tests.support.database import Connection
 
 FAMILIES = (
+    "queen_start_time_seconds",
     "queen_uptime_seconds",
     "queen_process_resident_memory_bytes",
     "queen_process_virtual_memory_bytes",

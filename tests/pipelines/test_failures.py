@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import io
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import rich.console
 
 from queen.cli.pipelines.run import status_table, sums
-from queen.pipelines.declaration import Sink, SinkKind
-from queen.pipelines.errors import Where, cause_of
+from queen.pipelines.errors import cause_of
 from queen.pipelines.progress import QueryWatch
 from queen.wire.pipelines import PipelineState, PipelineStatus, QueryStatus
 
@@ -105,7 +103,7 @@ def test_a_query_that_fails_for_a_transient_reason_is_restarted_and_others_are_n
         queries.append(Query())
         return queries[-1]
 
-    watch = QueryWatch(Sink("kept", Where(Path("p.yaml"), 3), "rows", SinkKind.CONSOLE, ""), start, ["events"])
+    watch = QueryWatch("kept", [QueryStatus(name="kept", sources=["events"])], None, start)
     assert watch.restart_if_needed() is None
     queries[0].error = "queen.errors.DatabaseUnavailable: PostgreSQL at x:5432/q is unavailable: connection refused"
     # It has failed, and only the next look decides what is done about it.

@@ -1,8 +1,9 @@
-"""A pipeline that keeps state and writes to a queue and a topic is killed, again and again: everything comes once."""
+"""A pipeline that keeps state and has sinks of four kinds is killed, again and again: everything comes once."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -21,6 +22,7 @@ from tests.support.database import Connection as Database
 from tests.support.database import stored_messages
 
 EVENTS = 1500
+LATE = 7
 KEYS = ("a", "b", "c")
 _PIPELINE = """\
 pipeline: counted
@@ -37,13 +39,15 @@ steps:
   shown: {sql: "SELECT unix_timestamp(window_start) AS start, key, n FROM counts"}
 sinks:
   copies: {from: unique, queue: copies, partition: key}
+  table: {from: unique, postgres: public.copies}
+  files: {from: unique, parquet: DIR/files}
   totals: {from: shown, topic: sales/totals}
 """
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_a_stateful_pipeline_writes_to_queues_and_topics_once_though_it_is_killed(
+async def test_a_stateful_pipeline_writes_to_all_of_its_sinks_once_though_it_is_killed(
     runner: Runner, api: Api, dsn: str, connection: Database, tmp_path: Path
 ) -> None:
     began = datetime(2026, 1, 1, tzinfo=UTC)
@@ -52,7 +56,9 @@ async def test_a_stateful_pipeline_writes_to_queues_and_topics_once_though_it_is
         some = events[start : start + 100]
         # Every event comes twice, not further apart than the lateness.
         await api.push("events", *(event for event in some for _ in range(2)))
-    await api.push("events", {"id": -1, "key": "a", "at": "2026-01-02T00:00:00Z"})
+    late = [{"id": EVENTS + n, "key": "late", "at": began.isoformat()} for n in range(LATE)]
+    await api.push("events", *late, "bad", {"id": -1, "key": "a", "at": "2026-01-02T00:00:00Z"})
+    await connection.execute("CREATE TABLE public.copies (id int, key text, at timestamptz)")
     file = runner.file(_PIPELINE)
     for _ in range(4):
         await _run_and_kill(file, api, dsn, connection, tmp_path)
@@ -64,6 +70,15 @@ async def test_a_stateful_pipeline_writes_to_queues_and_topics_once_though_it_is
         "a": EVENTS // 3 + 1
     }
     assert all(len(set(found)) == len(found) for found in copies.values())
+    ids = sorted([-1, *range(EVENTS)])
+    assert sorted(row["id"] for row in await connection.fetch("SELECT id FROM public.copies")) == ids
+    assert sorted(id for (id,) in runner.rows("files", "id")) == ids
+    # Two queries leave out repeated events, and late ones with them; one of them writes the dead letters of the source.
+    dead = [json.loads(one.payload) for one in await stored_messages(connection, "counted-dead-letters")]
+    assert Counter((one["step"], one["offset"]) for one in dead) == {
+        ("events", 2 * EVENTS + LATE): 1,
+        **{("unique", 2 * EVENTS + n): 2 for n in range(LATE)},
+    }
     expected = Counter((n // 10 * 10, KEYS[n % 3]) for n in range(EVENTS))
     items = await _items(api, len(expected))
     assert len(items) == len(expected)

@@ -53,7 +53,8 @@ async def test_queues_that_match_a_pattern_are_read_and_a_limit_of_bytes_makes_m
     file = runner.file(
         """\
         pipeline: all
-        sources: {orders: {queue_pattern: "orders-.*", bytes_per_batch: 1, group: all}}
+        sources:
+          orders: {queue_pattern: "orders-.*", bytes_per_batch: 1, group: all, max_read_share: 0.5, max_tasks: 1}
         sinks: {out: {from: orders, parquet: DIR/out}}
         """
     )
@@ -103,6 +104,10 @@ async def test_a_pipeline_that_was_declared_on_the_server_is_run_by_its_name(
         ("queue: q, min_rows_per_batch: 2, max_delay: soon", "console: true", "max_delay: 'soon' is not a length"),
         ("queue: q, min_rows_per_batch: 9, rows_per_batch: 2", "console: true", "(9) must not be above"),
         ("queue: q, bytes_per_batch: none", "console: true", "'bytes_per_batch' must be a whole number above 0"),
+        ("queue: q, max_read_share: 1.5", "console: true", "'max_read_share' must be a share of the time from"),
+        ("queue: q, max_read_share: half", "console: true", "from 0.01 to 1, not 'half'"),
+        ("queue: q, max_tasks: 0", "console: true", "'max_tasks' must be a whole number above 0"),
+        ("files: d, schema: n int, max_read_share: 0.5", "console: true", "unknown 'max_read_share'"),
         ("queue: q", "queue: out, mode: updated", "unknown 'updated'; did you mean 'update'?"),
         ("queue: q", "postgres: t, mode: update", "mode update needs 'key'"),
         ("queue: q", "parquet: /tmp/x, mode: update", "unknown 'mode'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -31,8 +32,12 @@ async def test_windows_of_every_kind_close_when_the_watermark_has_passed_and_lea
     runner.batch(_event(0, 59, n=10), _event(0, 10, "b"))
     runner.batch(_event(30, 0))
     runner.batch(_event(30, 1))
-    # The windows of the first minutes are closed.
-    runner.batch(_event(0, 30, n=1000))
+    # The watermark is at 29:50: the windows of the first minutes are closed, and so is one of two that c is in. One
+    # session of d would have ended at the very watermark, the other later.
+    runner.batch(
+        *(_event(0, 30, n=1000), _event(0, 30, n=1001), _event(0, 31, n=1002)),
+        *(_event(28, 30, "c", 5), _event(29, 20, "d", 3), _event(29, 21, "d", 4)),
+    )
     runner.batch(_event(59, 0))
     file = runner.file(
         f"""\
@@ -48,6 +53,7 @@ async def test_windows_of_every_kind_close_when_the_watermark_has_passed_and_lea
           by_tumbling: {{from: tumbling, parquet: DIR/tumbling}}
           by_sliding: {{from: sliding, parquet: DIR/sliding}}
           by_session: {{from: sessions, parquet: DIR/sessions}}
+        dead_letters: {{parquet: DIR/late}}
         """
     )
     status = await runner.run(file)
@@ -64,13 +70,17 @@ async def test_windows_of_every_kind_close_when_the_watermark_has_passed_and_lea
         ("00:00", "01:00", "a", 12),
         ("00:00", "01:00", "b", 1),
         ("01:00", "02:00", "a", 1),
+        ("29:00", "30:00", "d", 7),
         ("30:00", "31:00", "a", 2),
     ]
     assert closed("sliding", "user", "total") == [
         ("00:00", "02:00", "a", 13),
         ("00:00", "02:00", "b", 1),
         ("01:00", "03:00", "a", 1),
+        ("28:00", "30:00", "c", 5),
+        ("28:00", "30:00", "d", 7),
         ("29:00", "31:00", "a", 2),
+        ("29:00", "31:00", "d", 7),
         ("30:00", "32:00", "a", 2),
         ("59:00", "01:00", "a", 12),
         ("59:00", "01:00", "b", 1),
@@ -79,12 +89,23 @@ async def test_windows_of_every_kind_close_when_the_watermark_has_passed_and_lea
         ("00:05", "00:35", "a", 1, 1),
         ("00:10", "00:40", "b", 1, 1),
         ("00:50", "01:40", "a", 12, 3),
+        ("29:21", "29:51", "d", 4, 1),
         ("30:00", "30:31", "a", 2, 2),
     ]
-    late = {query.name: query.late for query in status.queries}
-    assert late == {"by_tumbling": 1, "by_sliding": 2, "by_session": 1}
+    # Each row that a window lacks is kept, also where Spark counts those of a key and window as one.
+    kept: dict[str, list[int]] = {}
+    for step, error, record in runner.rows("late", "step", "error", "record"):
+        assert error.startswith("late: its time 2026-01-01T00:") and error.endswith("watermark 2026-01-01T00:29:50Z")
+        kept.setdefault(step, []).append(json.loads(record)["n"])
+    assert {step: sorted(found) for step, found in kept.items()} == {
+        "tumbling": [5, 1000, 1001, 1002],
+        "sliding": [5, 1000, 1001, 1002],
+        "sessions": [3, 5, 1000, 1001, 1002],
+    }
+    assert {query.name: query.late for query in status.queries} == {"by_tumbling": 4, "by_sliding": 4, "by_session": 5}
+    assert status.dead_letters == 13
     tumbling = next(query for query in status.queries if query.name == "by_tumbling")
-    assert (tumbling.rows, tumbling.written) == (9, 4)
+    assert (tumbling.rows, tumbling.written) == (14, 5)
     assert tumbling.watermark == "2026-01-01T00:58:50.000Z"
 
 
@@ -98,17 +119,26 @@ async def test_streams_are_joined_within_a_stretch_of_time_and_repeated_rows_are
     runner.batch({"order": 0, "paid_at": "2026-01-01T00:00:10Z", "amount": 7}, folder="payments")
     # Too late for its order, by the condition.
     runner.batch({"order": 40, "paid_at": "2026-01-01T00:05:00Z", "amount": 8}, folder="payments")
+    # After these, the watermark of both is at 00:09:00; what comes after that is late.
+    for _ in range(2):
+        runner.batch({"order": 600, "at": "2026-01-01T00:10:00Z"}, folder="orders")
+        runner.batch({"order": 601, "paid_at": "2026-01-01T00:10:00Z", "amount": 9}, folder="payments")
+    late, not_yet = ({"order": n, "at": f"2026-01-01T00:09:0{n - 1}Z"} for n in (1, 2))
+    runner.batch(late, not_yet, folder="orders")
+    runner.batch({"order": 2, "paid_at": "2026-01-01T00:08:59Z", "amount": 10}, folder="payments")
     file = runner.file(
         """\
         pipeline: joined
         sources:
           orders:
             files: DIR/orders
+            files_per_batch: 1
             schema: order int, at timestamp
             event_time: at
             lateness: 1 minute
           payments:
             files: DIR/payments
+            files_per_batch: 1
             schema: order int, paid_at timestamp, amount int
             event_time: paid_at
             lateness: 1 minute
@@ -120,10 +150,18 @@ async def test_streams_are_joined_within_a_stretch_of_time_and_repeated_rows_are
         sinks:
           once: {from: unique, parquet: DIR/once}
           matched: {from: paid, parquet: DIR/matched}
+        dead_letters: {parquet: DIR/late}
         """
     )
-    await runner.run(file)
-    assert runner.rows("once", "order") == [(0,), (40,)]
+    status = await runner.run(file)
+    assert runner.rows("once", "order") == [(0,), (2,), (40,), (600,)]
+    # Two queries leave out repeated orders, and both leave out the one that is late.
+    assert [(step, json.loads(record)["order"]) for step, record in runner.rows("late", "step", "record")] == [
+        ("paid", 2),
+        ("unique", 1),
+        ("unique", 1),
+    ]
+    assert {query.name: query.late for query in status.queries} == {"once": 1, "matched": 2}
     assert runner.rows("matched", "order", "amount", "payments_order") == [(0, 7, 0)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import sys
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from queen.pipelines.tables.opening import Format, format_at, open_table
 from queen.pipelines.tables.schemas import evolve
 from queen.pipelines.tables.sink import LakeSink, newest
 from queen.pipelines.tables.table import Table
-from tests.pipelines.running import Runner
+from tests.pipelines.running import Runner, in_process
 from tests.support.api import Api
 
 FORMATS = [pytest.param(kind, id=kind.value) for kind in (Format.DELTA, Format.ICEBERG)]
@@ -249,6 +250,53 @@ async def test_an_archive_is_a_table_that_keeps_its_versions(kind: Format, runne
     other = Format.ICEBERG if kind is Format.DELTA else Format.DELTA
     with pytest.raises(ArchiveError, match=f"is an archive in the format {kind.value}: --format {kind.value}, or"):
         archive_declaration(["lake-orders"], lake.root, ONCE, 1, None, other)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", [Format.DELTA, Format.ICEBERG], ids=["delta", "iceberg"])
+async def test_the_commands_of_a_table_from_its_first_version_to_its_vacuum(
+    kind: Format, runner: Runner, api: Api, dsn: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    root, data = str(tmp_path / "lake"), ("--data-dir", str(tmp_path / "data"))
+
+    async def queen(*arguments: str, fails: bool = False) -> str:
+        def command() -> tuple[int, str, str]:
+            runner.session()
+            return in_process(capsys, "pipeline", *arguments, *data)
+
+        code, out, err = await asyncio.to_thread(command)
+        assert code == int(fails), err
+        return err if fails else out
+
+    archive = ("archive", "orders", "--to", root, "--format", kind.value, "--once", "--no-compact")
+    at = ("--server", api.url)
+    for number in range(3):
+        await api.push("orders", {"n": number}, partition="a")
+        said = await queen(*archive, *at, "--database-url", dsn)
+        assert "is done: 1 rows read, 1 written, 0 dead letters" in said
+    listed = json.loads(await queen("versions", root, "--json"))
+    batches = [one["batch"] for one in listed if one["batch"] is not None]
+    assert batches == [2, 1, 0]
+    second = str(next(one["id"] for one in listed if one["batch"] == 1))
+    assert second in await queen("versions", root)
+
+    replay = ("replay", root, "--to", "copy", *at)
+    assert "2 messages in 2 files would be replayed" in await queen(*replay, "--as-of", second, "--dry-run")
+    assert "2 messages were pushed to copy; 0 were there already" in await queen(*replay, "--as-of", second)
+    assert "1 messages were pushed to copy; 2 were there already" in await queen(*replay)
+    copied = await api.pop("copy", "a", batch=10, autoAck=True)
+    assert [message["data"] for message in copied] == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+    assert "3 files became 1" in await queen("compact", root)
+    assert "0 files would be removed" in await queen("vacuum", root, "--dry-run")
+    old = await queen("vacuum", root, "--keep-hours", "0", "--dry-run")
+    assert old.count(".parquet") >= 3
+    assert f"{len(old.splitlines()) - 1} files were removed" in await queen("vacuum", root, "--keep-hours", "0")
+    assert len(rows_at(kind, Path(root))) == 3
+    assert "in the archive, and the same there" in await queen("reconcile", root, *at, "--database-url", dsn)
+    other = "iceberg" if kind is Format.DELTA else "delta"
+    wrong = ("archive", "orders", "--to", root, "--format", other, "--once", *at, "--database-url", dsn)
+    assert f"is an archive in the format {kind.value}: --format {kind.value}" in await queen(*wrong, fails=True)
 
 
 def test_columns_may_be_added_and_widened_where_the_format_can() -> None:

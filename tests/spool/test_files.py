@@ -275,6 +275,25 @@ def test_a_full_disk_refuses_and_loses_nothing_that_was_answered(small_disk: Pat
     asyncio.run(write())
 
 
+async def test_a_disk_that_has_room_again_is_noticed_without_a_push(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("queen.spool.writer._TRY_SECONDS", 0.01)
+    monkeypatch.setattr("queen.spool.writer._TRIED_BYTES", 4096)
+    spool = open_spool(small_disk)
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError):
+        filler.write_bytes(bytes(1 << 20))
+    with pytest.raises(SpoolRefused):
+        await append(spool, record(1, os.urandom(4000)))
+    assert not spool.stats().healthy
+    filler.unlink()
+    await until(lambda: spool.stats().healthy)
+    await append(spool, record(2))
+    assert replay(spool) == [2]
+    await spool.close()
+
+
 def test_a_disk_that_is_full_from_the_start_refuses_and_says_so(small_disk: Path, tmp_path: Path) -> None:
     filler = os.open(small_disk / "filler", os.O_WRONLY | os.O_CREAT)
     with contextlib.suppress(OSError):

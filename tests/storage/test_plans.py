@@ -74,6 +74,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     ),
     "segments_between": (1, 50_000, 50_100, 1 << 24),
     "log_spans": (PARTITIONS, [50] * ROWS, [60] * ROWS),
+    "log_runs": (PARTITIONS, [50] * ROWS, [60] * ROWS, 1024, 8192),
     "log_sizes": (1, 50_000, 50_100, 100),
     "log_span_sizes": (PARTITIONS, [50] * ROWS, [60] * ROWS, 10),
     "unclaim": (PARTITIONS, GROUPS, [0] * ROWS, [10] * ROWS, [False] * ROWS),

@@ -27,6 +27,7 @@ class TcpProxy:
         self.refusing = False
         self.delay = 0.0
         self.lost_answers = 0
+        self.answered_bytes = 0
         self._to_lose = 0
         self._of: Chooses = lambda sent: True
 
@@ -162,6 +163,7 @@ class _Pair:
     async def carry_answers(self, reader: asyncio.StreamReader) -> None:
         async for chunk in self._chunks(reader):
             sent, self._sent = self._sent, b""
+            self._proxy.answered_bytes += len(chunk)
             if b"application_name\0" + HEARTBEAT_SESSION.encode() in sent:
                 self._watches = True
             if not self._watches and self._proxy.loses(sent):

@@ -99,7 +99,8 @@ async function request(one: Call, accept: string): Promise<Response> {
   const text = await response.text()
   let message = `${response.status} ${response.statusText}`
   try {
-    message = (JSON.parse(text) as { error?: string }).error ?? message
+    const { error, detail } = JSON.parse(text) as { error?: string; detail?: string }
+    message = detail ? `${error}: ${detail}` : (error ?? message)
   } catch {
     // A proxy in between may answer with a page; its status says enough.
   }

@@ -1779,7 +1779,11 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        get?: never;
+        /**
+         * The namespaces that have keys
+         * @description Access: read-only.
+         */
+        get: operations["kvNamespaces"];
         put?: never;
         /**
          * Read and write keys
@@ -1794,6 +1798,46 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/kv/{namespace}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * The keys of a namespace
+         * @description Access: read-only.
+         */
+        get: operations["kvKeys"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/kv/{namespace}/{key}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * A key with its value
+         * @description Access: read-only.
+         */
+        get: operations["kvEntry"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/locks": {
         parameters: {
             query?: never;
@@ -1801,7 +1845,13 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        get?: never;
+        /**
+         * The locks that are held
+         * @description One entry for each permit, with its holder; `prefix` is of their names.
+         *
+         *     Access: read-only.
+         */
+        get: operations["heldLocks"];
         put?: never;
         /**
          * Acquire, renew and release locks
@@ -1823,7 +1873,11 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        get?: never;
+        /**
+         * The pending timers, the next to be due first
+         * @description Access: read-only.
+         */
+        get: operations["pendingTimers"];
         put?: never;
         /**
          * Schedule and cancel timers
@@ -4095,10 +4149,11 @@ export interface components {
         };
         /**
          * EphemeralQueues
-         * @description All ephemeral queues.
+         * @description Ephemeral queues by name, and how many there are.
          */
         EphemeralQueues: {
             queues: components["schemas"]["EphemeralQueue"][];
+            total: number;
         };
         /**
          * EphemeralReset
@@ -4377,6 +4432,21 @@ export interface components {
             queen: components["schemas"]["WorkerState"];
         };
         /**
+         * HeldLock
+         * @description A permit that is held, and of which lock.
+         */
+        HeldLock: {
+            slot: number;
+            owner: string;
+            token: number;
+            /** Format: date-time */
+            since: string;
+            expiresAt: string | null;
+            /** Format: date-time */
+            renewedAt: string;
+            name: string;
+        };
+        /**
          * Holder
          * @description Who holds a permit, since when and until when.
          */
@@ -4586,6 +4656,46 @@ export interface components {
             required?: boolean;
         };
         /**
+         * KvList
+         * @description A page of the keys of a namespace, in order. Where `total` is not `exact` there are more.
+         */
+        KvList: {
+            keys: components["schemas"]["KvListed"][];
+            total: number;
+            exact: boolean;
+            pagination: components["schemas"]["Pagination"];
+        };
+        /**
+         * KvListed
+         * @description A key in a list; a `value` of more than 1 kB is left out.
+         */
+        KvListed: {
+            key: string;
+            version: number;
+            expiresAt: string | null;
+            /** Format: date-time */
+            updatedAt: string;
+            value?: unknown;
+            bytes: number;
+        };
+        /**
+         * KvNamespace
+         * @description A namespace and how many keys it has; more than 1000 are not counted.
+         */
+        KvNamespace: {
+            namespace: string;
+            keys: number;
+        };
+        /**
+         * KvNamespaces
+         * @description A page of the namespaces that have keys, by name; that of locks is not among them.
+         */
+        KvNamespaces: {
+            namespaces: components["schemas"]["KvNamespace"][];
+            total: number;
+            pagination: components["schemas"]["Pagination"];
+        };
+        /**
          * KvPut
          * @description Write a key; with `expect` only where it has this version.
          */
@@ -4747,6 +4857,16 @@ export interface components {
          */
         LockBody: {
             operations: (components["schemas"]["Acquire"] | components["schemas"]["Renew"] | components["schemas"]["queen.wire.state.locks.Release"] | components["schemas"]["Look"])[];
+        };
+        /**
+         * LockList
+         * @description A page of the permits that are held, by the names of their locks. Where `total` is not `exact` there are more.
+         */
+        LockList: {
+            locks: components["schemas"]["HeldLock"][];
+            total: number;
+            exact: boolean;
+            pagination: components["schemas"]["Pagination"];
         };
         /**
          * LockResult
@@ -5287,6 +5407,34 @@ export interface components {
             requests: {
                 [key: string]: number;
             };
+        };
+        /**
+         * PendingTimer
+         * @description A timer, and to which queue it pushes.
+         */
+        PendingTimer: {
+            timerKey: string;
+            /** Format: uuid */
+            messageId: string;
+            partition: string;
+            txn: string;
+            /** Format: date-time */
+            deliverAt: string;
+            /** Format: date-time */
+            scheduledAt: string;
+            attempts: number;
+            lastError: string | null;
+            queue: string;
+        };
+        /**
+         * PendingTimers
+         * @description A page of the timers of all queues, the next to be due first. Where `total` is not `exact` there are more.
+         */
+        PendingTimers: {
+            timers: components["schemas"]["PendingTimer"][];
+            total: number;
+            exact: boolean;
+            pagination: components["schemas"]["Pagination"];
         };
         /**
          * PipelineDeclaration
@@ -15630,6 +15778,82 @@ export interface operations {
             };
         };
     };
+    kvNamespaces: {
+        parameters: {
+            query?: {
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+                /** @description The number of entries to skip. */
+                offset?: number;
+                /** @description Only those with this text in their name, in any case. */
+                search?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["KvNamespaces"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
     kv: {
         parameters: {
             query?: never;
@@ -15736,6 +15960,244 @@ export interface operations {
             };
         };
     };
+    kvKeys: {
+        parameters: {
+            query?: {
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+                /** @description The number of entries to skip. */
+                offset?: number;
+                /** @description Only keys that begin with this text. */
+                prefix?: string;
+            };
+            header?: never;
+            path: {
+                /** @description The namespace. */
+                namespace: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["KvList"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    kvEntry: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The namespace. */
+                namespace: string;
+                /** @description The key. */
+                key: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["KvRow"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description What the request names does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    heldLocks: {
+        parameters: {
+            query?: {
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+                /** @description The number of entries to skip. */
+                offset?: number;
+                /** @description Only keys that begin with this text. */
+                prefix?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LockList"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
     locks: {
         parameters: {
             query?: never;
@@ -15808,6 +16270,84 @@ export interface operations {
             };
             /** @description A web page has to send JSON. */
             415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    pendingTimers: {
+        parameters: {
+            query?: {
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+                /** @description The number of entries to skip. */
+                offset?: number;
+                /** @description Only keys that begin with this text. */
+                prefix?: string;
+                /** @description Only this queue. */
+                queue?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PendingTimers"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -16750,7 +17290,14 @@ export interface operations {
     };
     ephemeralQueues: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description Only those with this text in their name, in any case. */
+                search?: string;
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+                /** @description The number of entries to skip. */
+                offset?: number;
+            };
             header?: never;
             path?: never;
             cookie?: never;

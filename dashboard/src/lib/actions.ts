@@ -53,6 +53,8 @@ export interface Action {
   next?: (answer: any, form: Form) => Call<any> | undefined
   /** How far along it is: what an answer adds, and what all of them are expected to add. */
   progress?: { of: (answer: any) => number; total: () => number | undefined }
+  /** Why nothing was done though the call was answered, also for undoing. */
+  refused?: (answer: any) => string | undefined
   done: (answers: any[], form: Form) => string
   undo?: (answers: any[], form: Form) => Call<any>[] | undefined
   /** As `next`, for undoing. */

@@ -13,6 +13,11 @@ export const TRACE_PYTHON = `async def handle(message):
     await message["trace"]({"traceName": "order-4711", "data": {"text": "charged the card"}})
 
 await queen.queue("orders").consume(handle)`
+export const KEY_PYTHON = `${CLIENT}await queen.kv("orders").put("order-7", {"state": "packed"}, ttl=3600)`
+export const LOCK_PYTHON = `async with queen.lock("daily-report", ttl=30):
+    ...  # one at a time, on any host`
+export const TIMER_PYTHON = `${CLIENT}await queen.timers("reminders").schedule("order-7", {"order": 7}, seconds=3600)`
+export const EPHEMERAL_PYTHON = `${CLIENT}await queen.ephemeral("presence").push([{"user": "ada"}], partition="room-7")`
 export const DEAD_PYTHON = `await queen.queue("orders").config({"retryLimit": 3, "deadLetterQueue": True, "dlqAfterMaxRetries": True}).create()
 
 async def handle(message):

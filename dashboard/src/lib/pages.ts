@@ -28,6 +28,7 @@ export const MENU: { title: string; pages: Page[] }[] = [
       { name: 'dead-letters', title: 'Dead letters', path: '/dead-letters', icon: 'dead', keys: 'g d' },
       { name: 'traces', title: 'Traces', path: '/traces', icon: 'traces', keys: 'g t' },
       { name: 'topics', title: 'Topics', path: '/namespaces', icon: 'topics', keys: 'g n' },
+      { name: 'state', title: 'State', path: '/state', icon: 'state', keys: 'g e' },
     ],
   },
   {

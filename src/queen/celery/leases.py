@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterable
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import msgspec
 from kombu.log import get_logger
@@ -28,6 +29,12 @@ class Lease(msgspec.Struct, frozen=True):
     lease_owner: str
 
 
+class Replacement(Lease, frozen=True):
+    """A leased item, and the one that takes its place."""
+
+    item: dict[str, Any]
+
+
 class _Extension(Lease, frozen=True):
     seconds: float = 0.0
 
@@ -38,7 +45,13 @@ class _Settled(msgspec.Struct):
     error: str | None = None
 
 
+class _Committed(msgspec.Struct):
+    success: bool
+    error: str | None = None
+
+
 _results = msgspec.json.Decoder(list[_Settled])
+_committed = msgspec.json.Decoder(_Committed)
 
 
 class Leases:
@@ -70,6 +83,10 @@ class Leases:
     def release(self, lease: Lease) -> None:
         """The message is not processed: it is ready again, and no failure is counted."""
         self._settle("release", lease)
+
+    def replace(self, lease: Lease, item: dict[str, Any]) -> None:
+        """The message is not processed, and another takes its place."""
+        self._settle("replace", Replacement(lease.id, lease.namespace, lease.topic, lease.lease_owner, item))
 
     def nack(self, lease: Lease) -> None:
         """The message cannot be processed: it is retried with backoff, then becomes a dead letter."""
@@ -143,9 +160,22 @@ class Leases:
                 return
 
     def _send(self, verb: str, leases: list[Lease]) -> None:
+        if verb == "replace":
+            for lease in leases:
+                self._replace(lease)
+            return
         for result in _results.decode(self._link.post(f"/api/v1/topics/{verb}", leases)):
             if not result.success:
                 logger.warning("%s of message %d came after its lease had ended: %s", verb, result.id, result.error)
+
+    def _replace(self, lease: Lease) -> None:
+        assert isinstance(lease, Replacement)
+        acknowledgment = {name: getattr(lease, name) for name in Lease.__struct_fields__}
+        enqueue = {"type": "enqueue", "items": [lease.item]}
+        operations = [{"type": "ackItem", **acknowledgment}, enqueue]
+        answer = _committed.decode(self._link.post("/api/v1/transaction", {"operations": operations}))
+        if not answer.success:
+            logger.warning("message %d was requeued after its lease had ended: %s", lease.id, answer.error)
 
     def _renew(self) -> None:
         held = list(self._held.values())

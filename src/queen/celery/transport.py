@@ -80,8 +80,11 @@ class QoS(virtual.QoS):
         self.channel.settle(delivery_tag, Leases.ack)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        self._delivered.pop(delivery_tag, None)
-        self.channel.settle(delivery_tag, Leases.release if requeue else Leases.ack)
+        message = self._delivered.pop(delivery_tag, None)
+        if requeue and message is not None:
+            self.channel.requeue(delivery_tag, message)
+        else:
+            self.channel.settle(delivery_tag, Leases.release if requeue else Leases.ack)
 
     def restore_unacked(self) -> list[Any]:
         """Give back what was not settled: the server delivers it to the next consumer."""
@@ -169,7 +172,17 @@ class Channel(virtual.Channel):
 
     def _enqueue(self, queues: Iterable[str], message: dict[str, Any]) -> None:
         properties = message["properties"]
-        item: dict[str, Any] = {"namespace": self._address.namespace, "data": message}
+        items = [self._item(message, queue) for queue in queues]
+        if self.exactly_once_publish:
+            # Kombu repeats a publish with the same properties.
+            key = properties.setdefault("publish_id", properties["delivery_tag"])
+            for one in items:
+                one["idempotency_key"] = key if len(items) == 1 else f"{key} {one['topic']}"
+        self._link.post(f"{_TOPICS}/enqueue", items)
+
+    def _item(self, message: dict[str, Any], queue: str) -> dict[str, Any]:
+        """The item of a topic that a message is."""
+        item: dict[str, Any] = {"namespace": self._address.namespace, "topic": queue, "data": message}
         priority = self._get_message_priority(message)
         if priority:
             # Kombu serves the highest priority first, as RabbitMQ does; a topic the lowest.
@@ -177,18 +190,10 @@ class Channel(virtual.Channel):
         eta = message["headers"].get("eta")
         if eta:
             item["deliver_after"] = eta if isinstance(eta, str) else eta.isoformat()
-        expiration = properties.get("expiration")
-        if self.exactly_once_publish:
-            # Kombu repeats a publish with the same properties.
-            item["idempotency_key"] = properties.setdefault("publish_id", properties["delivery_tag"])
-        items = []
-        for queue in queues:
-            ttl = expiration or self.connection.queue_ttls.get(queue)
-            items.append({**item, "topic": queue, **({"ttl": float(ttl) / 1000} if ttl else {})})
-        if self.exactly_once_publish and len(items) > 1:
-            for one in items:
-                one["idempotency_key"] += f" {one['topic']}"
-        self._link.post(f"{_TOPICS}/enqueue", items)
+        ttl = message["properties"].get("expiration") or self.connection.queue_ttls.get(queue)
+        if ttl:
+            item["ttl"] = float(ttl) / 1000
+        return item
 
     def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
         """Text is stored as it is, and can be read in the dashboard; bytes in base64."""
@@ -336,6 +341,15 @@ class Channel(virtual.Channel):
         lease = self._held.pop(delivery_tag, None)
         if lease is not None:
             how(self._leases, lease)
+        self._notify_room()
+
+    def requeue(self, delivery_tag: str, message: Any) -> None:
+        """Have a message delivered again, which then says so: tasks and deduplication ask for that."""
+        lease = self._held.pop(delivery_tag, None)
+        if lease is not None:
+            raw: dict[str, Any] = message._raw
+            raw["properties"].setdefault("delivery_info", {})["redelivered"] = True
+            self._leases.replace(lease, self._item(raw, lease.topic))
         self._notify_room()
 
     def deliver(self, arrived: Arrived) -> None:

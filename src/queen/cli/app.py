@@ -40,7 +40,11 @@ ENTRIES: Final = (
         remote=False,
     ),
     Entry(
-        "proxy", "queen.cli.proxy:app", "Start the proxy: a login page in front of a server.", "Server", remote=False
+        "proxy",
+        "queen.cli.proxy:app",
+        "Start the proxy: a login page, and what is behind it for those who have logged in.",
+        "Server",
+        remote=False,
     ),
     Entry("user", "queen.cli.user:app", "Users: people who log in, and their sessions.", "Server", remote=False),
     Entry("create-user", "queen.cli.user:create_app", "Add a user, asking for everything.", "Server", remote=False),

@@ -30,7 +30,7 @@ def cert(
     ] = None,
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long it is valid.")] = 365,
 ) -> None:
-    """Make a self-signed certificate, for a start without a certificate authority.
+    """Make a self-signed certificate to begin with.
 
     Clients have to be told to trust it: [bold]curl --cacert cert.pem https://localhost:6632/health[/bold]
     """

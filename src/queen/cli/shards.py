@@ -2,17 +2,18 @@
 
 import asyncio
 import os
-from collections.abc import Coroutine, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import rich.console
 import rich.progress
-import rich.table
 import typer
 
 from queen.broker.sharding.fleet import Fleet, connect_fleet, names_on, view_shards
 from queen.broker.sharding.layout import change_layout, move_namespace, namespace_homes
 from queen.broker.sharding.move import Mover
+from queen.cli.common.output import FORMATS, Column, Output
+from queen.cli.common.tree import command, group
 from queen.cli.serve.database import describe_dsn
 from queen.errors import BadRequest, Conflict, QueenError
 from queen.settings import Settings
@@ -20,35 +21,56 @@ from queen.storage.migrate import migrate
 from queen.storage.shard_setup import set_up_shards
 from queen.wire.shards import Name, home
 
-app = typer.Typer(
-    help="Shards: the PostgreSQL instances that DATABASE_URLS names, and what lives on them.", no_args_is_help=True
+app = group("Shards: the PostgreSQL instances that DATABASE_URLS names, and what lives on them.")
+
+_COLUMNS = (
+    Column("SHARD", "shard", right=True),
+    Column("DATABASE", "database"),
+    Column("STATE", "state"),
+    Column("QUEUES", "queues", right=True),
+    Column("TOPICS", "topics", right=True),
+    Column("BYTES", "bytes", right=True),
 )
 
 
-@app.command("list")
-def list_shards() -> None:
+@command(app, "list", example="queen shards list\nqueen shards list -o json")
+def list_shards(
+    output: Annotated[str | None, typer.Option("-o", "--output", help=" | ".join(FORMATS))] = None,
+) -> None:
     """Show every shard, and how much lives on it."""
+    out = Output(output)
     dsns = _dsns()
 
     async def show() -> None:
         async with connect_fleet(dsns) as fleet:
             views = await view_shards(fleet)
-        table = rich.table.Table("shard", "database", "state", "queues", "topics", "bytes")
+        rows = []
         for view, dsn in zip(views, dsns, strict=True):
-            counts = [
-                str(count) if view.state != "unavailable" else "" for count in (view.queues, view.topics, view.bytes)
-            ]
-            table.add_row(str(view.number), describe_dsn(dsn), view.state, *counts)
-        console = rich.console.Console()
-        console.print(table)
+            known = view.state != "unavailable"
+            rows.append(
+                {
+                    "shard": view.number,
+                    "database": describe_dsn(dsn),
+                    "state": view.state,
+                    "queues": view.queues if known else None,
+                    "topics": view.topics if known else None,
+                    "bytes": view.bytes if known else None,
+                    "unfinished": list(view.unfinished),
+                }
+            )
+        out.rows(rows, _COLUMNS)
         for view in views:
             for what in view.unfinished:
-                console.print(f"an unfinished move of {what} on shard {view.number}: move it again to finish it")
+                out.note(f"an unfinished move of {what} on shard {view.number}: move it again to finish it")
 
-    _run(show())
+    asyncio.run(show())
 
 
-@app.command()
+@command(
+    app,
+    "add",
+    example="queen shards add postgresql://queen@db2/queen\nqueen shards add postgresql://queen@db2/queen --open",
+)
 def add(
     database_url: Annotated[str, typer.Argument(help="The database of the new shard, as a URL.")],
     open_: Annotated[bool, typer.Option("--open", help="Have new queues and topics made on it.")] = False,
@@ -81,10 +103,10 @@ def add(
                     " (at the end), restart them, and run this again with --open"
                 )
 
-    _run(join())
+    asyncio.run(join())
 
 
-@app.command()
+@command(app, "move", example="queen shards move orders --to 1\nqueen shards move payments/refunds --to 0")
 def move(
     name: Annotated[str, typer.Argument(help="A queue, or a topic as namespace/topic.")],
     to: Annotated[int, typer.Option(help="The number of the shard it goes to.")],
@@ -102,10 +124,10 @@ def move(
             moved = await _move(fleet, [(what, to)])
         rich.console.Console().print(f"{what} is on shard {to}" + ("" if moved else " already"))
 
-    _run(run())
+    asyncio.run(run())
 
 
-@app.command()
+@command(app, "drain", example="queen shards drain 2")
 def drain(number: Annotated[int, typer.Argument(help="The number of the shard to empty.")]) -> None:
     """Move everything off a shard, which takes no new names from now on.
 
@@ -126,7 +148,7 @@ def drain(number: Annotated[int, typer.Argument(help="The number of the shard to
                     await move_namespace(fleet, name, number, home(name, layout))
         rich.console.Console().print(f"shard {number} is empty: {len(names)} queues and topics have left it")
 
-    _run(run())
+    asyncio.run(run())
 
 
 async def _find(fleet: Fleet, text: str, topic: bool) -> Name:
@@ -154,6 +176,7 @@ async def _move(fleet: Fleet, moves: Sequence[tuple[Name, int]]) -> int:
         rich.progress.BarColumn(),
         rich.progress.MofNCompleteColumn(),
         rich.progress.TimeElapsedColumn(),
+        console=rich.console.Console(stderr=True),
     ) as bar:
         for name, to in moves:
             task = bar.add_task(f"{name}: looking", total=1)
@@ -171,7 +194,3 @@ def _dsns() -> tuple[str, ...]:
     if not dsns:
         raise QueenError("shards need databases of their own: set DATABASE_URLS as it is set for the server")
     return dsns
-
-
-def _run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(work)

@@ -21,6 +21,7 @@ from queen.proxy.users import ROLES, UserStore, check_role, check_username
 app = group("Users: people who log in, and their sessions.")
 create_app = group("Add a user, asking for everything.")
 
+Username = Annotated[str, typer.Argument(help="The user.")]
 Password = Annotated[
     str | None,
     typer.Option(help="The password; else it is asked for.", envvar="QUEEN_USER_PASSWORD", show_default=False),
@@ -100,7 +101,7 @@ def list_users() -> None:
 
 
 @command(app, "role", example="queen user role alice read-only")
-def set_role(username: str, role: Annotated[str, typer.Argument(help="admin, read-write or read-only.")]) -> None:
+def set_role(username: Username, role: Annotated[str, typer.Argument(help="admin, read-write or read-only.")]) -> None:
     """Give a user another role; sessions that are open have it within seconds."""
 
     async def work(users: UserStore) -> None:
@@ -113,7 +114,7 @@ def set_role(username: str, role: Annotated[str, typer.Argument(help="admin, rea
 
 
 @command(app, "password", example="queen user password alice")
-def set_password(username: str, password: Password = None) -> None:
+def set_password(username: Username, password: Password = None) -> None:
     """Set a new password, unlock the user and end all its sessions."""
     hashed = hash_password(password or _ask())
 
@@ -129,7 +130,7 @@ def set_password(username: str, password: Password = None) -> None:
 
 @command(app, "disable", example="queen user disable alice")
 def disable(
-    username: str, enable: Annotated[bool, typer.Option("--enable", help="Let the user in again.")] = False
+    username: Username, enable: Annotated[bool, typer.Option("--enable", help="Let the user in again.")] = False
 ) -> None:
     """Keep a user out, and end all its sessions."""
 
@@ -145,7 +146,7 @@ def disable(
 
 
 @command(app, "delete", example="queen user delete alice")
-def delete(username: str) -> None:
+def delete(username: Username) -> None:
     """Delete a user with its sessions."""
 
     async def work(users: UserStore) -> None:
@@ -157,7 +158,7 @@ def delete(username: str) -> None:
 
 
 @command(app, "sessions", example="queen user sessions alice --revoke")
-def sessions(username: str, revoke: Annotated[bool, typer.Option(help="End all of them.")] = False) -> None:
+def sessions(username: Username, revoke: Annotated[bool, typer.Option(help="End all of them.")] = False) -> None:
     """Show the sessions and tokens of a user, or end them."""
 
     async def work(users: UserStore) -> None:

@@ -15,7 +15,9 @@ from queen.log.stages import TOPIC_ITEMS, Attempt, Stages, StageSender
 from queen.wire.push import PushItem
 
 SEGMENT_MESSAGES: Final = 1024
-_SEGMENT_BYTES: Final = 256 << 10
+_SEGMENT_BYTES: Final = 512 << 10
+"""Enough for 1024 messages of usual size: the ids of that many are stored beside the row, so that placing a segment
+under its partition's lock does not write them again."""
 _MOST_GATHERED: Final = 32 << 20
 _MOST_PACKED: Final = 8 << 20
 _MOST_ATTEMPTS: Final = 5

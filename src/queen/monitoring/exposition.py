@@ -66,8 +66,9 @@ class _Families(Collector):
 
 def _process(reports: Sequence[Report], alive: Sequence[Report]) -> Iterator[Metric]:
     now = time.time()
-    uptime = max((now - report.started_at for report in alive), default=0.0)
-    yield _gauge("queen_uptime_seconds", "Uptime of the oldest worker of this host.", uptime)
+    started_at = min((report.started_at for report in alive), default=now)
+    yield _gauge("queen_start_time_seconds", "When the oldest worker of this host was started, since 1970.", started_at)
+    yield _gauge("queen_uptime_seconds", "Uptime of the oldest worker of this host.", now - started_at)
     yield _gauge("queen_workers", "Workers of this host that are running.", len(alive))
     yield _gauge("queen_process_resident_memory_bytes", "Resident memory of all workers.", _sum(alive, "rss_bytes"))
     yield _gauge("queen_process_virtual_memory_bytes", "Virtual memory of all workers.", _sum(alive, "virtual_bytes"))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, Protocol
@@ -57,22 +58,23 @@ def read_files(spark: SparkSession, manifest: Manifest, files: Sequence[DataFile
     return reader.parquet(*(local(manifest.root / file.path) for file in files)).select(*MESSAGE_COLUMNS)
 
 
-def files_of(
-    files: Iterable[DataFile],
-    queues: Sequence[str] = (),
-    since: datetime | None = None,
-    until: datetime | None = None,
-) -> list[DataFile]:
-    """Those that may hold messages of the queues (all when none is named) and of the time."""
-    chosen = []
-    for file in files:
-        queue, hour = place_of(file)
-        if queues and queue not in queues:
-            continue
-        if (since is not None and hour + timedelta(hours=1) <= since) or (until is not None and hour >= until):
-            continue
-        chosen.append(file)
-    return chosen
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Messages of these queues (all when none is named), pushed at or after one time and before another."""
+
+    queues: Sequence[str] = ()
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def has_queue(self, queue: str) -> bool:
+        return not self.queues or queue in self.queues
+
+    def meets(self, begin: datetime, end: datetime) -> bool:
+        """Whether it may have messages of a stretch of time, whose end is not in it."""
+        return (self.since is None or end > self.since) and (self.until is None or begin < self.until)
+
+
+ALL: Final = Selection()
 
 
 class ArchiveView(Protocol):
@@ -81,18 +83,10 @@ class ArchiveView(Protocol):
     def queues(self) -> list[str]:
         """Those of which it has messages."""
 
-    def count_files(
-        self, queues: Sequence[str] = (), since: datetime | None = None, until: datetime | None = None
-    ) -> int:
-        """How many files may hold messages of the queues (all when none is named) and of the time."""
+    def count_files(self, selection: Selection = ALL) -> int:
+        """How many files may hold selected messages."""
 
-    def rows(
-        self,
-        spark: SparkSession,
-        queues: Sequence[str] = (),
-        since: datetime | None = None,
-        until: datetime | None = None,
-    ) -> DataFrame:
+    def rows(self, spark: SparkSession, selection: Selection = ALL) -> DataFrame:
         """The rows of these files, with the columns of messages."""
 
 
@@ -119,19 +113,19 @@ class _DirectoryView:
     def queues(self) -> list[str]:
         return sorted({place_of(file)[0] for file in self._files})
 
-    def count_files(
-        self, queues: Sequence[str] = (), since: datetime | None = None, until: datetime | None = None
-    ) -> int:
-        return len(files_of(self._files, queues, since, until))
+    def count_files(self, selection: Selection = ALL) -> int:
+        return len(self._chosen(selection))
 
-    def rows(
-        self,
-        spark: SparkSession,
-        queues: Sequence[str] = (),
-        since: datetime | None = None,
-        until: datetime | None = None,
-    ) -> DataFrame:
-        return read_files(spark, self._manifest, files_of(self._files, queues, since, until))
+    def rows(self, spark: SparkSession, selection: Selection = ALL) -> DataFrame:
+        return read_files(spark, self._manifest, self._chosen(selection))
+
+    def _chosen(self, selection: Selection) -> list[DataFile]:
+        chosen = []
+        for file in self._files:
+            queue, hour = place_of(file)
+            if selection.has_queue(queue) and selection.meets(hour, hour + timedelta(hours=1)):
+                chosen.append(file)
+        return chosen
 
 
 class _TableView:
@@ -141,35 +135,28 @@ class _TableView:
     def queues(self) -> list[str]:
         return sorted({_queue_of(file) for file in self._files})
 
-    def count_files(
-        self, queues: Sequence[str] = (), since: datetime | None = None, until: datetime | None = None
-    ) -> int:
-        return len(self._chosen(queues, since, until))
+    def count_files(self, selection: Selection = ALL) -> int:
+        return len(self._chosen(selection))
 
-    def rows(
-        self,
-        spark: SparkSession,
-        queues: Sequence[str] = (),
-        since: datetime | None = None,
-        until: datetime | None = None,
-    ) -> DataFrame:
+    def rows(self, spark: SparkSession, selection: Selection = ALL) -> DataFrame:
         from queen.pipelines.tables.files import read_files as read_table_files
 
-        files = [(file.url, {"queue": _queue_of(file)}) for file in self._chosen(queues, since, until)]
+        files = [(file.url, {"queue": _queue_of(file)}) for file in self._chosen(selection)]
         return read_table_files(spark, files, _SCHEMA).select(*MESSAGE_COLUMNS)
 
-    def _chosen(self, queues: Sequence[str], since: datetime | None, until: datetime | None) -> list[StoredFile]:
-        chosen = []
-        for file in self._files:
-            day = file.values.get("date")
-            if queues and _queue_of(file) not in queues:
-                continue
-            if day is not None and since is not None and day < f"{since.astimezone(UTC):%Y-%m-%d}":
-                continue
-            if day is not None and until is not None and day > f"{until.astimezone(UTC):%Y-%m-%d}":
-                continue
-            chosen.append(file)
-        return chosen
+    def _chosen(self, selection: Selection) -> list[StoredFile]:
+        return [
+            file for file in self._files if selection.has_queue(_queue_of(file)) and selection.meets(*_day_of(file))
+        ]
+
+
+def _day_of(file: StoredFile) -> tuple[datetime, datetime]:
+    """When the day of a file begins and ends; one that has none may be of any time."""
+    text = file.values.get("date")
+    if text is None:
+        return datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+    day = datetime.fromisoformat(text).replace(tzinfo=UTC)
+    return day, day + timedelta(days=1)
 
 
 def _queue_of(file: StoredFile) -> str:

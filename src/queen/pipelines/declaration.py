@@ -50,7 +50,17 @@ class WindowKind(enum.Enum):
 
 
 _OF_QUEUES: Final = frozenset(
-    {"start", "group", "rows_per_batch", "min_rows_per_batch", "max_delay", "bytes_per_batch", "fail_on_data_loss"}
+    {
+        "start",
+        "group",
+        "rows_per_batch",
+        "min_rows_per_batch",
+        "max_delay",
+        "bytes_per_batch",
+        "max_read_share",
+        "max_tasks",
+        "fail_on_data_loss",
+    }
 )
 SOURCE_OPTIONS: Final[Mapping[SourceKind, frozenset[str]]] = {
     SourceKind.QUEUE: _OF_QUEUES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,10 +34,12 @@ from queen.pipelines.declaration import (
 )
 from queen.pipelines.errors import DeclarationError, PipelineError, Problem, Where, cause_of
 from queen.pipelines.loading import line_in
+from queen.pipelines.plans import stateful_operators
 from queen.pipelines.session import Connection
+from queen.pipelines.side_output import REASON, SideOutput, Times, row_times, window_times
 from queen.spark.payloads import PayloadParser, as_struct, check_payload_schema
 from queen.spark.schemas import CORRUPT_RECORD
-from queen.wire.durations import interval
+from queen.wire.durations import interval, milliseconds
 
 
 def read_table(spark: SparkSession, connection: Connection, table: str, queue: str | None = None) -> DataFrame:
@@ -107,7 +109,6 @@ def _failed(error: Exception) -> list[Record]:
     return [{ERROR: f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]}]
 
 
-_REASON: Final = "_reason"
 _CORRUPT: Final = "_corrupt"
 _PARSED: Final = "_parsed"
 _RESULT: Final = "_result"
@@ -126,28 +127,63 @@ class Frames:
         declaration: Declaration,
         connection: Connection,
         *,
-        moves_groups: bool,
+        moves_groups: bool = False,
         fail_on_data_loss: bool | None = None,
+        given: Mapping[str, DataFrame] | None = None,
+        judges: Container[str] | None = None,
+        side: SideOutput | None = None,
     ) -> None:
         """`moves_groups`: the consumer groups of sources are moved along, which only one query may do.
 
-        `fail_on_data_loss` is for all sources; None leaves it to each of them.
+        `fail_on_data_loss` is for all sources; None leaves it to each of them. `given`: a batch of what these nodes
+        have `read` or computed, from which the others are made. `judges`: the nodes whose dead letters are wanted; None
+        means all. `side`: where they and late rows leave a stream, instead of being counted among `dead_letters`.
         """
         self._fail_on_data_loss = fail_on_data_loss
         self._spark = spark
         self._moves_groups = moves_groups
         self._declaration = declaration
         self._connection = connection
+        self._given = given
+        self._judges = judges
+        self._side = side
         self._made: dict[str, DataFrame] = {}
         self._bad: list[DataFrame] = []
+        self._kept: list[DataFrame] = []
+        self.judging: set[str] = set()
+        """The nodes, among those made, that may have dead letters."""
 
     def of(self, name: str) -> DataFrame:
         """The rows of a source or step."""
         if name not in self._made:
-            node = self._declaration.node(name)
-            assert node is not None
-            self._made[name] = self._make(node)
+            self._made[name] = self._make(self._node(name))
         return self._made[name]
+
+    def raw(self, name: str) -> DataFrame:
+        """The rows of a source before they are parsed, or of a step before they are held against its expectations."""
+        if self._given is not None and name in self._given:
+            return self._given[name]
+        node = self._node(name)
+        return self._read(node) if isinstance(node, Source) else self._step(node)
+
+    def keeps_state(self, name: str) -> bool:
+        """Whether a node looks at more than one row at a time, so that it cannot be computed batch by batch."""
+        node = self._node(name)
+        if isinstance(node, Source) or isinstance(node.action, Each):
+            return False
+        if isinstance(node.action, Window | Join | Dedup):
+            return True
+        return stateful_operators(self.of(name)) > sum(stateful_operators(self.of(one)) for one in node.inputs)
+
+    def release(self) -> None:
+        """A batch is done: forget what was kept of it."""
+        for rows in self._kept:
+            rows.unpersist()
+
+    def _node(self, name: str) -> Node:
+        node = self._declaration.node(name)
+        assert node is not None
+        return node
 
     def check_all(self) -> None:
         """Make all of them. Raises `DeclarationError` with the problems of all whose inputs are good."""
@@ -176,7 +212,9 @@ class Frames:
 
     def _make(self, node: Node) -> DataFrame:
         try:
-            rows = self._source(node) if isinstance(node, Source) else self._step(node)
+            rows = self.raw(node.name)
+            if isinstance(node, Source) and node.schema is not None:
+                rows = self._parsed(node, rows, node.schema)
             rows = self._expecting(node, rows)
             if node.event_time is not None and node.lateness is not None:
                 rows = rows.withWatermark(node.event_time, interval(node.lateness))
@@ -194,7 +232,7 @@ class Frames:
                 [Problem(where, f"step '{node.name}' failed: {type(error).__name__}: {error}")]
             ) from error
 
-    def _source(self, source: Source) -> DataFrame:
+    def _read(self, source: Source) -> DataFrame:
         stream = self._spark.readStream
         if source.kind is SourceKind.RATE:
             return stream.format("rate").option("rowsPerSecond", source.target).load()
@@ -203,25 +241,23 @@ class Frames:
             if "files_per_batch" in source.options:
                 stream = stream.option("maxFilesPerTrigger", source.options["files_per_batch"])
             lines = stream.load(source.target)
-            payloads = lines.select(functions.col("value").alias("payload"))
-        else:
-            stream = stream.format("queen").options(**self._connection.options())
-            stream = stream.option("queue" if source.kind is SourceKind.QUEUE else "subscribePattern", source.target)
-            stream = stream.option("startingOffsets", source.options.get("start", "earliest"))
-            stream = stream.options(**_limits(source))
-            fail = source.options.get("fail_on_data_loss")
-            if self._fail_on_data_loss is not None:
-                fail = str(self._fail_on_data_loss).lower()
-            if fail is not None:
-                stream = stream.option("failOnDataLoss", fail)
-            if self._moves_groups and "group" in source.options:
-                stream = stream.option("group", source.options["group"])
-            if source.schema is not None and _is_parsed_by_arrow(source.schema):
-                # The source parses as it reads, which saves a way from the JVM to Python and back.
-                fields = StructType([StructField(field.name, field.dataType) for field in _struct(source.schema)])
-                stream = stream.option("schema", fields.json()).option("parsedColumn", _PARSED)
-            payloads = stream.load()
-        return payloads if source.schema is None else self._parsed(source, payloads, source.schema)
+            return lines.select(functions.col("value").alias("payload"))
+        stream = stream.format("queen").options(**self._connection.options())
+        stream = stream.option("queue" if source.kind is SourceKind.QUEUE else "subscribePattern", source.target)
+        stream = stream.option("startingOffsets", source.options.get("start", "earliest"))
+        stream = stream.options(**_limits(source))
+        fail = source.options.get("fail_on_data_loss")
+        if self._fail_on_data_loss is not None:
+            fail = str(self._fail_on_data_loss).lower()
+        if fail is not None:
+            stream = stream.option("failOnDataLoss", fail)
+        if self._moves_groups and "group" in source.options:
+            stream = stream.option("group", source.options["group"])
+        if source.schema is not None and _is_parsed_by_arrow(source.schema):
+            # The source parses as it reads, which saves a way from the JVM to Python and back.
+            fields = StructType([StructField(field.name, field.dataType) for field in _struct(source.schema)])
+            stream = stream.option("schema", fields.json()).option("parsedColumn", _PARSED)
+        return stream.load()
 
     def _parsed(self, source: Source, payloads: DataFrame, ddl: str) -> DataFrame:
         schema = _struct(ddl)
@@ -236,11 +272,13 @@ class Frames:
             if not field.nullable:
                 missing = functions.col(f"{_PARSED}.`{field.name}`").isNull()
                 reason = reason.when(missing, functions.lit(f"field '{field.name}' is missing"))
-        parsed = parsed.withColumn(_REASON, reason)
-        self._add_dead_letters(source.name, parsed, functions.col("payload"))
+        parsed = parsed.withColumn(REASON, reason)
+        if _PARSED not in payloads.columns:
+            parsed = self._keep(parsed)
+        parsed = self._good(source.name, parsed)
         fields = [functions.col(f"{_PARSED}.`{field.name}`").alias(field.name) for field in schema.fields]
         origins = [functions.col(name).alias(f"_{name}") for name in _ORIGINS if name in payloads.columns]
-        return parsed.where(functions.col(_REASON).isNull()).select(*fields, *origins)
+        return parsed.select(*fields, *origins)
 
     def _expecting(self, node: Node, rows: DataFrame) -> DataFrame:
         if not node.expect:
@@ -252,9 +290,8 @@ class Frames:
             )
             for name, condition in node.expect.items()
         ]
-        judged = rows.withColumn(_REASON, functions.coalesce(*reasons))
-        self._add_dead_letters(node.name, judged, functions.to_json(functions.struct(*_own(rows))))
-        return judged.where(functions.col(_REASON).isNull()).drop(_REASON)
+        judged = rows.withColumn(REASON, functions.coalesce(*reasons))
+        return self._good(node.name, judged).drop(REASON)
 
     def _step(self, step: Step) -> DataFrame:
         action = step.action
@@ -270,9 +307,11 @@ class Frames:
         if isinstance(action, Each):
             return self._each(step, action, rows)
         if isinstance(action, Dedup):
-            timed = self._declaration.event_time_of(step.inputs[0]) is not None
+            time = self._declaration.event_time_of(step.inputs[0])
             columns = list(action.columns)
-            return rows.dropDuplicatesWithinWatermark(columns) if timed else rows.dropDuplicates(columns)
+            if time is None:
+                return rows.dropDuplicates(columns)
+            return self._in_time(step, rows, row_times(time)).dropDuplicatesWithinWatermark(columns)
         return self._windowed(step, action, rows)
 
     def _called(self, step: Step, action: Frame) -> DataFrame:
@@ -296,22 +335,26 @@ class Frames:
         call = make(calling(action.function, schema.names, kind), kind)
         own = functions.struct(*_own(rows))
         called = rows.withColumn(_RESULT, functions.explode(call(own))).withColumn(
-            _REASON, functions.col(f"{_RESULT}.{ERROR}")
+            REASON, functions.col(f"{_RESULT}.{ERROR}")
         )
-        self._add_dead_letters(step.name, called, functions.to_json(own))
+        called = self._good(step.name, self._keep(called))
         # The event time is passed on as it came: a new column would have no watermark.
         time = self._declaration.event_time_of(step.inputs[0])
         passed = [name for name in rows.columns if name.startswith("_") or name == time]
         made = [functions.col(f"{_RESULT}.`{name}`").alias(name) for name in schema.names if name != time]
-        return called.where(functions.col(_REASON).isNull()).select(*made, *passed)
+        return called.select(*made, *passed)
 
     def _windowed(self, step: Step, action: Window, rows: DataFrame) -> DataFrame:
         time = self._declaration.event_time_of(step.inputs[0])
         assert time is not None
+        size = milliseconds(action.size) or 0
         if action.kind is WindowKind.SESSION:
+            rows = self._in_time(step, rows, row_times(time, size))
             window = functions.session_window(time, interval(action.size))
         else:
             slide = interval(action.slide) if action.slide is not None else None
+            apart = milliseconds(action.slide) if action.slide is not None else None
+            rows = self._in_time(step, rows, window_times(time, size, apart or size))
             window = functions.window(time, interval(action.size), slide)
         aggregates = [functions.expr(text).alias(name) for name, text in action.aggregate.items()]
         grouped = rows.groupBy(window.alias("_window"), *action.by).agg(*aggregates)
@@ -325,7 +368,7 @@ class Frames:
 
     def _joined(self, step: Step, action: Join) -> DataFrame:
         left_name, right_name = step.inputs
-        left, right = self.of(left_name), self.of(right_name)
+        left, right = (self._timely(step, name) for name in step.inputs)
         joined = left.alias(left_name).join(right.alias(right_name), functions.expr(action.on), action.how)
         columns = [functions.col(f"{left_name}.`{name}`").alias(name) for name in left.columns]
         if action.how != "left_semi":
@@ -334,38 +377,73 @@ class Frames:
                 columns.append(functions.col(f"{right_name}.`{name}`").alias(renamed))
         return joined.select(*columns)
 
-    def _add_dead_letters(self, node: str, judged: DataFrame, record: Column) -> None:
-        def origin(name: str, kind: str) -> Column:
-            for column in (f"_{name}", name):
-                if column in judged.columns:
-                    return functions.col(column).cast(kind).alias(name)
-            return functions.lit(None).cast(kind).alias(name)
+    def _timely(self, step: Step, name: str) -> DataFrame:
+        time = self._declaration.event_time_of(name)
+        return self._in_time(step, self.of(name), row_times(time)) if time is not None else self.of(name)
 
-        bad = judged.where(functions.col(_REASON).isNotNull())
-        self._bad.append(
-            bad.select(
-                functions.lit(self._declaration.name).alias("pipeline"),
-                functions.lit(node).alias("step"),
-                functions.col(_REASON).alias("error"),
-                record.cast("string").alias("record"),
-                origin("queue", "string"),
-                origin("partition", "string"),
-                origin("offset", "long"),
-                origin("transaction_id", "string"),
-            )
-        )
+    def _in_time(self, step: Step, rows: DataFrame, times: Times) -> DataFrame:
+        """The rows without those that Spark would leave out because they are late: they leave by the side.
+
+        What a step that keeps state gives comes in time for the next one: Spark's watermark of that one waits for it.
+        """
+        if self._side is None or stateful_operators(rows):
+            return rows
+        return self._side.divert_late(step.name, rows, times)
+
+    def _good(self, node: str, judged: DataFrame) -> DataFrame:
+        """The rows that have no reason to be dead letters."""
+        self.judging.add(node)
+        if self._judges is None or node in self._judges:
+            if self._side is not None:
+                return self._side.divert(node, judged)
+            bad = judged.where(functions.col(REASON).isNotNull())
+            self._bad.append(letters(self._declaration.name, node, bad))
+        return judged.where(functions.col(REASON).isNull())
+
+    def _keep(self, rows: DataFrame) -> DataFrame:
+        """What takes long is computed once for a batch, however many need it."""
+        if self._given is None:
+            return rows
+        self._kept.append(rows.persist())
+        return rows
+
+
+def letters(pipeline: str, node: str, bad: DataFrame) -> DataFrame:
+    """Dead letters of rows with the reason why they are."""
+
+    def origin(name: str, kind: str) -> Column:
+        for column in (f"_{name}", name):
+            if column in bad.columns:
+                return functions.col(column).cast(kind).alias(name)
+        return functions.lit(None).cast(kind).alias(name)
+
+    # What has not been parsed is kept as it came.
+    record = functions.col("payload") if _PARSED in bad.columns else functions.to_json(functions.struct(*_own(bad)))
+    return bad.select(
+        functions.lit(pipeline).alias("pipeline"),
+        functions.lit(node).alias("step"),
+        functions.col(REASON).alias("error"),
+        record.cast("string").alias("record"),
+        origin("queue", "string"),
+        origin("partition", "string"),
+        origin("offset", "long"),
+        origin("transaction_id", "string"),
+    )
 
 
 def _limits(source: Source) -> dict[str, str]:
-    """The options that say how much a batch of a source reads."""
+    """The options that say how much a batch of a source reads, and how hard it works at it."""
     given = source.options
     # Who wants many rows at least gets them, whatever is the usual limit.
     most = given.get("rows_per_batch") or str(max(int(_ROWS_PER_BATCH), int(given.get("min_rows_per_batch", 0))))
-    named = {"minOffsetsPerTrigger": "min_rows_per_batch", "maxBytesPerTrigger": "bytes_per_batch"}
-    limits = {option: given[key] for option, key in named.items() if key in given}
-    if "max_delay" in given:
-        limits["maxTriggerDelay"] = given["max_delay"]
-    return {"maxRowsPerBatch": most} | limits
+    named = {
+        "minOffsetsPerTrigger": "min_rows_per_batch",
+        "maxTriggerDelay": "max_delay",
+        "maxBytesPerTrigger": "bytes_per_batch",
+        "maxReadShare": "max_read_share",
+        "maxTasks": "max_tasks",
+    }
+    return {"maxRowsPerBatch": most} | {option: given[key] for option, key in named.items() if key in given}
 
 
 def _is_parsed_by_arrow(ddl: str) -> bool:

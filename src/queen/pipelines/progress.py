@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -13,10 +13,10 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from queen.errors import QueenError, SettingsError
-from queen.pipelines.declaration import Declaration, Sink, SourceKind
+from queen.pipelines.declaration import Declaration, SourceKind
 from queen.pipelines.errors import cause_of
+from queen.pipelines.fan_out import OBSERVED, FanOut
 from queen.pipelines.session import Connection
-from queen.pipelines.sinks import OBSERVED
 from queen.spark.options import names_in
 from queen.spark.source.logs import ShardLog
 from queen.spark.source.offsets import PartitionOffsets, StreamOffset, count_between, decode_offset
@@ -78,10 +78,13 @@ _PERMANENT: Final = re.compile(
 class QueryWatch:
     """Follows one query, and starts it again when it failed for a transient reason."""
 
-    def __init__(self, sink: Sink, start: Callable[[], StreamingQuery], sources: list[str]) -> None:
-        """`sources`: the names of the sources that it reads."""
-        self.sink = sink
-        self.status = QueryStatus(name=sink.name, sink=str(sink), sources=sources)
+    def __init__(
+        self, name: str, sinks: Sequence[QueryStatus], fan_out: FanOut | None, start: Callable[[], StreamingQuery]
+    ) -> None:
+        """`sinks`: the status of each of its sinks; without `fan_out` there is one, whose rows Spark counts."""
+        self.name = name
+        self.sinks = sinks
+        self._fan_out = fan_out
         self._start = start
         self._query = start()
         self._seen: tuple[int, str] | None = None
@@ -107,6 +110,19 @@ class QueryWatch:
         error = self._query.exception()
         return None if error is None else cause_of(error)
 
+    @property
+    def failed_sinks(self) -> list[str]:
+        """The sink that it failed at; all of them, where none was being written to."""
+        at = self._fan_out.at if self._fan_out is not None else None
+        return [at] if at is not None else [status.name for status in self.sinks]
+
+    @property
+    def written(self) -> Mapping[str, int]:
+        """Rows written since the run began, by sink; dead letters are one of them."""
+        if self._fan_out is not None:
+            return self._fan_out.written
+        return {status.name: status.written for status in self.sinks}
+
     def stop(self) -> None:
         self._again_at = None
         if self._query.isActive:
@@ -115,7 +131,7 @@ class QueryWatch:
                 self._query.stop()
             except (PySparkException, Py4JError) as error:
                 # Whatever it still writes is in its checkpoint, and not written twice.
-                log.warning("sink '%s' is still stopping: %s", self.sink.name, cause_of(error))
+                log.warning("query '%s' is still stopping: %s", self.name, cause_of(error))
 
     def restart_if_needed(self) -> str | None:
         """Start it again, after a while, if it failed for a transient reason; its checkpoint knows where it was.
@@ -136,7 +152,8 @@ class QueryWatch:
         pause = 2.0**self._failures
         self._again_at = now + pause
         self._failures += 1
-        log.warning("sink '%s' failed; restarting it in %.0f s: %s", self.sink.name, pause, failure)
+        names = ", ".join(f"'{name}'" for name in self.failed_sinks)
+        log.warning("sink %s failed; restarting it in %.0f s: %s", names, pause, failure)
         return None
 
     def look(self, ends: StreamOffset | None) -> None:
@@ -148,7 +165,12 @@ class QueryWatch:
                 self._take(report)
             self._seen = _key(last)
         if ends is not None and self._done is not None:
-            self.status.lag = behind(self._done, ends)
+            self._set_lag(behind(self._done, ends))
+        if self._fan_out is not None:
+            for status in self.sinks:
+                status.written = self._fan_out.written[status.name]
+                if self._fan_out.counts_late:
+                    status.late = self._fan_out.late
 
     def _unseen(self) -> list[Any]:
         reports = list(self._query.recentProgress)
@@ -156,27 +178,38 @@ class QueryWatch:
         return reports[seen[-1] + 1 :] if seen else reports
 
     def _take(self, report: Any) -> None:
-        status = self.status
         done = _offsets(report.sources, "endOffset")
         if done is not None:
             self._done = done
-            status.lag = behind(done, _offsets(report.sources, "latestOffset") or {})
-        watermark = (report.eventTime or {}).get("watermark")
-        if watermark is not None and not watermark.startswith("1970-01-01"):
-            status.watermark = watermark
+            self._set_lag(behind(done, _offsets(report.sources, "latestOffset") or {}))
         # A report of a trigger that found nothing to do is none of a batch.
-        if "addBatch" not in report.durationMs:
-            status.rows_per_second = 0.0
-            return
-        self._failures = 0
-        seconds = report.batchDuration / 1000
-        status.batches += 1
-        status.rows += report.numInputRows
-        status.written += _observed(report)
-        status.batch_seconds = round(seconds, 3)
-        status.rows_per_second = round(report.numInputRows / seconds, 1) if seconds else 0.0
-        status.late += sum(operator.numRowsDroppedByWatermark for operator in report.stateOperators)
-        status.state_rows = sum(operator.numRowsTotal for operator in report.stateOperators)
+        is_batch = "addBatch" in report.durationMs
+        if is_batch:
+            self._failures = 0
+        for status in self.sinks:
+            _note(status, report, is_batch)
+            if is_batch and self._fan_out is None:
+                status.written += _observed(report)
+
+    def _set_lag(self, lag: int) -> None:
+        for status in self.sinks:
+            status.lag = lag
+
+
+def _note(status: QueryStatus, report: Any, is_batch: bool) -> None:
+    watermark = (report.eventTime or {}).get("watermark")
+    if watermark is not None and not watermark.startswith("1970-01-01"):
+        status.watermark = watermark
+    if not is_batch:
+        status.rows_per_second = 0.0
+        return
+    seconds = report.batchDuration / 1000
+    status.batches += 1
+    status.rows += report.numInputRows
+    status.batch_seconds = round(seconds, 3)
+    status.rows_per_second = round(report.numInputRows / seconds, 1) if seconds else 0.0
+    status.late += sum(operator.numRowsDroppedByWatermark for operator in report.stateOperators)
+    status.state_rows = sum(operator.numRowsTotal for operator in report.stateOperators)
 
 
 def behind(done: StreamOffset, ends: StreamOffset) -> int:

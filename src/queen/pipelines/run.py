@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Final
 from pyspark.errors import PySparkException
 
 from queen.errors import QueenError
-from queen.pipelines.declaration import Declaration, Sink, SinkKind
+from queen.pipelines.declaration import Declaration, Sink
 from queen.pipelines.errors import DeclarationError, PipelineError, Problem, cause_of
-from queen.pipelines.frames import Frames
+from queen.pipelines.fan_out import Starter
 from queen.pipelines.progress import QueryWatch, QueueEnds
+from queen.pipelines.queries import DEAD_LETTERS, PlannedQuery, dead_letter_sink, plan
 from queen.pipelines.session import Connection
-from queen.pipelines.sinks import Sinks, column_problems
 from queen.pipelines.state import StateDirectory, drop_checkpoints
-from queen.wire.pipelines import PipelineState, PipelineStatus, write_status
+from queen.wire.pipelines import PipelineState, PipelineStatus, QueryStatus, write_status
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 0.25
 _BEGIN_SECONDS: Final = 0.05
 _HOUSEKEEPING_SECONDS: Final = 300.0
-DEAD_LETTERS: Final = "dead_letters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +93,29 @@ class Run:
             return self._status
 
     def _start(self, spark: SparkSession) -> None:
-        planned = plan(spark, self._declaration, self._connection, self._options.fail_on_data_loss)
-        self._on_plan(planned)
-        trigger = self._options.trigger or self._declaration.trigger
         checkpoints = self._options.checkpoints or self._state.checkpoints(self._declaration.name)
-        sinks = Sinks(self._declaration.name, self._connection, checkpoints, trigger)
-        for sink, rows in planned:
+        planned = plan(spark, self._declaration, self._connection, self._options.fail_on_data_loss, checkpoints)
+        self._on_plan(planned.rows)
+        planned.save(checkpoints)
+        trigger = self._options.trigger or self._declaration.trigger
+        starter = Starter(self._declaration, self._connection, checkpoints, trigger)
+        for query in planned.queries:
             if self.stop.is_set():
                 return
-            try:
-                watch = QueryWatch(sink, partial(sinks.start, sink, rows), self._sources_of(sink))
-            except PySparkException as error:
-                raise DeclarationError([Problem(sink.where, f"sink '{sink.name}': {cause_of(error)}")]) from error
+            watch = self._watched(starter, query)
             self._watches.append(watch)
             # One after the other: each starts a process, which must answer Spark within ten seconds.
             while watch.beginning and not self.stop.wait(_BEGIN_SECONDS):
                 pass
+
+    def _watched(self, starter: Starter, query: PlannedQuery) -> QueryWatch:
+        fan_out = starter.fan_out(query)
+        sinks = [QueryStatus(name=sink.name, sink=str(sink), sources=self._sources_of(sink)) for sink in query.sinks]
+        try:
+            return QueryWatch(query.name, sinks, fan_out, partial(starter.start, query, fan_out))
+        except PySparkException as error:
+            names = ", ".join(f"'{sink.name}'" for sink in query.sinks)
+            raise DeclarationError([Problem(query.sinks[0].where, f"sink {names}: {cause_of(error)}")]) from error
 
     def _sources_of(self, sink: Sink) -> list[str]:
         sources = {source.name for source in self._declaration.sources}
@@ -126,7 +132,7 @@ class Run:
                 watch.look(ends)
                 failure = watch.restart_if_needed()
                 if failure is not None:
-                    failures[watch.sink.name] = failure
+                    failures |= dict.fromkeys(watch.failed_sinks, failure)
             self._report(PipelineState.RUNNING)
             if failures:
                 self._stop_all()
@@ -185,40 +191,11 @@ class Run:
         status = self._status
         status.state = state
         status.updated_at = time.time()
-        status.queries = [watch.status for watch in self._watches if watch.sink.name != DEAD_LETTERS]
-        for watch in self._watches:
-            if watch.sink.name == DEAD_LETTERS:
-                status.dead_letters = watch.status.written
-                status.dead_letter_sink = str(watch.sink)
+        # In the order of the file, whichever query they share.
+        sinks = {sink.name: sink for watch in self._watches for sink in watch.sinks}
+        status.queries = [sinks[sink.name] for sink in self._declaration.sinks if sink.name in sinks]
+        status.dead_letters = sum(watch.written.get(DEAD_LETTERS, 0) for watch in self._watches)
+        if any(DEAD_LETTERS in watch.written for watch in self._watches):
+            status.dead_letter_sink = str(dead_letter_sink(self._declaration))
         write_status(self._directory, status)
         self._on_status(status)
-
-
-def plan(
-    spark: SparkSession, declaration: Declaration, connection: Connection, fail_on_data_loss: bool | None = None
-) -> list[tuple[Sink, DataFrame]]:
-    """Every sink with the rows it gets, dead letters last. Raises `DeclarationError` with every problem."""
-    frames = Frames(spark, declaration, connection, moves_groups=False, fail_on_data_loss=fail_on_data_loss)
-    frames.check_all()
-    planned = [(sink, frames.of(sink.source)) for sink in declaration.sinks]
-    problems = [problem for sink, rows in planned for problem in column_problems(sink, rows.columns)]
-    if problems:
-        raise DeclarationError(problems)
-    first = declaration.sinks[0]
-    mirrored = Frames(spark, declaration, connection, moves_groups=True, fail_on_data_loss=fail_on_data_loss)
-    planned[0] = (first, mirrored.of(first.source))
-    dead_letters = frames.dead_letters()
-    if dead_letters is not None:
-        planned.append((dead_letter_sink(declaration), dead_letters))
-    return planned
-
-
-def dead_letter_sink(declaration: Declaration) -> Sink:
-    """As declared, else a queue where queues are used, else the console."""
-    if declaration.dead_letters is not None:
-        return declaration.dead_letters
-    queues = any(source.reads_queues for source in declaration.sources)
-    queues |= any(sink.kind in (SinkKind.QUEUE, SinkKind.TOPIC) for sink in declaration.sinks)
-    kind = SinkKind.QUEUE if queues else SinkKind.CONSOLE
-    target = f"{declaration.name}-dead-letters" if queues else ""
-    return Sink(DEAD_LETTERS, declaration.where, "", kind, target)

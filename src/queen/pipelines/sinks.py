@@ -1,4 +1,4 @@
-"""Starts the queries of a pipeline, one for each sink."""
+"""The sinks of a pipeline: what writes a batch to each kind of them, once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psycopg import sql
 from psycopg.raw_cursor import RawCursor
 from pyspark.sql import Column, DataFrame, functions
 
-from queen.pipelines.declaration import ONCE, SINK_OPTIONS, WINDOW_TIME, OutputMode, Sink, SinkKind
+from queen.pipelines.declaration import SINK_OPTIONS, WINDOW_TIME, Sink, SinkKind
 from queen.pipelines.errors import DeclarationError, PipelineError, Problem
 from queen.pipelines.manifest import Manifest, staged_files
 from queen.pipelines.session import Connection
@@ -21,12 +21,8 @@ from queen.pipelines.tables.locations import Location
 from queen.pipelines.tables.opening import Format, open_table
 from queen.spark.sink.foreach import BatchSink
 from queen.storage.statements import sql as statement
-from queen.wire.durations import interval
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
-
     from queen.pipelines.tables.sink import LakeSink
 
 
@@ -44,13 +40,16 @@ class ParquetSink:
         self._writer = writer
         self._partition_by = list(partition_by)
 
-    def __call__(self, rows: DataFrame, batch: int) -> None:
+    def __call__(self, rows: DataFrame, batch: int) -> int:
+        """Returns how many rows were written: none when the batch was written before."""
         last = self.manifest.last_batch(self._writer)
         if last is not None and batch <= last:
-            return
+            return 0
         staged = self.manifest.staging()
         rows.write.partitionBy(*self._partition_by).parquet(local(staged))
-        self.manifest.commit(self._writer, batch, staged, [count_rows(file) for file in staged_files(staged)])
+        counts = [count_rows(file) for file in staged_files(staged)]
+        self.manifest.commit(self._writer, batch, staged, counts)
+        return sum(counts)
 
 
 def count_rows(file: Path) -> int:
@@ -92,25 +91,23 @@ class TableSink:
         except psycopg.Error as error:
             raise PipelineError(f"table {self._name} cannot be written: {error}") from error
 
-    def __call__(self, rows: DataFrame, batch: int) -> None:
+    def __call__(self, rows: DataFrame, batch: int) -> int:
+        """Returns how many rows were written: none when the batch was written before."""
         if self._key:
             order = self._order_by or [name for name in (*_MESSAGE_ORDER, WINDOW_TIME) if name in rows.columns]
             rows = rows.orderBy(*order) if order else rows
         rows = _plain(rows.select(*_own(rows)))
         with psycopg.connect(self._database) as connection, RawCursor(connection) as cursor:
             if cursor.execute(statement("pipeline_take_batch").encode(), (self._writer, batch)).fetchone() is None:
-                return
-            if self._key:
-                self._merge(cursor, rows)
-            else:
-                self._copy(cursor, self._table, rows)
+                return 0
+            return self._merge(cursor, rows) if self._key else self._copy(cursor, self._table, rows)
 
-    def _merge(self, cursor: psycopg.Cursor[Any], rows: DataFrame) -> None:
+    def _merge(self, cursor: psycopg.Cursor[Any], rows: DataFrame) -> int:
         staged = sql.Identifier("queen_pipeline_staged")
         order = sql.Identifier(_ORDER)
         make = sql.SQL("CREATE TEMP TABLE {} ON COMMIT DROP AS SELECT *, 0::bigint AS {} FROM {} WITH NO DATA")
         cursor.execute(make.format(staged, order, self._table))
-        self._copy(cursor, staged, rows, numbered=True)
+        count = self._copy(cursor, staged, rows, numbered=True)
         key = sql.SQL(", ").join(map(sql.Identifier, self._key))
         columns = sql.SQL(", ").join(map(sql.Identifier, rows.columns))
         others = [name for name in rows.columns if name not in self._key]
@@ -125,15 +122,19 @@ class TableSink:
             "INSERT INTO {} ({}) SELECT DISTINCT ON ({}) {} FROM {} ORDER BY {}, {} DESC ON CONFLICT ({}) {}"
         )
         cursor.execute(merge.format(self._table, columns, key, columns, staged, key, order, key, action))
+        return count
 
     def _copy(
         self, cursor: psycopg.Cursor[Any], table: sql.Identifier, rows: DataFrame, *, numbered: bool = False
-    ) -> None:
+    ) -> int:
         names = [*rows.columns, _ORDER] if numbered else rows.columns
         columns = sql.SQL(", ").join(map(sql.Identifier, names))
         with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN").format(table, columns)) as copy:
-            for number, row in enumerate(rows.toLocalIterator(prefetchPartitions=True)):
-                copy.write_row((*row, number) if numbered else tuple(row))
+            count = 0
+            for row in rows.toLocalIterator(prefetchPartitions=True):
+                copy.write_row((*row, count) if numbered else tuple(row))
+                count += 1
+        return count
 
 
 def _plain(rows: DataFrame) -> DataFrame:
@@ -154,42 +155,57 @@ def _plain(rows: DataFrame) -> DataFrame:
 
 _CONSOLE_ROWS: Final = 20
 _WRITER_FILE: Final = "queen-writer"
-OBSERVED: Final = "queen_written"
 # Times are kept to the microsecond.
 _JSON: Final = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
 
 
-class Sinks:
-    """Starts queries that begin where their checkpoints say."""
+Write = Callable[[DataFrame, int], int]
+"""Writes a batch of rows under its number, once; returns how many rows were written."""
 
-    def __init__(self, pipeline: str, connection: Connection, checkpoints: Path, trigger: str) -> None:
+
+class Sinks:
+    """Makes what writes to the sinks of a query, which numbers its batches as its checkpoint says."""
+
+    def __init__(self, pipeline: str, connection: Connection, checkpoint: Path) -> None:
         self._pipeline = pipeline
         self._connection = connection
-        self._checkpoints = checkpoints
-        self._trigger = trigger
-
-    def start(self, sink: Sink, rows: DataFrame) -> StreamingQuery:
-        """Write the rows to the sink from now on. Raises `DeclarationError` when the sink lacks a column it names."""
-        checkpoint = self._checkpoints / sink.name
+        self._checkpoint = checkpoint
         checkpoint.mkdir(parents=True, exist_ok=True)
-        own = [name for name in rows.columns if not name.startswith("_")]
-        if sink.kind in (SinkKind.QUEUE, SinkKind.TOPIC):
-            stream = self._messages(sink, observed(rows, own)).writeStream
-            options = self._connection.options() | _destination(sink)
-            if sink.mode is OutputMode.APPEND:
-                stream = stream.format("queen").options(**options)
-            else:
-                # Spark lets no sink that is written in Python have another mode than append.
-                stream = stream.foreachBatch(BatchSink(**options))
-        else:
-            # Which row of a key is newer is decided by the columns of the messages they came from.
-            chosen = rows.columns if "key" in SINK_OPTIONS[sink.kind] else own
-            stream = observed(rows, own).select(*_quoted(chosen)).writeStream
-            stream = stream.foreachBatch(self._batches(sink, checkpoint))
-        stream = triggered(stream, self._trigger, checkpoint).outputMode(sink.mode)
-        return stream.queryName(f"{self._pipeline}.{sink.name}").start()
 
-    def _messages(self, sink: Sink, rows: DataFrame) -> DataFrame:
+    def writer(self, sink: Sink) -> Write:
+        """For rows with all columns of their node. Raises `DeclarationError` when the sink lacks what it needs."""
+        if sink.kind in (SinkKind.QUEUE, SinkKind.TOPIC):
+            publish = self.publisher(sink)
+
+            def write(rows: DataFrame, batch: int) -> int:
+                count = rows.count()
+                if count:
+                    publish(self.messages(sink, rows), batch)
+                return count
+
+            return write
+        store = self.batches(sink)
+        return lambda rows, batch: store(self.columns(sink, rows), batch)
+
+    def publisher(self, sink: Sink) -> BatchSink:
+        """For the messages of a queue or topic."""
+        # A query that was begun for one sink publishes under its id alone, as one that Spark itself writes.
+        name = None if sink.name == self._checkpoint.name else sink.name
+        return BatchSink(name, **self.options(sink))
+
+    def options(self, sink: Sink) -> dict[str, str]:
+        """Those of `format("queen")` for a queue or topic."""
+        return self._connection.options() | _destination(sink)
+
+    def columns(self, sink: Sink, rows: DataFrame) -> DataFrame:
+        """Rows without the columns of the pipeline."""
+        # Which row of a key is newer is decided by the columns of the messages they came from.
+        if "key" in SINK_OPTIONS[sink.kind]:
+            return rows
+        return rows.select(*_own(rows))
+
+    def messages(self, sink: Sink, rows: DataFrame) -> DataFrame:
+        """Rows as the messages of a queue or topic."""
         own = [name for name in rows.columns if not name.startswith("_")]
         columns = functions.struct(*(functions.col(f"`{name}`") for name in own))
         payload: Column = functions.to_json(columns, _JSON)
@@ -204,10 +220,11 @@ class Sinks:
         ]
         return rows.select(payload.alias("payload"), *others)
 
-    def _batches(self, sink: Sink, checkpoint: Path) -> Callable[[DataFrame, int], None]:
+    def batches(self, sink: Sink) -> Write:
+        """For a sink that is neither a queue nor a topic."""
         if sink.kind is SinkKind.CONSOLE:
             return ConsoleSink(sys.stdout, int(sink.options.get("rows", _CONSOLE_ROWS)))
-        writer = f"{self._pipeline}.{sink.name}.{writer_id(checkpoint)}"
+        writer = f"{self._pipeline}.{sink.name}.{writer_id(self._checkpoint)}"
         if sink.kind is SinkKind.PARQUET:
             return ParquetSink(Path(sink.target), writer, _names(sink, "partition_by"))
         if sink.kind in (SinkKind.DELTA, SinkKind.ICEBERG):
@@ -254,22 +271,10 @@ class ConsoleSink:
         self._out = out
         self._rows = rows
 
-    def __call__(self, rows: DataFrame, batch: int) -> None:
+    def __call__(self, rows: DataFrame, batch: int) -> int:
         for (line,) in rows.limit(self._rows).select(functions.to_json(functions.struct("*"))).collect():
             print(line, file=self._out)
-
-
-def observed(rows: DataFrame, columns: list[str]) -> DataFrame:
-    """The same rows, counted as they go by."""
-    return rows.observe(OBSERVED, functions.count(functions.lit(1)).alias("rows"))
-
-
-def triggered(stream: DataStreamWriter, trigger: str, checkpoint: Path) -> DataStreamWriter:
-    """With its checkpoint, and as often as the trigger says."""
-    stream = stream.option("checkpointLocation", local(checkpoint))
-    if trigger == ONCE:
-        return stream.trigger(availableNow=True)
-    return stream.trigger(processingTime=interval(trigger))
+        return rows.count()
 
 
 def writer_id(checkpoint: Path) -> str:

@@ -35,6 +35,7 @@ from queen.wire import durations
 _TIMED: Final = ("event_time", "lateness", "expect")
 _WINDOWS: Final = tuple(kind.value for kind in WindowKind)
 _ACTIONS: Final = ("sql", "frame", "each", *_WINDOWS, "join", "dedup")
+_SHARE: Final = re.compile(r"[0-9]*\.?[0-9]+")
 _JOINS: Final = ("inner", "left_outer", "right_outer", "full_outer", "left_semi")
 
 Function = Callable[[object, Where], Callable[..., Any] | None]
@@ -63,8 +64,9 @@ class SpecReader:
         options = {key: value for key in allowed if (value := self._text(texts, key, where)) is not None}
         if options.get("fail_on_data_loss", "true") not in ("true", "false"):
             self.report(self._where(spec, "fail_on_data_loss", where), "'fail_on_data_loss' must be true or false")
-        for key in ("rows_per_batch", "min_rows_per_batch", "bytes_per_batch", "files_per_batch"):
+        for key in ("rows_per_batch", "min_rows_per_batch", "bytes_per_batch", "files_per_batch", "max_tasks"):
             self._positive(options, key, spec, where)
+        self._share(options, "max_read_share", spec, where)
         self._holding_back(f"source '{name}'", options, spec, where)
         if kind == "queue_pattern":
             self._pattern(spec, kind, where)
@@ -281,6 +283,12 @@ class SpecReader:
         text = options.get(key)
         if text is not None and not (text.isascii() and text.isdigit() and int(text) > 0):
             self.report(self._where(spec, key, where), f"'{key}' must be a whole number above 0, not {text!r}")
+
+    def _share(self, options: Mapping[str, str], key: str, spec: Mapping[str, Any], where: Where) -> None:
+        text = options.get(key)
+        if text is not None and not (_SHARE.fullmatch(text) and 0.01 <= float(text) <= 1):
+            said = f"'{key}' must be a share of the time from 0.01 to 1, not {text!r}"
+            self.report(self._where(spec, key, where), said)
 
     def _pattern(self, spec: Mapping[str, Any], key: str, where: Where) -> None:
         text = self._text(spec, key, where)

@@ -15,6 +15,8 @@ from typing import Final
 from queen.pipelines.errors import AlreadyRunning, PipelineError
 from queen.wire.pipelines import PipelineState, PipelineStatus, read_status, statuses
 
+LAYOUT_FILE: Final = "queries.json"
+"""Beside the checkpoints: which sinks share one."""
 _POLL_SECONDS: Final = 0.1
 _LIVE: Final = (PipelineState.STARTING, PipelineState.RUNNING)
 
@@ -92,3 +94,4 @@ def drop_checkpoints(directory: Path) -> None:
     for path in directory.iterdir() if directory.is_dir() else ():
         if path.is_dir():
             shutil.rmtree(path)
+    (directory / LAYOUT_FILE).unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import tempfile
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ from queen.wire.ids import IdSource
 log = logging.getLogger(__name__)
 
 _LARGEST_FILE_BYTES = 64 << 20
+# After a failed write it is tried so often, with so much, whether the disk can be written to again.
+_TRY_SECONDS = 5.0
+_TRIED_BYTES = 64 << 10
 
 
 class SpoolRefused(Overloaded):
@@ -73,6 +77,7 @@ class SpoolWriter:
         self._free = asyncio.Lock()
         self._idle: asyncio.TimerHandle | None = None
         self._finishing: asyncio.Task[None] | None = None
+        self._trying: asyncio.Task[None] | None = None
         self._directory: Path | None = None
         self._lock: int | None = None
         self._file: _OpenFile | None = None
@@ -88,7 +93,11 @@ class SpoolWriter:
         async with self._free:
             if self._idle is not None:
                 self._idle.cancel()
-            placed = await asyncio.to_thread(self._append, records, due_at, flush_at)
+            try:
+                placed = await asyncio.to_thread(self._append, records, due_at, flush_at)
+            finally:
+                if not self.healthy and self._trying is None:
+                    self._trying = asyncio.get_running_loop().create_task(self._until_healthy())
             self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._begin_finish)
             return placed
 
@@ -96,6 +105,8 @@ class SpoolWriter:
         """Finish the file, and leave it to the drainer."""
         if self._idle is not None:
             self._idle.cancel()
+        if self._trying is not None:
+            self._trying.cancel()
         await self._finish()
         if self._lock is not None:
             os.close(self._lock)
@@ -111,6 +122,26 @@ class SpoolWriter:
     async def _finish(self) -> None:
         async with self._free:
             await asyncio.to_thread(self._finish_file)
+
+    async def _until_healthy(self) -> None:
+        """Without it, a disk that was full once would count as full until the next outage of PostgreSQL."""
+        while not self.healthy:
+            await asyncio.sleep(_TRY_SECONDS)
+            async with self._free:
+                if not self.healthy:
+                    await asyncio.to_thread(self._try)
+        self._trying = None
+
+    def _try(self) -> None:
+        try:
+            with tempfile.TemporaryFile(dir=self._directory or self._root) as file:
+                file.write(bytes(_TRIED_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            return
+        self.healthy = True
+        log.info("spool %s can be written to again", self._root)
 
     def _append(self, records: Sequence[Record], due_at: float, flush_at: int) -> list[Placed]:
         # The order of a record is not known yet; its encoding has the same length whatever it is.

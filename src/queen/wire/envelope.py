@@ -12,7 +12,8 @@ import zstandard
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-_PLAIN, _ZSTD, _ENCRYPTED = 0, 1, 0x80
+PLAIN = 0
+_ZSTD, _ENCRYPTED = 1, 0x80
 _COMPRESS_FROM = 2048
 _KEY_NAME_BYTES = 4
 _NONCE_BYTES = 12
@@ -45,7 +46,7 @@ class Envelope:
         return bool(stored) and bool(stored[0] & _ENCRYPTED)
 
     def seal(self, body: bytes, *, encrypt: bool = False) -> bytes:
-        kind, content = _PLAIN, body
+        kind, content = PLAIN, body
         if len(body) >= _COMPRESS_FROM:
             packed = self._compressor.compress(body)
             if len(packed) < len(body) * 0.9:
@@ -65,7 +66,7 @@ class Envelope:
         if kind & _ENCRYPTED:
             content = self._decrypt(stored)
             kind &= ~_ENCRYPTED
-        if kind == _PLAIN:
+        if kind == PLAIN:
             return content
         if kind == _ZSTD:
             try:

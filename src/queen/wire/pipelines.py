@@ -23,12 +23,12 @@ class PipelineState(enum.Enum):
 
 
 class QueryStatus(msgspec.Struct, rename="camel", kw_only=True):
-    """One query of a pipeline: the way from its sources to one sink."""
+    """The way from the sources of a pipeline to one sink. Sinks that share a query have its figures in common."""
 
     name: str
     sink: str = ""
     sources: list[str] = msgspec.field(default_factory=list)
-    """The sources that it reads: each query reads them for itself."""
+    """The sources that its rows come from."""
     batches: int = 0
     rows: int = 0
     """Rows read since the run began."""
@@ -41,7 +41,7 @@ class QueryStatus(msgspec.Struct, rename="camel", kw_only=True):
     lag: int | None = None
     """Messages of its queues that it has not read; None where that is not known."""
     late: int = 0
-    """Rows that came after the watermark and were left out."""
+    """Rows that came after the watermark and were left out: they are dead letters, too."""
     state_rows: int = 0
     """Rows kept for windows, joins and dedup."""
     watermark: str | None = None

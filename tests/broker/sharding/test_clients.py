@@ -28,7 +28,7 @@ _LONGEST_SECONDS = 30.0
 def server(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """`queen serve` on two databases that it has never seen."""
     names = ("clients_0", "clients_1")
-    asyncio.run(_make_databases(postgres, names))
+    asyncio.run(make_databases(postgres, names))
     with served(
         tmp_path_factory.mktemp("server"),
         DATABASE_URLS=",".join(postgres.dsn(name) for name in names),
@@ -56,7 +56,7 @@ def _is_chosen(one: Scenario) -> bool:
     return one.module in _MODULES and one.server is Server.MAIN and one.seconds <= _LONGEST_SECONDS and not one.alone
 
 
-async def _make_databases(postgres: EmbeddedPostgres, names: tuple[str, ...]) -> None:
+async def make_databases(postgres: EmbeddedPostgres, names: tuple[str, ...]) -> None:
     admin = await asyncpg.connect(postgres.dsn())
     for name in names:
         await admin.execute(f"CREATE DATABASE {name}")

@@ -44,6 +44,26 @@ async def test_keys_live_and_move_with_the_queue_of_their_namespace(api: Api, ds
     assert [result["applied"] for result in both] == [True, True]
 
 
+async def test_keys_and_timers_of_all_shards_are_listed_in_one_order(api: Api, dsns: tuple[str, str]) -> None:
+    for ns in (HERE, THERE):
+        await kv(api, put(ns, "listed", 1))
+    for delay, queue in ((3, HERE), (1, HERE), (2, THERE)):
+        timer = {"op": "schedule", "queue": queue, "timerKey": f"listed-{delay}", "payload": "MQ=="}
+        await api.call("POST", "/api/v1/timers", {"operations": [timer | {"delayMs": 600_000 + delay * 1000}]})
+    for _ in range(2):
+        spaces = (await api.call("GET", "/api/v1/kv", limit=100)).body["namespaces"]
+        assert [one["namespace"] for one in spaces] == sorted([HERE, THERE])
+        assert [one["key"] for one in (await api.call("GET", f"/api/v1/kv/{HERE}", prefix="l")).body["keys"]] == [
+            "listed"
+        ]
+        assert (await api.call("GET", f"/api/v1/kv/{HERE}/listed")).body["value"] == 1
+        due = (await api.call("GET", "/api/v1/timers", limit=2)).body
+        assert [one["timerKey"] for one in due["timers"]] == ["listed-1", "listed-2"] and due["total"] == 3
+        own = (await api.call("GET", "/api/v1/timers", queue=HERE)).body["timers"]
+        assert [one["timerKey"] for one in own] == ["listed-1", "listed-3"]
+        await move(dsns, Name.queue(HERE), 1)
+
+
 async def test_offsets_of_queues_on_all_shards_are_read_at_once(api: Api, dsns: tuple[str, str]) -> None:
     await api.push(HERE, "here")
     await api.push(THERE, "there")

@@ -47,6 +47,20 @@ def values(messages: list[dict[str, Any]]) -> list[Any]:
     return [message["payload"] for message in messages]
 
 
+async def test_queues_are_searched_and_paged(api: Api) -> None:
+    for queue in ("presence", "progress", "other"):
+        await push(api, 1, 2, queue=queue)
+    found = (await api.call("GET", f"{ROOT}/queues")).body
+    assert [(one["queue"], one["length"]) for one in found["queues"]] == [
+        ("other", 2),
+        ("presence", 2),
+        ("progress", 2),
+    ]
+    page = (await api.call("GET", f"{ROOT}/queues", search="PR", limit=1, offset=1)).body
+    assert [one["queue"] for one in page["queues"]] == ["progress"] and page["total"] == 2
+    assert (await api.call("GET", f"{ROOT}/queues", limit=5, offset=5)).body == {"queues": [], "total": 3}
+
+
 async def test_messages_come_in_order_and_are_gone_when_acknowledged(api: Api) -> None:
     assert (await push(api, 1, {"text": "ü"}, None)).body == {"pushed": 3}
     assert (await push(api, 4, partition="b")).status == 201
@@ -184,7 +198,7 @@ async def test_after_a_crash_of_postgresql_queues_are_declared_and_empty(api: Ap
 async def test_who_asks_for_what_does_not_exist_leaves_nothing_behind(api: Api) -> None:
     assert await pop(api) == []
     assert await ack(api, [{"id": "e:1:p:1"}, {"id": "x"}]) == ["stale", "unknown"]
-    assert (await api.call("GET", f"{ROOT}/queues")).body == {"queues": []}
+    assert (await api.call("GET", f"{ROOT}/queues")).body == {"queues": [], "total": 0}
 
 
 async def test_queues_are_listed_and_deleted(api: Api) -> None:

@@ -43,6 +43,38 @@ async def expire(connection: Connection) -> None:
     await connection.execute("UPDATE queen.kv SET expires_at = clock_timestamp() WHERE expires_at IS NOT NULL")
 
 
+async def test_namespaces_and_their_keys_are_listed_by_name(api: Api, connection: Connection) -> None:
+    for number in range(12):
+        await put(api, f"order-{number:02}", {"n": number})
+    large = "x" * 2000
+    await put(api, "large/key", large)
+    await put(api, "gone", 1)
+    await connection.execute("UPDATE queen.kv SET expires_at = clock_timestamp() WHERE key = 'gone'")
+    for ns in ("stock", "queen-locks", "Orders-old"):
+        await kv(api, {"op": "put", "ns": ns, "key": "k", "value": 1, "forever": True})
+    listed = (await api.call("GET", "/api/v1/kv")).body
+    assert [(one["namespace"], one["keys"]) for one in listed["namespaces"]] == [
+        ("Orders-old", 1),
+        (NS, 13),
+        ("stock", 1),
+    ]
+    page = (await api.call("GET", "/api/v1/kv", search="ORDER", limit=1, offset=1)).body
+    assert [one["namespace"] for one in page["namespaces"]] == [NS] and page["total"] == 2
+    assert (await api.call("GET", "/api/v1/kv", offset=10)).body["total"] == 3
+    keys = (await api.call("GET", f"/api/v1/kv/{NS}", prefix="order-", limit=2, offset=10)).body
+    assert [(one["key"], one["value"], one["bytes"]) for one in keys["keys"]] == [
+        ("order-10", {"n": 10}, 9),
+        ("order-11", {"n": 11}, 9),
+    ]
+    assert (keys["total"], keys["exact"]) == (12, True)
+    (first, *_) = (await api.call("GET", f"/api/v1/kv/{NS}")).body["keys"]
+    assert (first["key"], first["bytes"], "value" in first) == ("large/key", 2002, False)
+    entry = await api.call("GET", f"/api/v1/kv/{NS}/large%2Fkey")
+    assert (entry.body["value"], entry.body["version"]) == (large, first["version"])
+    assert (await api.call("GET", f"/api/v1/kv/{NS}/gone")).status == 404
+    assert (await api.call("GET", "/api/v1/kv/nowhere")).body["keys"] == []
+
+
 async def test_what_is_put_is_read_until_it_is_deleted(api: Api) -> None:
     value = {"state": "held", "n": 12345678901234567890, "text": "é\x00"}
     written = await put(api, "a", value)

@@ -70,6 +70,26 @@ async def test_a_holder_whose_permit_expired_commits_nothing(api: Api, connectio
     assert [message["data"] for message in await api.pop("out", batch=10)] == ["first", "second"]
 
 
+async def test_permits_are_listed_by_the_names_of_their_locks(api: Api) -> None:
+    for name, owner in (("b", "one"), ("b", "two"), ("a", "three"), ("other", "four")):
+        assert (await lock(api, "acquire", name, owner=owner, limit=2))["acquired"]
+    # Anybody may write keys into the namespace of locks.
+    keys = [{"op": "put", "ns": "queen-locks", "key": key, "value": 1, "forever": True} for key in ("odd", "odd#0")]
+    await api.call("POST", "/api/v1/kv", {"operations": keys})
+    listed = (await api.call("GET", "/api/v1/locks")).body
+    assert [(one["name"], one["slot"], one["owner"]) for one in listed["locks"]] == [
+        ("a", 0, "three"),
+        ("b", 0, "one"),
+        ("b", 1, "two"),
+        ("other", 0, "four"),
+    ]
+    page = (await api.call("GET", "/api/v1/locks", prefix="b", limit=1, offset=1)).body
+    assert [one["owner"] for one in page["locks"]] == ["two"] and page["total"] == 2 and page["exact"]
+    held = page["locks"][0]
+    assert (await lock(api, "release", "b", token=held["token"], slot=held["slot"]))["released"]
+    assert [one["owner"] for one in (await api.call("GET", "/api/v1/locks", prefix="b")).body["locks"]] == ["one"]
+
+
 async def test_a_semaphore_gives_as_many_permits_as_it_has(api: Api) -> None:
     asked = [lock(api, "acquire", "crowd", owner=f"owner-{number}", limit=3) for number in range(10)]
     permits = [result for result in await asyncio.gather(*asked) if result["acquired"]]

@@ -37,6 +37,18 @@ async def fire_all(connection: Connection) -> None:
     await connection.execute("UPDATE queen.timers SET deliver_at = clock_timestamp()")
 
 
+async def test_timers_of_all_queues_are_listed_by_the_time_they_are_due(api: Api) -> None:
+    await timers(api, schedule("b", 1, LATER + 2000), schedule("a", 2, LATER + 3000))
+    await timers(api, schedule("a1", 3, LATER + 1000, queue="other", txn="t"))
+    found = (await api.call("GET", "/api/v1/timers")).body
+    assert [(one["queue"], one["timerKey"]) for one in found["timers"]] == [("other", "a1"), ("q", "b"), ("q", "a")]
+    assert (found["timers"][0]["txn"], found["total"], found["exact"]) == ("t", 3, True)
+    some = (await api.call("GET", "/api/v1/timers", prefix="a", limit=1, offset=1)).body
+    assert [one["queue"] for one in some["timers"]] == ["q"] and some["total"] == 2
+    of_queue = (await api.call("GET", "/api/v1/timers", queue="q")).body
+    assert [one["timerKey"] for one in of_queue["timers"]] == ["b", "a"]
+
+
 async def test_a_timer_pushes_its_message_when_it_is_due(api: Api) -> None:
     (result,) = await timers(api, schedule("a", {"order": 7}, 20, partition="p", txn="t-1"))
     assert (result["ok"], result["status"], result["txn"]) == (True, "scheduled", "t-1")

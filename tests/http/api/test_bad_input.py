@@ -44,6 +44,8 @@ class Surface:
     """For each parameter of the path: the status when there is nothing of that name."""
     unnamable: int = 400
     """The status when a parameter of the path is too long, or holds control characters."""
+    too_long: str = _LONG
+    """What is too long for a parameter of the path."""
     body: str = ""
     """A good body, for bad paths."""
     query: str = ""
@@ -435,7 +437,7 @@ _SURFACES: dict[str, Surface] = {
     "DELETE /api/v1/queues/{queue}/clear": Surface(unknown={"queue": 404}, names=("partition",)),
     "POST /api/v1/resources/queues/{queue}/pause": Surface(unknown={"queue": 404}),
     "POST /api/v1/resources/queues/{queue}/resume": Surface(unknown={"queue": 404}),
-    "GET /api/v1/resources/queues": Surface(numbers=_PAGE, names=("namespace", "task")),
+    "GET /api/v1/resources/queues": Surface(numbers=_PAGE, names=("namespace", "task", "search")),
     "GET /api/v1/resources/queues/{queue}": Surface(unknown={"queue": 404}),
     "GET /api/v1/resources/queues/{queue}/depth": Surface(unknown={"queue": 404}, names=("group",)),
     "GET /api/v1/system/settings": Surface(),
@@ -451,7 +453,7 @@ _SURFACES: dict[str, Surface] = {
     "GET /api/v1/pipeline-declarations": Surface(),
     "DELETE /api/v1/pipeline-declarations/{pipeline}": Surface(unknown={"pipeline": 404}),
     "GET /api/v1/topics/namespaces": Surface(),
-    "GET /api/v1/resources/partitions": Surface(numbers=_PAGE, names=("queue",)),
+    "GET /api/v1/resources/partitions": Surface(numbers=_PAGE, names=("queue", "search")),
     "GET /api/v1/resources/namespaces": Surface(),
     "GET /api/v1/resources/tasks": Surface(),
     "GET /api/v1/resources/overview": Surface(),
@@ -479,7 +481,7 @@ _SURFACES: dict[str, Surface] = {
     "GET /api/v1/system/maintenance/pop": Surface(),
     "POST /api/v1/system/maintenance": Surface(reads_body=True, refused=_NO_FLAGS),
     "POST /api/v1/system/maintenance/pop": Surface(reads_body=True, refused=_NO_FLAGS),
-    "GET /api/v1/consumer-groups": Surface(),
+    "GET /api/v1/consumer-groups": Surface(names=("queue", "search")),
     "GET /api/v1/consumer-groups/lagging": Surface(
         numbers=_PAGE,
         refused_query={
@@ -623,6 +625,9 @@ _SURFACES: dict[str, Surface] = {
             '{"operations": [{"op": "incr", "ns": "n", "key": "k", "delta": 1e30, "forever": true}]}': "delta",
         },
     ),
+    "GET /api/v1/kv": Surface(numbers=_PAGE, names=("search",)),
+    "GET /api/v1/kv/{namespace}": Surface(unknown={"namespace": 200}, numbers=_PAGE, names=("prefix",)),
+    "GET /api/v1/kv/{namespace}/{key}": Surface(unknown={"namespace": 404, "key": 404}, too_long=_LONG * 3),
     "POST /api/v1/ephemeral/configure": Surface(
         reads_body=True,
         refused={
@@ -658,7 +663,7 @@ _SURFACES: dict[str, Surface] = {
     ),
     "GET /api/v1/ephemeral/pop": Surface(query="queue=q", numbers=("batch",), names=("partition", "group")),
     "DELETE /api/v1/ephemeral/queue/{queue}": Surface(unknown={"queue": 200}),
-    "GET /api/v1/ephemeral/queues": Surface(),
+    "GET /api/v1/ephemeral/queues": Surface(numbers=_PAGE, names=("search",)),
     "GET /api/v1/ephemeral/queues/{queue}/depth": Surface(unknown={"queue": 404}),
     "POST /api/v1/locks": Surface(
         reads_body=True,
@@ -676,6 +681,8 @@ _SURFACES: dict[str, Surface] = {
             '{"operations": [{"op": "renew", "name": "n", "token": 1}]}': "ttlSeconds is required",
         },
     ),
+    "GET /api/v1/locks": Surface(numbers=_PAGE, names=("prefix",)),
+    "GET /api/v1/timers": Surface(numbers=_PAGE, names=("queue", "prefix")),
     "POST /api/v1/timers": Surface(
         reads_body=True,
         refused={
@@ -852,7 +859,7 @@ _SURFACES: dict[str, Surface] = {
     "GET /metrics": Surface(),
     "GET /metrics/prometheus": Surface(),
     "GET /api/v1/status": Surface(names=("queue", "namespace", "task"), refused_query=_BAD_RANGES),
-    "GET /api/v1/status/queues": Surface(numbers=_PAGE, names=("namespace", "task")),
+    "GET /api/v1/status/queues": Surface(numbers=_PAGE, names=("namespace", "task", "search")),
     "GET /api/v1/status/queues/{queue}": Surface(unknown={"queue": 404}),
     "GET /api/v1/status/queues/{queue}/messages": Surface(unknown={"queue": 404}, numbers=_PAGE),
     "GET /api/v1/status/analytics": Surface(
@@ -1109,7 +1116,7 @@ async def test_a_bad_path_is_refused_or_finds_nothing_and_changes_nothing(site: 
         before = await site.contents()
         for key, unknown in surface.unknown.items():
             cases = {"nobody": unknown, _NO_UUID: unknown, "-1": unknown, "9" * 200: unknown}
-            cases |= dict.fromkeys((_LONG, *_CONTROLS), surface.unnamable) | dict.fromkeys(_NOT_TEXT, 400)
+            cases |= dict.fromkeys((surface.too_long, *_CONTROLS), surface.unnamable) | dict.fromkeys(_NOT_TEXT, 400)
             for value, status in cases.items():
                 answer = await site.ask(method, site.target(route, surface.query, **{key: value}), surface.body)
                 assert answer.status == status, (route, key, value, answer)

@@ -13,6 +13,8 @@ from tests.support.topic_api import TopicApi, item
 
 _PATH = {
     "timer": "t",
+    "namespace": "n",
+    "key": "k",
     "stream": "s",
     "pipeline": "p",
     "queue": "q",

@@ -52,6 +52,8 @@ PUBLIC = {
 # What may be asked of one's own with a token for some queues, topics and namespaces; everything else is about all.
 CLOSED_TO_LIMITED = {
     "POST /api/v1/locks",
+    "GET /api/v1/locks",
+    "GET /api/v1/kv",
     "DELETE /api/v1/consumer-groups/{group}",
     "GET /api/v1/analytics/postgres-stats",
     "GET /api/v1/analytics/system-metrics",

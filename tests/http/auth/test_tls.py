@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
+import random
 import ssl
 from pathlib import Path
 from typing import Any
@@ -100,6 +102,33 @@ async def test_the_server_speaks_tls(start_server: StartServer, tmp_path: Path) 
             assert answer.status == 201
         async with session.get(url.replace("/push", "/pop/queue/q")) as answer:
             assert (await answer.json())["messages"][0]["data"] == "x" * 300_000
+
+
+async def test_connections_do_not_mix_what_they_send(start_server: StartServer, tmp_path: Path) -> None:
+    """Bodies of several records, larger than the buffer that connections decrypt into, all at the same time."""
+    pair = write_pair(tmp_path)
+    api = await start_server(**pair)
+    url = api.url.replace("http://", "https://")
+    context = ssl.create_default_context(cafile=pair["tls_cert"])
+    dice = random.Random(5)
+    sent = {f"q{number}": dice.randbytes(60_000 + 80_000 * number).hex() for number in range(6)}
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
+
+        async def push(queue: str, payload: str) -> None:
+            body = {"items": [{"queue": queue, "payload": payload}]}
+            async with session.post(f"{url}/api/v1/push", json=body) as answer:
+                assert answer.status == 201, await answer.text()
+
+        await asyncio.gather(*(push(queue, payload) for queue, payload in sent.items()))
+        async with session.ws_connect(f"{url}/ws/v1/consume", max_msg_size=0) as socket:
+            for queue in sent:
+                await socket.send_json({"type": "subscribe", "id": queue, "queue": queue, "autoAck": True})
+            received: dict[str, str] = {}
+            while len(received) < len(sent):
+                frame = await socket.receive_json(timeout=30)
+                if frame["type"] == "batch":
+                    received[frame["id"]] = frame["messages"][0]["data"]
+    assert received == sent
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

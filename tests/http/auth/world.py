@@ -70,6 +70,8 @@ class Tenant:
             "lease": self._leased["leaseId"],
             "name": f"{self.name}-trace",
             "timer": "t",
+            "namespace": self.queue,
+            "key": "k",
             "stream": f"{self.name}-stream",
             "pipeline": f"{self.name}-pipeline",
         }
@@ -98,6 +100,7 @@ class Tenant:
             "GET /api/v1/resources/queues/{queue}/depth": {"group": self.group},
             "GET /api/v1/status/queues": {"namespace": self.name},
             "GET /api/v1/ephemeral/pop": queue | {"group": self.group},
+            "GET /api/v1/timers": queue,
             "GET /api/v1/messages": queue,
             "GET /api/v1/messages/search": queue,
             "GET /api/v1/events": {"limit": 1},

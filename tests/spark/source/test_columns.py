@@ -18,11 +18,11 @@ from queen.errors import BadRequest, SettingsError
 from queen.spark.payloads import PayloadParser, check_payload_schema, raise_broken
 from queen.spark.schemas import MESSAGES
 from queen.spark.source.columns import record_batches
-from queen.spark.source.logs import Span, StoredSegment
+from queen.spark.source.logs import SegmentRun, Span
 from queen.spark.source.planning import share_out
 from queen.wire.envelope import Envelope, NoEncryptionKey
 from queen.wire.ids import IdBlock
-from queen.wire.segment import MalformedSegment, Segment, pack_segment
+from queen.wire.segment import Frame, MalformedSegment, Segment, pack_segment
 
 _encode = msgspec.json.encode
 TIME = datetime(2026, 1, 1, 12, 30, 15, 123456, UTC)
@@ -40,21 +40,26 @@ messages = st.lists(
 )
 
 
-@given(st.lists(messages, min_size=1, max_size=4), st.integers(0, 20), st.integers(0, 20), st.booleans())
+@given(
+    st.lists(st.tuples(messages, st.booleans(), st.booleans()), min_size=1, max_size=4),
+    st.integers(0, 20),
+    st.integers(0, 20),
+    st.integers(1, 4),
+)
 def test_columns_are_what_the_segments_hold(
-    segments: list[list[tuple[str, str | None, str, bool]]], start: int, end: int, traced: bool
+    segments: list[tuple[list[tuple[str, str | None, str, bool]], bool, bool]], start: int, end: int, run: int
 ) -> None:
-    envelope = Envelope()
+    envelope = Envelope([b"k" * 32])
     stored, expected, base = [], [], 0
     span = Span("orders", "eu", 0, 1, start, max(start, end))
-    for number, some in enumerate(segments):
+    for number, (some, traced, encrypted) in enumerate(segments):
         block = IdBlock(b"01a1dfe8-13c3-7000-bc1f-", 0xFFFF_FFFF + number * 1000)
         traces = [trace for _, trace, _, _ in some] if traced else None
         body = pack_segment([_encode(one[0]) for one in some], [_encode(one[2]) for one in some], traces)
         for index, one in enumerate(some):
             if one[3]:
                 body = Segment(base, TIME, block, body).without(index)
-        stored.append(StoredSegment(0, base, len(some), MICROS, block.pack(), envelope.seal(body)))
+        stored.append(Frame(base, len(some), MICROS, block.pack(), envelope.seal(body, encrypt=encrypted)))
         expected += [
             {
                 "queue": "orders",
@@ -71,10 +76,9 @@ def test_columns_are_what_the_segments_hold(
             if not deleted and span.start <= base + index < span.end
         ]
         base += len(some)
+    runs = (SegmentRun.of(0, stored[first : first + run]) for first in range(0, len(stored), run))
     found = [
-        row
-        for batch in record_batches(iter(stored), [span], MESSAGES.fieldNames(), envelope)
-        for row in batch.to_pylist()
+        row for batch in record_batches(runs, [span], MESSAGES.fieldNames(), envelope) for row in batch.to_pylist()
     ]
     assert found == expected
 
@@ -82,7 +86,7 @@ def test_columns_are_what_the_segments_hold(
 def test_segments_of_several_partitions_share_a_batch() -> None:
     spans = [Span("orders", name, 0, number, 0, 2) for number, name in enumerate(("eu", "us"))]
     body = Envelope().seal(pack_segment([b'"a"', b'"b"'], [b"1", b"2"]))
-    stored = [StoredSegment(slot, 0, 2, MICROS, bytes(16), body) for slot in (0, 1)]
+    stored = [SegmentRun.of(slot, [Frame(0, 2, MICROS, bytes(16), body)]) for slot in (0, 1)]
     (batch,) = record_batches(iter(stored), spans, ["partition", "payload"], Envelope())
     assert batch["partition"].to_pylist() == ["eu", "eu", "us", "us"]
     assert batch["payload"].to_pylist() == ["1", "2", "1", "2"]
@@ -91,14 +95,17 @@ def test_segments_of_several_partitions_share_a_batch() -> None:
 @pytest.mark.parametrize("cut", [1, 10, 25, -1])
 def test_a_broken_segment_is_named(cut: int) -> None:
     body = Envelope().seal(pack_segment([b'"a"', b'"b"'], [b"1", b"2"])[:cut])
-    stored = [StoredSegment(0, 7, 2, MICROS, bytes(16), body)]
-    with pytest.raises(MalformedSegment, match=r"offset 7 of orders/eu|columns do not fit"):
-        list(record_batches(iter(stored), [Span("orders", "eu", 0, 1, 7, 9)], MESSAGES.fieldNames(), Envelope()))
+    whole = Envelope().seal(pack_segment([b'"a"'], [b"1"]))
+    stored = [
+        SegmentRun.of(0, [Frame(6, 1, MICROS, bytes(16), whole), Frame(7, 2, MICROS, bytes(16), body)]),
+    ]
+    with pytest.raises(MalformedSegment, match="offset 7 of orders/eu"):
+        list(record_batches(iter(stored), [Span("orders", "eu", 0, 1, 6, 9)], MESSAGES.fieldNames(), Envelope()))
 
 
 def test_an_encrypted_segment_without_its_key_is_named() -> None:
     body = Envelope([b"k" * 32]).seal(pack_segment([b'"a"'], [b"1"]), encrypt=True)
-    stored = [StoredSegment(0, 7, 1, MICROS, bytes(16), body)]
+    stored = [SegmentRun.of(0, [Frame(7, 1, MICROS, bytes(16), body)])]
     with pytest.raises(NoEncryptionKey, match="offset 7 of orders/eu"):
         list(record_batches(iter(stored), [Span("orders", "eu", 0, 1, 7, 8)], ["payload"], Envelope()))
 

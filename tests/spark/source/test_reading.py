@@ -10,8 +10,18 @@ import pytest
 from queen.spark.source.reading import paced
 
 
-@pytest.mark.parametrize(("share", "pause"), [(0.5, 3.0), (0.25, 9.0), (0.01, 60.0)])
-def test_a_limited_read_pauses_in_proportion_to_what_each_batch_took(share: float, pause: float) -> None:
+@pytest.mark.parametrize(("share", "factor"), [(0.5, 1.0), (0.25, 3.0)])
+def test_a_limited_read_pauses_in_proportion_to_what_it_worked(share: float, factor: float) -> None:
+    # Batches that take 0.25 s, in which Spark has its part: work between two pauses is longer than that.
+    pauses = pauses_of(7, 0.25, share)
+    assert pauses == [pytest.approx(0.5 * factor)] * 3 + [pytest.approx(0.25 * factor)]
+
+
+def test_a_pause_is_no_longer_than_a_minute() -> None:
+    assert pauses_of(2, 2.0, 0.01) == [60.0, 60.0, 0.0]
+
+
+def pauses_of(batches: int, seconds: float, share: float) -> list[float]:
     now = 0.0
     pauses: list[float] = []
 
@@ -22,8 +32,8 @@ def test_a_limited_read_pauses_in_proportion_to_what_each_batch_took(share: floa
 
     def reading() -> Iterator[pa.RecordBatch]:
         nonlocal now
-        for number in range(3):
-            now += 1.0
+        for number in range(batches):
+            now += seconds / 2
             yield pa.record_batch({"n": [number]})
 
     def clock() -> float:
@@ -33,6 +43,6 @@ def test_a_limited_read_pauses_in_proportion_to_what_each_batch_took(share: floa
     for batch in paced(reading(), share, clock, sleep):
         read += batch["n"].to_pylist()
         # What Spark does with it.
-        now += 2.0
-    assert read == [0, 1, 2]
-    assert pauses == [pytest.approx(pause)] * 3
+        now += seconds / 2
+    assert read == list(range(batches))
+    return pauses

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from queen.errors import DatabaseUnavailable, NotFound, QueenError
 from queen.spark.options import Access
-from queen.spark.source.logs import ServerLog, ShardLog, Span
+from queen.spark.source.logs import Log, ServerLog, ShardLog, Span
 from queen.spark.source.reading import open_log
 from queen.wire.segment import Frame, decode_frames, encode_frame
 from tests.conftest import StartServer
@@ -40,10 +42,16 @@ async def test_a_queue_is_read_and_followed_through_a_server(
     assert sorted(row.n for row in followed) == [0, 1, 2, 3, 4, 5]
 
 
-async def test_both_ways_say_the_same(api: Api, dsn: str, connection: Connection) -> None:
-    # More than fits in one answer of the server.
+@pytest.mark.parametrize("block", [7, 1024])
+async def test_both_ways_say_the_same(
+    api: Api, dsn: str, connection: Connection, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr("queen.spark.source.logs._BLOCK", block)
+    # More than fits in one answer of the server, with small segments between the large ones.
     for number in range(4):
-        await api.push("orders", *(["x" * 100_000, i] for i in range(number * 30, number * 30 + 30)))
+        await api.push("orders", *(["x" * 100_000, i] for i in range(number * 30, number * 30 + 28)))
+        await api.push("orders", number)
+        await api.push("orders", "small")
     await connection.execute("UPDATE queen.segments SET created_at = created_at - interval '1 h' WHERE base_offset = 0")
     moment = await connection.fetchval("SELECT created_at FROM queen.segments WHERE base_offset = 30")
     direct, through = ShardLog([dsn]), ServerLog(api.url, None)
@@ -53,11 +61,21 @@ async def test_both_ways_say_the_same(api: Api, dsn: str, connection: Connection
         assert through.positions(["orders"]) == positions
         assert through.offsets_from(positions, moment) == direct.offsets_from(positions, moment) == [30]
         (position,) = positions
-        for start, end in ((0, 120), (31, 32), (100, 500), (120, 121)):
+        for start, end in ((0, 120), (31, 32), (29, 62), (59, 60), (100, 500), (120, 121)):
             spans = [Span("orders", position.partition, position.shard, position.id, start, end)]
-            assert list(through.segments(spans)) == list(direct.segments(spans))
+            assert list(frames(through, spans)) == list(frames(direct, spans))
 
     await asyncio.to_thread(compare)
+
+
+def frames(log: Log, spans: Sequence[Span]) -> Iterator[Frame]:
+    """Segment by segment, however many come at once."""
+    for run in log.segments(spans):
+        numbers = run.bases.tolist(), run.counts.tolist(), run.micros.tolist()
+        ends = np.cumsum(run.sizes).tolist()
+        for index, (base, count, micros) in enumerate(zip(*numbers, strict=True)):
+            body = run.bodies[ends[index] - int(run.sizes[index]) : ends[index]]
+            yield Frame(base, count, micros, run.first_ids[16 * index : 16 * index + 16], body)
 
 
 async def test_what_the_server_says_reaches_the_reader(start_server: StartServer) -> None:

@@ -308,12 +308,12 @@ async def test_a_read_that_loses_its_connection_goes_on_behind_what_it_has(
     log = ShardLog((dsn,), outage_grace=30.0)
     (one,) = await asyncio.to_thread(log.positions, ["orders"])
     segments = log.segments([Span("orders", "Default", 0, one.id, 0, 100)])
-    seen = [next(segments).base_offset]
+    seen = next(segments).bases.tolist()
     await connection.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'queen-spark'"
         " AND datname = current_database()"
     )
-    seen += await asyncio.to_thread(lambda: [segment.base_offset for segment in segments])
+    seen += await asyncio.to_thread(lambda: [base for run in segments for base in run.bases.tolist()])
     assert seen == list(range(100))
 
 

@@ -151,7 +151,7 @@ class Ephemeral:
         """Messages; or none, for how long more of them are waited for, how many there are, when to look again."""
         queue, group = query.queue, query.group
         async with self._database.transaction() as transaction:
-            if not query.wait and not await transaction.fetch("ephemeral_list", queue):
+            if not query.wait and not await transaction.fetch("ephemeral_one", queue):
                 # A group that only ever asked for what does not exist leaves nothing behind.
                 return [], 0.0, 0, 0.0
             ring = await self._open(transaction, queue)
@@ -237,11 +237,14 @@ class Ephemeral:
         there = await self._clear(queue, "deleted", groups=True) is not None
         return EphemeralDeleted(queue, declared or there, declared)
 
-    async def queues(self) -> EphemeralQueues:
-        return EphemeralQueues([_view(row) for row in await self._database.fetch("ephemeral_list", None)])
+    async def queues(self, search: str, limit: int | None, offset: int) -> EphemeralQueues:
+        """A page of the queues, or all of them, by name."""
+        rows = await self._database.fetch("ephemeral_page", search, limit, offset)
+        first = rows or await self._database.fetch("ephemeral_page", search, 1, 0)
+        return EphemeralQueues([_view(row) for row in rows], first[0]["total"] if first else 0)
 
     async def depth(self, queue: str) -> EphemeralDepth:
-        rows = await self._database.fetch("ephemeral_list", queue)
+        rows = await self._database.fetch("ephemeral_one", queue)
         if not rows:
             raise NotFound(f"ephemeral queue {queue!r} does not exist", NOT_FOUND)
         view = _view(rows[0])

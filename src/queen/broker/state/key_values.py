@@ -14,7 +14,7 @@ from queen.errors import NotFound
 from queen.log.catalog import Catalog
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Fetcher, Record, retry_transaction
-from queen.wire.api.fields import LARGEST_BIGINT
+from queen.wire.api.fields import LARGEST_BIGINT, Pagination
 from queen.wire.push import DEFAULT_PARTITION
 from queen.wire.state.kv import (
     MOST_ON_A_PAGE,
@@ -25,6 +25,10 @@ from queen.wire.state.kv import (
     KvGetMany,
     KvGetPrefix,
     KvIncr,
+    KvList,
+    KvListed,
+    KvNamespace,
+    KvNamespaces,
     KvOperation,
     KvPut,
     KvPutIfAbsent,
@@ -34,12 +38,20 @@ from queen.wire.state.kv import (
     is_number,
     namespaces_of,
 )
+from queen.wire.state.locks import NAMESPACE
 from queen.wire.times import iso_micros
 
 _LOCKS: Final = 0x5175_4B56
 """The class of the advisory locks of keys."""
 _MOST_BYTES: Final = 8 << 20
 """What the values of one read may have in all; the rest is left out and said to be."""
+
+MOST_COUNTED: Final = 100_000
+"""Of what a list would hold."""
+_MOST_COUNTED_EACH: Final = 1000
+"""Keys of each namespace in a list."""
+_MOST_LISTED_BYTES: Final = 1024
+"""Of a value in a list."""
 
 _Key: TypeAlias = tuple[str, str]
 """Namespace and key."""
@@ -94,6 +106,41 @@ class KeyValues:
         self.count(operations, results)
         return KvAnswer(True, results)
 
+    async def namespaces(self, search: str, limit: int, offset: int) -> KvNamespaces:
+        """A page of the namespaces that have keys, without that of locks."""
+        rows = await self._database.fetch("kv_namespaces", search, NAMESPACE, limit, offset, _MOST_COUNTED_EACH)
+        first = rows or await self._database.fetch("kv_namespaces", search, NAMESPACE, 1, 0, 1)
+        listed = [KvNamespace(row["namespace"], row["keys"]) for row in rows]
+        return KvNamespaces(listed, first[0]["total"] if first else 0, Pagination(limit, offset))
+
+    async def page(self, namespace: str, prefix: str, limit: int, offset: int) -> KvList:
+        """A page of the keys of a namespace that begin with a text."""
+        await self._find(namespace)
+        rows = await self._database.fetch("kv_page", namespace, prefix, limit, offset, _MOST_LISTED_BYTES)
+        (count,) = await self._database.fetch("kv_count", namespace, prefix, MOST_COUNTED)
+        keys = [
+            KvListed(
+                row["key"],
+                row["version"],
+                _time(row["expires_at"]),
+                iso_micros(row["updated_at"]),
+                UNSET if row["value"] is None else Raw(row["value"].encode()),
+                bytes=row["bytes"],
+            )
+            for row in rows
+        ]
+        return KvList(keys, count["found"], count["found"] < MOST_COUNTED, Pagination(limit, offset))
+
+    async def entry(self, namespace: str, key: str) -> KvRow:
+        """A key with its value. Raises `NotFound` where there is none."""
+        await self._find(namespace)
+        (row,) = await self._database.fetch("kv_load", [namespace], [key], [False])
+        if row["version"] is None:
+            raise NotFound(f"key {key!r} of namespace {namespace!r} does not exist")
+        stored = _stored(row)
+        times = (_time(stored.expires_at), iso_micros(stored.updated_at))
+        return KvRow(key, stored.version, *times, Raw(stored.value.encode()))
+
     def count(self, operations: Sequence[KvOperation], results: Sequence[KvResult] | None) -> None:
         """Operations were done, or failed with an error (None)."""
         for place, operation in enumerate(operations):
@@ -135,6 +182,11 @@ class KeyValues:
         await self.prepare(operations)
         async with self._database.transaction() as transaction:
             return await self.run_in(transaction, operations)
+
+    async def _find(self, namespace: str) -> None:
+        """Raises `NotFound` where the namespace has moved to another shard."""
+        if self._sharded and await self._catalog.queue(namespace) is not None:
+            await self._hold(self._database, [namespace])
 
     async def _hold(self, fetcher: Fetcher, namespaces: Collection[str]) -> None:
         gone = await hold_queues(fetcher, self._catalog, namespaces)

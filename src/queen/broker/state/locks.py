@@ -19,8 +19,10 @@ from queen.wire.state.locks import (
     NAMESPACE,
     Acquire,
     Guard,
+    HeldLock,
     Holder,
     LockAnswer,
+    LockList,
     LockOperation,
     LockResult,
     Release,
@@ -54,6 +56,11 @@ class Locks:
     async def run(self, operations: Sequence[LockOperation]) -> LockAnswer:
         """Do operations one after the other, each by itself."""
         return LockAnswer([await self._retried(index, one) for index, one in enumerate(operations)])
+
+    async def page(self, prefix: str, limit: int, offset: int) -> LockList:
+        """A page of the permits that are held, of locks whose names begin with a text."""
+        found = await self._key_values.page(NAMESPACE, prefix, limit, offset)
+        return LockList(list(filter(None, map(_held, found.keys))), found.total, found.exact, found.pagination)
 
     async def _retried(self, index: int, operation: LockOperation) -> LockResult:
         kind = type(operation).__name__.lower()
@@ -148,10 +155,19 @@ def _key(name: str, slot: int) -> str:
 
 
 def _holder(row: KvRow) -> Holder:
-    assert isinstance(row.value, Raw)
-    permit = _permit.decode(row.value)
+    permit = _permit.decode(row.value if isinstance(row.value, Raw) else b"")
     slot = int(row.key.rpartition("#")[2])
     return Holder(slot, permit.owner, row.version, permit.since, row.expires_at, row.updated_at)
+
+
+def _held(row: KvRow) -> HeldLock | None:
+    """A permit with the name of its lock; None for a key of the namespace that is none."""
+    name, _, slot = row.key.rpartition("#")
+    try:
+        permit = _holder(row) if name and slot.isdecimal() else None
+    except msgspec.DecodeError:
+        permit = None
+    return None if permit is None else HeldLock(**msgspec.structs.asdict(permit), name=name)
 
 
 def _hold(result: LockResult, slot: int, token: int, owner: str, expires_at: str | None) -> None:

@@ -6,18 +6,22 @@ import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
+import msgspec
 from msgspec import Raw
 
-from queen.broker.state.key_values import hold_queues
+from queen.broker.state.key_values import MOST_COUNTED, hold_queues
 from queen.errors import Conflict, NotFound
 from queen.log.catalog import Catalog
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Fetcher, Record, retry_transaction
+from queen.wire.api.fields import Pagination
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import IdSource
 from queen.wire.push import DEFAULT_PARTITION
 from queen.wire.state.timers import (
     Cancel,
+    PendingTimer,
+    PendingTimers,
     TimerAnswer,
     TimerList,
     TimerOperation,
@@ -120,6 +124,13 @@ class Timers:
         shown = [_row(row) for row in rows[:limit]]
         truncated = len(rows) > limit
         return TimerList(shown, truncated, shown[-1].timer_key if truncated else None)
+
+    async def pending(self, queue: str, prefix: str, limit: int, offset: int) -> PendingTimers:
+        """A page of the timers of a queue (empty: of all) by the time they are due."""
+        rows = await self._database.fetch("timers_page", queue, prefix, limit, offset)
+        (count,) = await self._database.fetch("timers_count", queue, prefix, MOST_COUNTED)
+        timers = [PendingTimer(**msgspec.structs.asdict(_row(row)), queue=row["queue"]) for row in rows]
+        return PendingTimers(timers, count["found"], count["found"] < MOST_COUNTED, Pagination(limit, offset))
 
     async def _run(self, operations: Sequence[TimerOperation]) -> list[TimerResult]:
         await self.prepare(operations)

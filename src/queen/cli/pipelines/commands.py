@@ -10,6 +10,7 @@ import rich.console
 import rich.table
 import typer
 
+from queen.cli.common.tree import command
 from queen.cli.pipelines.example import examples
 from queen.cli.pipelines.jobs import jobs
 from queen.cli.pipelines.run import (
@@ -49,7 +50,11 @@ pipeline.registered_commands.extend((*jobs.registered_commands, *examples.regist
 _STOP_SECONDS = 60.0
 
 
-@pipeline.command()
+@command(
+    pipeline,
+    "run",
+    example="queen pipeline run leads.py\nqueen pipeline run leads.yaml --once --server https://queen.example",
+)
 def run(
     file: Annotated[
         Path,
@@ -66,11 +71,6 @@ def run(
     data_directory: DataDir = None,
 ) -> None:
     """Run a pipeline until it is stopped; the next run goes on where this one ended.
-
-    [bold]Try it[/bold]
-
-      queen pipeline validate leads.py
-      queen pipeline run leads.py
 
     Records that cannot be used go to the dead letters of the pipeline with
     the reason. Ctrl-C or [bold]queen pipeline stop[/bold] ends it; nothing is lost
@@ -95,7 +95,9 @@ def run(
     run_shown(declaration, connection, StateDirectory(directory), options, conf)
 
 
-@pipeline.command()
+@command(
+    pipeline, "validate", example="queen pipeline validate leads.py\nqueen pipeline validate leads.yaml --no-spark"
+)
 def validate(
     file: Annotated[Path, typer.Argument(help="The pipeline: a Python or YAML file.")],
     spark: Annotated[bool, typer.Option(help="Let Spark check SQL, columns and types, too; needs Java.")] = True,
@@ -115,7 +117,7 @@ def validate(
         print(f"{warning.where}: note: {warning.text}")
     if spark:
         require_spark()
-        from queen.pipelines.run import plan
+        from queen.pipelines.queries import plan
 
         connection = connect(server, token, database_url, data_dir(data_directory))
         with spark_failures():
@@ -124,7 +126,7 @@ def validate(
     print(f"{file}: pipeline '{declaration.name}' is good: {counts}")
 
 
-@pipeline.command("list")
+@command(pipeline, "list", example="queen pipeline list\nqueen pipeline list --json")
 def list_pipelines(json: Json = False, data_directory: DataDir = None) -> None:
     """Show the pipelines that run or ran on this machine."""
     found = StateDirectory(data_dir(data_directory)).statuses()
@@ -151,7 +153,7 @@ def list_pipelines(json: Json = False, data_directory: DataDir = None) -> None:
     rich.console.Console().print(table)
 
 
-@pipeline.command()
+@command(pipeline, "status", example="queen pipeline status leads")
 def status(
     name: Annotated[str, typer.Argument(help="The pipeline.")],
     json: Json = False,
@@ -168,7 +170,7 @@ def status(
         raise typer.Exit(1)
 
 
-@pipeline.command()
+@command(pipeline, "stop", example="queen pipeline stop leads --timeout 120")
 def stop(
     name: Annotated[str, typer.Argument(help="The pipeline.")],
     timeout: Annotated[float, typer.Option(help="Seconds to wait for its end.")] = _STOP_SECONDS,

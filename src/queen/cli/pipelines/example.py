@@ -17,6 +17,7 @@ from urllib.request import urlopen
 
 import typer
 
+from queen.cli.common.tree import command
 from queen.cli.pipelines.run import LOCAL, Conf, DatabaseUrl, Master, Server, Token, connect, run_shown
 from queen.errors import QueenError
 from queen.pipelines.run import RunOptions
@@ -29,7 +30,7 @@ _START_SECONDS = 120.0
 _PUSHED_AT_ONCE = 500
 
 
-@examples.command()
+@command(examples, "example", example="queen pipeline example\nqueen pipeline example /tmp/leads --events 20000")
 def example(
     directory: Annotated[Path, typer.Argument(help="Where everything of it goes.")] = Path("lead-example"),
     events: Annotated[int, typer.Option(min=100, help="Events to make up.")] = 5000,

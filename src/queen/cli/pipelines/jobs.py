@@ -14,6 +14,7 @@ import rich.progress
 import rich.table
 import typer
 
+from queen.cli.common.tree import command
 from queen.cli.pipelines.run import (
     LOCAL,
     Conf,
@@ -55,7 +56,14 @@ Catalog = Annotated[
 _HOUSEKEEPING_FILES: Final = 20
 
 
-@jobs.command()
+@command(
+    jobs,
+    "archive",
+    example="""
+queen pipeline archive orders payments --to /data/archive
+queen pipeline archive orders --to s3://lake/orders --format delta --once
+""",
+)
 def archive(
     queues: Annotated[list[str], typer.Argument(help="The queues.")],
     to: Annotated[str, typer.Option(help="Directory of the archive, or its URL (s3://...); made if need be.")],
@@ -82,9 +90,6 @@ def archive(
     data_directory: DataDir = None,
 ) -> None:
     """Copy queues to Parquet files by queue, date and hour: every message, every column, once.
-
-      queen pipeline archive orders payments --to /data/archive
-      queen pipeline archive orders --to s3://lake/orders --format delta
 
     With --format delta or iceberg they are a table, by queue and date, which
     keeps its versions. It goes on where it ended, also after kill -9. Nothing is consumed. Any
@@ -122,7 +127,7 @@ def archive(
         run_shown(declaration, connection, states, options, conf)
 
 
-@jobs.command()
+@command(jobs, "compact", example="queen pipeline compact /data/archive --target-mb 256")
 def compact(
     root: ArchivePath,
     target_mb: Annotated[int, typer.Option(min=1, help="Size of the files to make.")] = 128,
@@ -152,7 +157,7 @@ def compact(
     print(f"{before} files became {after}")
 
 
-@jobs.command()
+@command(jobs, "vacuum", example="queen pipeline vacuum s3://bucket/orders --keep-hours 24 --dry-run")
 def vacuum(
     root: ArchivePath,
     keep_hours: Annotated[int, typer.Option(min=0, help="Versions of so many hours stay readable.")] = 168,
@@ -174,7 +179,7 @@ def vacuum(
     print(f"{len(files)} files {'would be' if dry_run else 'were'} removed")
 
 
-@jobs.command()
+@command(jobs, "versions", example="queen pipeline versions s3://bucket/orders")
 def versions(
     root: ArchivePath,
     json: Json = False,
@@ -210,7 +215,14 @@ def _catalog(location: Location, kind: Format | None, given: str | None, databas
     return given or (next(iter(databases), None) if kind is Format.ICEBERG and location.path is None else None)
 
 
-@jobs.command()
+@command(
+    jobs,
+    "replay",
+    example="""
+queen pipeline replay /data/archive --queue orders --from 2026-11-15T08:00 --until 2026-11-15T09:00 --dry-run
+queen pipeline replay /data/archive --queue orders --to orders-test --speed 10 --filter "payload LIKE '%EUR%'"
+""",
+)
 def replay(
     root: ArchivePath,
     queue: Annotated[list[str] | None, typer.Option(help="Only messages of this queue; may be repeated.")] = None,
@@ -235,10 +247,6 @@ def replay(
     data_directory: DataDir = None,
 ) -> None:
     """Push messages of an archive again, each to its partition and in order.
-
-      queen pipeline replay /data/archive --queue orders --to orders-test
-        --from 2026-11-15T08:00 --until 2026-11-15T09:00
-        --filter "get_json_object(payload, '$.country') = 'IT'" --speed 10
 
     They keep their transaction ids: what the queue still remembers is not
     stored twice, and a replay that was interrupted can be run again. They keep
@@ -269,7 +277,7 @@ def replay(
         check_queues(view, options.queues)
         spark = session("replay", master, conf)
         total = select(spark, options, view).count()
-        files = view.count_files(options.queues, options.since, options.until)
+        files = view.count_files(options.selection)
         held = view.queues()
     if dry_run:
         print(f"{total} messages in {files} files would be replayed")
@@ -323,7 +331,7 @@ def _report_directory(stack: ExitStack, state: StateDirectory, root: str) -> Pat
         return stack.enter_context(state.running(f"{name}-{os.getpid()}"))
 
 
-@jobs.command()
+@command(jobs, "reconcile", example="queen pipeline reconcile /data/archive --queue orders")
 def reconcile(
     root: ArchivePath,
     queue: Annotated[list[str] | None, typer.Option(help="Only this queue; may be repeated. [all archived]")] = None,
@@ -372,7 +380,7 @@ def reconcile(
         print(f"all {pushed - behind} messages of {len(reports)} partitions are in the archive, and the same there")
 
 
-@jobs.command("dlq-report")
+@command(jobs, "dlq-report", example="queen pipeline dlq-report --queue orders --samples 5")
 def dlq_report(
     queue: Annotated[str | None, typer.Option(help="Only dead letters of this queue.")] = None,
     since: Annotated[str | None, typer.Option("--from", help="Failed at this time or later.")] = None,
@@ -414,7 +422,7 @@ def dlq_report(
             console.print(f"    {place}: {sample.error}: {sample.payload}", markup=False, highlight=False)
 
 
-@jobs.command()
+@command(jobs, "rollup", example="queen pipeline rollup --every '5 minutes'")
 def rollup(
     since: Annotated[str | None, typer.Option("--from", help="From when on. [since the last time]")] = None,
     until: Annotated[str | None, typer.Option("--until", help="Until before when. [the running minute]")] = None,

@@ -73,8 +73,13 @@ _WITHOUT_GROUPS: Final = frozenset(
         "POST /api/v1/partitions/changed",
         "POST /api/v1/ephemeral/push",
         "POST /api/v1/kv",
+        "GET /api/v1/kv",
+        "GET /api/v1/kv/{namespace}",
+        "GET /api/v1/kv/{namespace}/{key}",
         "POST /api/v1/locks",
+        "GET /api/v1/locks",
         "POST /api/v1/timers",
+        "GET /api/v1/timers",
         "GET /api/v1/timers/{queue}",
         "GET /api/v1/timers/{queue}/{timer}",
         "DELETE /api/v1/timers/{queue}/{timer}",
@@ -335,6 +340,10 @@ def _kv(request: Request, named: Named) -> None:
     named.queues.update(namespaces_of(decode_kv(request.body)))
 
 
+def _kv_namespace(request: Request, named: Named) -> None:
+    named.queues.add(request.params["namespace"])
+
+
 def _locks(request: Request, named: Named) -> None:
     """All locks are keys of one namespace."""
     named.queues.add(NAMESPACE)
@@ -536,8 +545,12 @@ READERS: Final[Mapping[str, BodyReader]] = {
     "POST /api/v1/messages/dlq": _bulk_dead_letters,
     "POST /api/v1/messages/{partition}/{transaction}/dlq": _give_up,
     "POST /api/v1/kv": _kv,
+    "GET /api/v1/kv/{namespace}": _kv_namespace,
+    "GET /api/v1/kv/{namespace}/{key}": _kv_namespace,
     "POST /api/v1/locks": _locks,
+    "GET /api/v1/locks": _locks,
     "POST /api/v1/timers": _timers,
+    "GET /api/v1/timers": _by_query("queue"),
     "POST /api/v1/ephemeral/configure": _queue_in_body,
     "POST /api/v1/ephemeral/push": _queue_in_body,
     "POST /api/v1/ephemeral/ack": _queue_in_body,

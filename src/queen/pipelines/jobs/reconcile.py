@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from pyspark.sql import Column, DataFrame, functions
 
-from queen.pipelines.archive_files import reading
+from queen.pipelines.archive_files import Selection, reading
 from queen.pipelines.session import Connection
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def reconcile(
         names = list(queues) or view.queues()
         if not names:
             return []
-        archived = view.rows(spark, names)
+        archived = view.rows(spark, Selection(names))
         stored = spark.read.format("queen").options(**connection.options()).option("queue", json.dumps(names)).load()
         rows = _compared(stored, archived).orderBy("queue", "partition").collect()
     return [_report(row) for row in rows]

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions
 
 from queen.client.sync import QueenSync
-from queen.pipelines.archive_files import ArchiveView, reading
+from queen.pipelines.archive_files import ArchiveView, Selection, reading
 from queen.pipelines.errors import PipelineError, cause_of
 from queen.pipelines.session import Connection
 from queen.pipelines.tables.table import AsOf
@@ -46,6 +46,10 @@ class ReplayOptions:
     keep_producers: bool = True
     as_of: AsOf = None
     catalog: str | None = None
+
+    @property
+    def selection(self) -> Selection:
+        return Selection(self.queues, self.since, self.until)
 
 
 @dataclass(slots=True)
@@ -98,7 +102,7 @@ class ReplayReport:
 
 def select(spark: SparkSession, options: ReplayOptions, view: ArchiveView) -> DataFrame:
     """The messages that are to be replayed, oldest first."""
-    rows = view.rows(spark, options.queues, options.since, options.until)
+    rows = view.rows(spark, options.selection)
     if options.since is not None:
         rows = rows.where(functions.col("created_at") >= functions.lit(options.since))
     if options.until is not None:

@@ -14,7 +14,7 @@ from pyspark.sql import Column, functions
 from queen.pipelines.errors import PipelineError
 from queen.pipelines.frames import read_table
 from queen.pipelines.session import Connection
-from queen.spark.source.logs import shard_connection
+from queen.spark.source.connections import shard_connection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

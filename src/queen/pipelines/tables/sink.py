@@ -50,26 +50,26 @@ class LakeSink:
         self._order_by = tuple(order_by)
         self._delete_when = delete_when
 
-    def __call__(self, rows: DataFrame, batch: int) -> None:
+    def __call__(self, rows: DataFrame, batch: int) -> int:
+        """Returns how many rows were written: none when the batch was written before."""
         own = [f"`{name}`" for name in rows.columns if not name.startswith("_")]
         schema = rows_schema(rows.select(*own))
         self._table.refresh()
         if not self._table.exists:
             self._table.create(schema, self._partition_by)
         if self._is_done(batch):
-            return
+            return 0
         if self._key:
-            self._merge(self._collected(rows, own), schema, batch)
-        else:
-            self._append(rows.select(*own), schema, batch)
+            return self._merge(self._collected(rows, own), schema, batch)
+        return self._append(rows.select(*own), schema, batch)
 
-    def _append(self, rows: DataFrame, schema: Any, batch: int) -> None:
+    def _append(self, rows: DataFrame, schema: Any, batch: int) -> int:
         evolution = self._table.evolved(schema)
         self._table.change(evolution)
         plan = self._table.plan(evolution)
         files = write_files(rows, plan)
         if not files:
-            return
+            return 0
 
         def commit() -> bool:
             """False when the columns of the table are others by now, so that the files have to be written again."""
@@ -80,11 +80,13 @@ class LakeSink:
             return True
 
         if not self._tried(commit, batch):
-            self._append(rows, schema, batch)
+            return self._append(rows, schema, batch)
+        return sum(file.rows for file in files)
 
-    def _merge(self, rows: Any, schema: Any, batch: int) -> None:
-        if not rows.num_rows:
-            return
+    def _merge(self, given: Any, schema: Any, batch: int) -> int:
+        if not given.num_rows:
+            return 0
+        rows = newest(given, self._key)
 
         def commit() -> bool:
             evolution = self._table.evolved(schema)
@@ -93,6 +95,7 @@ class LakeSink:
             return True
 
         self._tried(commit, batch)
+        return int(given.num_rows)
 
     def _tried(self, commit: Callable[[], bool], batch: int) -> bool:
         """Commit, again where another process was faster; not when that one has stored this very batch."""
@@ -114,12 +117,11 @@ class LakeSink:
         return last is not None and batch <= last
 
     def _collected(self, rows: DataFrame, own: list[str]) -> Any:
-        """The rows in memory, the newest of each key alone, and whether they are to be deleted."""
+        """The rows in memory, the newest of each key last, and whether they are to be deleted."""
         order = self._order_by or [name for name in (*_MESSAGE_ORDER, WINDOW_TIME) if name in rows.columns]
         rows = rows.orderBy(*order) if order else rows
         deleted = functions.expr(self._delete_when) if self._delete_when else functions.lit(False)
-        table = rows.select(*own, functions.coalesce(deleted, functions.lit(False)).alias(DELETED)).toArrow()
-        return newest(table, self._key)
+        return rows.select(*own, functions.coalesce(deleted, functions.lit(False)).alias(DELETED)).toArrow()
 
 
 def newest(table: Any, key: Sequence[str]) -> Any:

@@ -18,13 +18,15 @@ class BatchSink:
     stream.writeStream.outputMode("update").foreachBatch(BatchSink(queue="totals"))
     """
 
-    def __init__(self, **options: str) -> None:
-        """The options of a write."""
+    def __init__(self, name: str | None = None, /, **options: str) -> None:
+        """The options of a write. A function that writes to several of them gives each a name."""
+        self._name = name
         self._options = options
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         query = rows.sparkSession.sparkContext.getLocalProperty(_QUERY)
         if query is None:
             raise QueenError("a BatchSink is called by foreachBatch of a streaming query, and this is none")
+        run = query if self._name is None else f"{query}-{self._name}"
         writer = rows.write.format("queen").mode("append").options(**self._options)
-        writer.options(run=query, batch=str(batch)).save()
+        writer.options(run=run, batch=str(batch)).save()

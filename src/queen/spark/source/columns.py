@@ -2,143 +2,195 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, TypeAlias
+from dataclasses import replace
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.lib.stride_tricks import sliding_window_view
 
-from queen.spark.source.logs import Span, StoredSegment
-from queen.wire.envelope import Envelope, EnvelopeError
-from queen.wire.segment import DELETED, HEADER, VERSION, MalformedSegment
+from queen.spark.source.logs import SegmentRun, Span
+from queen.spark.source.offsets import Numbers
+from queen.wire.envelope import PLAIN, Envelope, EnvelopeError
+from queen.wire.segment import DELETED, VERSION, MalformedSegment
 
 ROWS_PER_BATCH: Final = 16_384
 BYTES_PER_BATCH: Final = 8 << 20
-_SMALL_BODY: Final = 4096
 
 _HEX: Final = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)
 _LOW48: Final = np.uint64((1 << 48) - 1)
+_HEADER: Final = np.dtype(
+    [("version", "u1"), ("count", "<u4"), ("transactions", "<u4"), ("traces", "<u4"), ("producers", "<u4")]
+)
+_KIND_BYTES: Final = 1
+_LENGTHS, _TRANSACTIONS, _TRACES, _PRODUCERS, _PAYLOADS = range(1, 6)
+"""What follows the header of a segment, in this order."""
 
 _strings = msgspec.json.Decoder(list[str])
 _optional_strings = msgspec.json.Decoder(list[str | None])
 
-Piece: TypeAlias = bytes | memoryview
-Bytes = npt.NDArray[np.uint8]
-Numbers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 class ColumnBuilder:
     """Segments that become one record batch."""
 
-    def __init__(self, spans: Sequence[Span], wanted: Sequence[str]) -> None:
+    def __init__(self, spans: Sequence[Span], wanted: Sequence[str], envelope: Envelope) -> None:
         self._spans = spans
         self._wanted = wanted
+        self._envelope = envelope
+        self._runs: list[SegmentRun] = []
         self.rows = 0
         self.nbytes = 0
-        self._slots: list[int] = []
-        self._bases: list[int] = []
-        self._counts: list[int] = []
-        self._micros: list[int] = []
-        self._first_ids: list[bytes] = []
-        self._lengths: list[Piece] = []
-        self._transactions: list[Piece] = []
-        self._traces: list[Piece] = []
-        self._producers: list[Piece] = []
-        self._payloads: list[Piece] = []
 
-    def add(self, segment: StoredSegment, body: bytes) -> None:
-        """Find the columns of a segment, and check that they fit its body."""
-        try:
-            version, count, transactions, traces, producers = HEADER.unpack_from(body)
-        except struct.error as error:
-            raise MalformedSegment("it is cut short") from error
-        if version != VERSION:
-            raise MalformedSegment(f"it has unknown version {version}; it was written by a newer Queen")
-        if count != segment.messages:
-            raise MalformedSegment(f"it holds {count} messages instead of {segment.messages}")
-        # Copies of what is small are cheaper than views of it, which the garbage collector follows.
-        content: Piece = body if len(body) < _SMALL_BODY else memoryview(body)
-        transactions_at = HEADER.size + 4 * count
-        rest_at = transactions_at + transactions
-        payloads_at = rest_at + traces + producers
-        if payloads_at > len(body):
-            raise MalformedSegment("it is cut short")
-        self._lengths.append(content[HEADER.size : transactions_at])
-        self._transactions.append(content[transactions_at:rest_at])
-        self._traces.append(content[rest_at : rest_at + traces] if traces else b"")
-        self._producers.append(content[rest_at + traces : payloads_at] if producers else b"")
-        self._payloads.append(content[payloads_at:])
-        self._slots.append(segment.slot)
-        self._bases.append(segment.base_offset)
-        self._counts.append(count)
-        self._micros.append(segment.created_micros)
-        self._first_ids.append(segment.first_id)
-        self.rows += count
-        self.nbytes += len(body)
+    def add(self, run: SegmentRun) -> None:
+        self._runs.append(run)
+        self.rows += int(run.counts.sum())
+        self.nbytes += len(run.bodies)
 
     def finish(self) -> pa.RecordBatch:
         """The columns that are wanted, without messages that were deleted or lie outside of their span."""
-        counts = np.array(self._counts, np.int64)
-        rows = int(counts.sum())
-        within = np.arange(rows, dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
-        offsets = np.repeat(np.array(self._bases, np.int64), counts) + within
-        lengths = np.frombuffer(b"".join(self._lengths), np.uint32)
-        deleted = lengths == DELETED
-        columns = [self._column(name, counts, within, offsets, lengths, deleted) for name in self._wanted]
+        segments = _Segments(self._spans, [self._opened(run) for run in self._runs])
+        columns = [segments.column(name) for name in self._wanted]
         batch = pa.RecordBatch.from_arrays(columns, names=list(self._wanted))
-        unwanted = deleted | self._outside(counts, offsets)
+        unwanted = segments.deleted | segments.outside()
         return batch.filter(pa.array(~unwanted)) if unwanted.any() else batch
 
-    def _column(
-        self,
-        name: str,
-        counts: Numbers,
-        within: Numbers,
-        offsets: Numbers,
-        lengths: npt.NDArray[np.uint32],
-        deleted: npt.NDArray[np.bool_],
-    ) -> pa.Array:
+    def _opened(self, run: SegmentRun) -> SegmentRun:
+        """The run with bodies that are neither compressed nor encrypted."""
+        starts = np.cumsum(run.sizes) - run.sizes
+        if run.sizes.all() and not (np.frombuffer(run.bodies, np.uint8)[starts] != PLAIN).any():
+            return run
+        bodies = []
+        for base, start, size in zip(run.bases.tolist(), starts.tolist(), run.sizes.tolist(), strict=True):
+            try:
+                bodies.append(bytes((PLAIN,)) + self._envelope.open(run.bodies[start : start + size]))
+            except EnvelopeError as error:
+                raise type(error)(unreadable(self._spans[run.slot], base, error)) from error
+        return replace(run, sizes=np.array([*map(len, bodies)], np.int64), bodies=b"".join(bodies))
+
+
+class _Segments:
+    """Opened segments, and the columns of their messages."""
+
+    def __init__(self, spans: Sequence[Span], runs: Sequence[SegmentRun]) -> None:
+        self._spans = spans
+        each = [len(run.bases) for run in runs]
+        self._slots = np.repeat(np.array([run.slot for run in runs], np.int64), each)
+        self._starts = np.repeat(np.array([spans[run.slot].start for run in runs], np.int64), each)
+        self._ends = np.repeat(np.array([spans[run.slot].end for run in runs], np.int64), each)
+        self._bases = np.concatenate([run.bases for run in runs])
+        self._counts = np.concatenate([run.counts for run in runs])
+        self._micros = np.concatenate([run.micros for run in runs])
+        self._first_ids = b"".join([run.first_ids for run in runs])
+        self._pieces = self._cut(b"".join([run.bodies for run in runs]), np.concatenate([run.sizes for run in runs]))
+        self._rows = int(self._counts.sum())
+        ends = np.cumsum(self._counts)
+        self._within = np.arange(self._rows, dtype=np.int64) - np.repeat(ends - self._counts, self._counts)
+        self._offsets = np.repeat(self._bases, self._counts) + self._within
+        self._lengths = np.frombuffer(content(self._piece(_LENGTHS)), np.uint32)
+        self.deleted: Flags = self._lengths == DELETED
+
+    def _cut(self, bodies: bytes, sizes: Numbers) -> pa.Array:
+        """Where the columns of each segment lie in its body, if they fit into it."""
+        ends = np.cumsum(sizes)
+        starts = ends - sizes
+        self._check(sizes >= _KIND_BYTES + _HEADER.itemsize, "it is cut short")
+        headers = sliding_window_view(np.frombuffer(bodies, np.uint8), _HEADER.itemsize)[starts + _KIND_BYTES]
+        header = headers.view(_HEADER).reshape(-1)
+        self._check(header["version"] == VERSION, "it has an unknown version; it was written by a newer Queen")
+        self._check(header["count"] == self._counts, "it holds another number of messages than its row says")
+        self._absent = {_TRACES: not header["traces"].any(), _PRODUCERS: not header["producers"].any()}
+        cuts = np.empty((len(sizes), 6), np.int64)
+        cuts[:, 0] = starts
+        cuts[:, _LENGTHS] = starts + _KIND_BYTES + _HEADER.itemsize
+        cuts[:, _TRANSACTIONS] = cuts[:, _LENGTHS] + 4 * self._counts
+        for place, name in ((_TRACES, "transactions"), (_PRODUCERS, "traces"), (_PAYLOADS, "producers")):
+            cuts[:, place] = cuts[:, place - 1] + header[name]
+        self._check(cuts[:, -1] <= ends, "it is cut short")
+        offsets = np.append(cuts, len(bodies)).astype(np.int32)
+        return pa.Array.from_buffers(pa.binary(), cuts.size, [None, pa.py_buffer(offsets), pa.py_buffer(bodies)])
+
+    def _check(self, fine: Flags, why: str) -> None:
+        if not fine.all():
+            broken = int(np.argmin(fine))
+            span = self._spans[self._slots[broken]]
+            raise MalformedSegment(unreadable(span, int(self._bases[broken]), why))
+
+    def _piece(self, place: int) -> pa.Array:
+        """One column of each segment."""
+        return self._pieces.take(pa.array(np.arange(place, len(self._pieces), 6)))
+
+    def column(self, name: str) -> pa.Array:
+        counts = self._counts
         match name:
             case "queue":
-                return self._repeated([span.queue for span in self._spans], counts)
+                return self._repeated([span.queue for span in self._spans])
             case "partition":
-                return self._repeated([span.partition for span in self._spans], counts)
+                return self._repeated([span.partition for span in self._spans])
             case "offset":
-                return pa.array(offsets)
+                return pa.array(self._offsets)
             case "message_id":
-                return message_ids(b"".join(self._first_ids), counts, within)
+                return message_ids(self._first_ids, counts, self._within)
             case "transaction_id":
-                return transaction_ids(self._transactions)
+                return self._transaction_ids()
             case "trace_id":
-                return optional_texts(self._traces, self._counts)
+                return self._optional_texts(_TRACES)
             case "created_at":
-                micros = np.repeat(np.array(self._micros, np.int64), counts)
-                return pa.array(micros).cast(pa.timestamp("us", "UTC"))
+                return pa.array(np.repeat(self._micros, counts)).cast(pa.timestamp("us", "UTC"))
             case "producer_sub":
-                return optional_texts(self._producers, self._counts)
+                return self._optional_texts(_PRODUCERS)
             case "payload":
-                return texts(np.where(deleted, 0, lengths).astype(np.int64), b"".join(self._payloads))
+                payloads = self._piece(_PAYLOADS)
+                lengths = np.where(self.deleted, 0, self._lengths).astype(np.int64)
+                sizes = np.add.reduceat(lengths, np.cumsum(counts) - counts)
+                self._check(sizes == pc.binary_length(payloads).to_numpy(), "its columns do not fit its body")
+                return texts(lengths, content(payloads))
         raise ValueError(f"messages have no column {name}")
 
-    def _repeated(self, names: list[str], counts: Numbers) -> pa.Array:
-        slots = np.array(self._slots, np.int32)
+    def _repeated(self, names: list[str]) -> pa.Array:
+        slots = self._slots
         if (slots == slots[0]).all():
             encoded = names[slots[0]].encode()
-            rows = int(counts.sum())
-            return texts(np.full(rows, len(encoded), np.int64), encoded * rows)
-        return pa.array(names, pa.string()).take(pa.array(np.repeat(slots, counts)))
+            return texts(np.full(self._rows, len(encoded), np.int64), encoded * self._rows)
+        return pa.array(names, pa.string()).take(pa.array(np.repeat(slots, self._counts)))
 
-    def _outside(self, counts: Numbers, offsets: Numbers) -> npt.NDArray[np.bool_]:
-        """Which offsets are not of their span: a span may begin and end in the middle of a segment."""
-        starts = np.array([self._spans[slot].start for slot in self._slots], np.int64)
-        ends = np.array([self._spans[slot].end for slot in self._slots], np.int64)
-        bases = np.array(self._bases, np.int64)
-        if (bases >= starts).all() and (bases + counts <= ends).all():
+    def _transaction_ids(self) -> pa.Array:
+        """From columns that are JSON arrays of strings."""
+        columns = self._piece(_TRANSACTIONS)
+        joined = content(columns)
+        data = np.frombuffer(joined, np.uint8)
+        if (data == ord("\\")).any():
+            return pa.array([id for column in columns.to_pylist() for id in _strings.decode(column)], pa.string())
+        # Without an escape, a quote begins or ends a string: every other one begins one.
+        quotes = np.flatnonzero(data == ord('"')).astype(np.int32)
+        if len(quotes) != 2 * self._rows:
+            raise MalformedSegment("a column of transaction ids is broken")
+        offsets = np.zeros(len(quotes) + 1, np.int32)
+        offsets[1::2] = quotes[::2] + 1
+        offsets[2::2] = quotes[1::2]
+        strings = pa.Array.from_buffers(pa.string(), len(quotes), [None, pa.py_buffer(offsets), joined])
+        return strings.take(pa.array(np.arange(1, len(quotes), 2)))
+
+    def _optional_texts(self, place: int) -> pa.Array:
+        """From columns that are JSON arrays of strings and nulls, or absent when all are null."""
+        if self._absent[place]:
+            return pa.nulls(self._rows, pa.string())
+        values: list[str | None] = []
+        for column, count in zip(self._piece(place).to_pylist(), self._counts.tolist(), strict=True):
+            values += _optional_strings.decode(column) if column else [None] * count
+        return pa.array(values, pa.string())
+
+    def outside(self) -> Flags:
+        """Which messages are not of their span: a span may begin and end in the middle of a segment."""
+        counts, offsets = self._counts, self._offsets
+        if (self._bases >= self._starts).all() and (self._bases + counts <= self._ends).all():
             return np.zeros(len(offsets), np.bool_)
-        outside: npt.NDArray[np.bool_] = (offsets < np.repeat(starts, counts)) | (offsets >= np.repeat(ends, counts))
+        outside: Flags = (offsets < np.repeat(self._starts, counts)) | (offsets >= np.repeat(self._ends, counts))
         return outside
 
 
@@ -159,51 +211,33 @@ def message_ids(first_ids: bytes, counts: Numbers, within: Numbers) -> pa.Array:
     return texts(np.full(rows, 36, np.int64), text)
 
 
-def transaction_ids(columns: Sequence[Piece]) -> pa.Array:
-    """Columns that are JSON arrays of strings, as one array of texts."""
-    joined = b",".join([column[1:-1] for column in columns])
-    if b"\\" in joined:
-        return pa.array(_strings.decode(b"[" + joined + b"]"), pa.string())
-    # Without an escape, a quote begins or ends a string: every other one begins one.
-    quotes = np.flatnonzero(np.frombuffer(joined, np.uint8) == ord('"'))
-    return texts(quotes[1::2] - quotes[::2] - 1, joined[1:-1].replace(b'","', b""))
-
-
-def optional_texts(columns: Sequence[Piece], counts: Sequence[int]) -> pa.Array:
-    """Columns that are JSON arrays of strings and nulls, or absent when all are null."""
-    if not any(columns):
-        return pa.nulls(sum(counts), pa.string())
-    values: list[str | None] = []
-    for column, count in zip(columns, counts, strict=True):
-        values += _optional_strings.decode(column) if column else [None] * count
-    return pa.array(values, pa.string())
-
-
 def texts(lengths: Numbers, data: Any) -> pa.Array:
     """An array of texts that lie one after the other in a buffer."""
     ends = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=ends[1:])
-    content = pa.py_buffer(data)
-    if int(lengths.sum()) != content.size:
-        raise MalformedSegment("its columns do not fit its body")
-    return pa.Array.from_buffers(pa.string(), len(lengths), [None, pa.py_buffer(ends), content])
+    return pa.Array.from_buffers(pa.string(), len(lengths), [None, pa.py_buffer(ends), pa.py_buffer(data)])
+
+
+def content(values: pa.Array) -> pa.Buffer:
+    """The bytes of an array of texts or bytes that begins where its buffer does."""
+    _, offsets, data = values.buffers()
+    size = int(np.frombuffer(offsets, np.int32)[len(values)]) if len(values) else 0
+    return data.slice(0, size) if data is not None else pa.py_buffer(b"")
+
+
+def unreadable(span: Span, base: int, why: object) -> str:
+    return f"the segment at offset {base} of {span.queue}/{span.partition} cannot be read: {why}"
 
 
 def record_batches(
-    segments: Iterator[StoredSegment], spans: Sequence[Span], wanted: Sequence[str], envelope: Envelope
+    segments: Iterator[SegmentRun], spans: Sequence[Span], wanted: Sequence[str], envelope: Envelope
 ) -> Iterator[pa.RecordBatch]:
     """The messages of the segments, many to a batch."""
-    builder = ColumnBuilder(spans, wanted)
-    for segment in segments:
-        try:
-            builder.add(segment, envelope.open(segment.body))
-        except (EnvelopeError, MalformedSegment) as error:
-            span = spans[segment.slot]
-            raise type(error)(
-                f"the segment at offset {segment.base_offset} of {span.queue}/{span.partition} cannot be read: {error}"
-            ) from error
+    builder = ColumnBuilder(spans, wanted, envelope)
+    for run in segments:
+        builder.add(run)
         if builder.rows >= ROWS_PER_BATCH or builder.nbytes >= BYTES_PER_BATCH:
             yield builder.finish()
-            builder = ColumnBuilder(spans, wanted)
+            builder = ColumnBuilder(spans, wanted, envelope)
     if builder.rows:
         yield builder.finish()

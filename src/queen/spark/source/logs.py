@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import logging
-import os
-import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import lru_cache
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote, urlencode
 
 import msgspec
 import numpy as np
 import psycopg
-from psycopg.raw_cursor import RawCursor
 
-from queen.errors import Conflict, DatabaseUnavailable, NotFound, QueenError, SettingsError
+from queen.errors import DatabaseUnavailable, NotFound, QueenError, SettingsError
+from queen.spark.source.connections import (
+    PAUSE_SECONDS,
+    QueueMoving,
+    ShardConnection,
+    retry_unavailable,
+    shard_connection,
+)
 from queen.spark.source.offsets import Numbers
-from queen.storage.statements import load_statements
 from queen.wire.ids import parse_partition_uuid
-from queen.wire.segment import decode_frames
+from queen.wire.segment import Frame, decode_frames
 from queen.wire.times import iso_micros
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +78,48 @@ class Span:
         return self.end - self.start
 
 
-class StoredSegment(NamedTuple):
-    """A segment as it is stored, and which of the wanted spans it is for."""
+@dataclass(frozen=True, slots=True, eq=False)
+class SegmentRun:
+    """Segments of one span as they are stored, in order; their bodies lie one after the other."""
 
     slot: int
-    base_offset: int
-    messages: int
-    created_micros: int
-    first_id: bytes
-    body: bytes
+    """Which of the wanted spans they are of."""
+    bases: Numbers
+    counts: Numbers
+    micros: Numbers
+    sizes: Numbers
+    first_ids: bytes
+    bodies: bytes
+
+    @classmethod
+    def of(cls, slot: int, frames: Sequence[Frame]) -> SegmentRun:
+        bases, counts, micros, first_ids, bodies = zip(*frames, strict=True)
+        return cls(
+            slot,
+            np.array(bases, np.int64),
+            np.array(counts, np.int64),
+            np.array(micros, np.int64),
+            np.array([*map(len, bodies)], np.int64),
+            b"".join(first_ids),
+            b"".join(bodies),
+        )
+
+    @property
+    def end(self) -> int:
+        return int(self.bases[-1] + self.counts[-1])
+
+    def part(self, first: int, last: int, bodies: bytes) -> SegmentRun:
+        """Segments [first, last) of the run, with the bodies of these."""
+        these = slice(first, last)
+        return SegmentRun(
+            self.slot,
+            self.bases[these],
+            self.counts[these],
+            self.micros[these],
+            self.sizes[these],
+            self.first_ids[16 * first : 16 * last],
+            bodies,
+        )
 
 
 class Log(Protocol):
@@ -110,120 +143,13 @@ class Log(Protocol):
     def offsets_from(self, positions: Sequence[Position], moment: datetime) -> list[int]:
         """For each partition the first offset whose message was stored at the moment or later; else where it ends."""
 
-    def segments(self, spans: Sequence[Span]) -> Iterator[StoredSegment]:
-        """The segments that overlap the spans; those of one span in order. `slot` is the number of the span."""
+    def segments(self, spans: Sequence[Span]) -> Iterator[SegmentRun]:
+        """The segments that overlap the spans; those of one span in order."""
 
 
-class QueueMoving(Conflict):
-    """A queue has partitions on two shards: it is being moved, or databaseUrls is wrong."""
-
-
-_CONNECT_SECONDS: Final = 10
-_ROWS_AT_A_TIME: Final = 32
-_SETTINGS: Final = "-c jit=off -c max_parallel_workers_per_gather=0"
-_PAUSE_SECONDS: Final = 0.5
-# PostgreSQL answered, and will answer the same until a setting is changed.
-_REFUSED: Final = re.compile(
-    r'authentication failed|no password supplied|no pg_hba\.conf entry|(role|database) "[^"]*" does not exist'
-    r"|permission denied|server does not support SSL"
-)
-
-
-class ShardConnection:
-    """A connection to one shard that runs statements by their names."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
-        self._statements = load_statements()
-
-    def fetch(self, name: str, *args: Any) -> list[tuple[Any, ...]]:
-        """Run a named statement; once more when an idle connection turns out to be closed."""
-        idle = self._connection is not None
-        try:
-            return self._fetch(name, args)
-        except DatabaseUnavailable:
-            if not idle:
-                raise
-        return self._fetch(name, args)
-
-    def stream(self, name: str, *args: Any) -> Iterator[tuple[Any, ...]]:
-        """The rows of a named statement, a few at a time: all of them may be more than fits in memory."""
-        # An idle connection may be closed; this finds out, and opens a new one.
-        self.fetch("spark_ping")
-        try:
-            with self.cursor() as cursor:
-                yield from cursor.stream(self.statement(name), args, binary=True, size=_ROWS_AT_A_TIME)
-        except psycopg.OperationalError as error:
-            self.close()
-            raise _unavailable(self._url, error) from error
-
-    def cursor(self) -> RawCursor[tuple[Any, ...]]:
-        """A cursor whose statements have their arguments as $1, $2."""
-        if self._connection is None or self._connection.closed:
-            try:
-                self._connection = psycopg.connect(
-                    self._url,
-                    autocommit=True,
-                    connect_timeout=_CONNECT_SECONDS,
-                    application_name="queen-spark",
-                    options=_SETTINGS,
-                )
-            except psycopg.OperationalError as error:
-                raise _unavailable(self._url, error) from error
-        return RawCursor(self._connection)
-
-    def statement(self, name: str) -> bytes:
-        return self._statements[name].encode()
-
-    def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
-    def _fetch(self, name: str, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        try:
-            with self.cursor() as cursor:
-                cursor.execute(self.statement(name), args, binary=True)
-                return cursor.fetchall() if cursor.description else []
-        except psycopg.OperationalError as error:
-            self.close()
-            raise _unavailable(self._url, error) from error
-
-
-def shard_connection(url: str) -> ShardConnection:
-    """This process's connection to a shard: Spark keeps its Python processes, and a new connection per task is slow."""
-    return _kept(url, os.getpid())
-
-
-@lru_cache(maxsize=64)
-def _kept(url: str, pid: int) -> ShardConnection:
-    # The process is part of the key, because a fork must not share its parent's connections.
-    return ShardConnection(url)
-
-
-def _unavailable(url: str, error: Exception) -> QueenError:
-    where = psycopg.conninfo.conninfo_to_dict(url)
-    place = f"{where.get('host') or 'the local socket'}:{where.get('port') or 5432}/{where.get('dbname') or ''}"
-    text = str(error).strip()
-    if _REFUSED.search(text):
-        reason = text.rpartition("FATAL:")[2].strip()
-        return SettingsError(f"PostgreSQL at {place} refuses the connection: {reason}. Check databaseUrls")
-    return DatabaseUnavailable(f"PostgreSQL at {place} is unavailable: {text}")
-
-
-def retry_unavailable(attempt: Callable[[], T], seconds: float) -> T:
-    """Repeat what failed because PostgreSQL is unavailable, or because a queue is being moved, for so many seconds."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return attempt()
-        except (DatabaseUnavailable, QueueMoving) as error:
-            left = deadline - time.monotonic()
-            if left < _PAUSE_SECONDS:
-                raise
-            log.warning("%s; retrying for %.0f s", error, left)
-        time.sleep(_PAUSE_SECONDS)
+_BLOCK: Final = 1024
+"""Of so many offsets the small segments come in one row: a row of its own costs more than reading a small segment."""
+_LARGE_BODY: Final = 8192
 
 
 class ShardLog:
@@ -259,7 +185,7 @@ class ShardLog:
 
     def _ends(self, queues: Sequence[str]) -> list[QueueEnds]:
         found = [
-            QueueEnds(queue, shard, *(np.array(column, np.int64) for column in columns))
+            QueueEnds(queue, shard, *columns)
             for shard in range(len(self._urls))
             for queue, *columns in self.connection(shard).fetch("log_ends", list(queues))
         ]
@@ -301,29 +227,30 @@ class ShardLog:
                 offsets[here[slot - 1]] = offset
         return offsets
 
-    def segments(self, spans: Sequence[Span]) -> Iterator[StoredSegment]:
+    def segments(self, spans: Sequence[Span]) -> Iterator[SegmentRun]:
         for shard in sorted({span.shard for span in spans}):
             slots = [number for number, span in enumerate(spans) if span.shard == shard]
             yield from self._segments(shard, slots, [spans[number] for number in slots])
 
-    def _segments(self, shard: int, slots: list[int], spans: list[Span]) -> Iterator[StoredSegment]:
+    def _segments(self, shard: int, slots: list[int], spans: list[Span]) -> Iterator[SegmentRun]:
         """Goes on behind the last segment when PostgreSQL was unavailable for a while."""
         deadline: float | None = None
         while True:
             columns = [span.id for span in spans], [span.start for span in spans], [span.end for span in spans]
             reached = [span.start for span in spans]
             try:
-                for slot, base, messages, *rest in self.connection(shard).stream("log_spans", *columns):
-                    yield StoredSegment(slots[slot - 1], base, messages, *rest)
-                    reached[slot - 1] = base + messages
+                rows = self.connection(shard).stream("log_runs", *columns, _BLOCK, _LARGE_BODY, size=1)
+                for run in _runs(rows):
+                    yield replace(run, slot=slots[run.slot])
+                    reached[run.slot] = run.end
                 return
             except DatabaseUnavailable as error:
                 if deadline is None or any(at > span.start for at, span in zip(reached, spans, strict=True)):
                     deadline = time.monotonic() + self._grace
-                if time.monotonic() + _PAUSE_SECONDS > deadline:
+                if time.monotonic() + PAUSE_SECONDS > deadline:
                     raise
                 log.warning("%s; retrying for %.0f s", error, deadline - time.monotonic())
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(PAUSE_SECONDS)
             left = [number for number, span in enumerate(spans) if reached[number] < span.end]
             slots = [slots[number] for number in left]
             spans = [replace(spans[number], start=reached[number]) for number in left]
@@ -378,6 +305,23 @@ class ShardLog:
         if absent:
             shards = "the shard" if len(self._urls) == 1 else f"any of the {len(self._urls)} shards"
             raise NotFound(f"there is no queue {', '.join(absent)} on {shards} that databaseUrls names")
+
+
+def _runs(rows: Iterator[tuple[Any, ...]]) -> Iterator[SegmentRun]:
+    """What statement log_runs returns."""
+    for slot, bases, counts, micros, sizes, first_ids, bodies in rows:
+        block = SegmentRun(slot - 1, bases, counts, micros, sizes, first_ids, bodies)
+        large = np.flatnonzero(sizes >= _LARGE_BODY)
+        ends = np.cumsum(np.where(sizes < _LARGE_BODY, sizes, 0)).tolist()
+        done = done_bytes = 0
+        for place in [*large.tolist(), len(sizes)]:
+            if done < place:
+                yield block.part(done, place, bodies[done_bytes : ends[place - 1]])
+                done_bytes = ends[place - 1]
+            if place < len(sizes):
+                *_, body = next(rows)
+                yield block.part(place, place + 1, body)
+            done = place + 1
 
 
 _TIMEOUT_SECONDS: Final = 60
@@ -452,16 +396,18 @@ class ServerLog:
         # A partition may have been removed, or have grown, since its position was asked for.
         return [min(found.get((position.queue, position.id), position.next), position.next) for position in positions]
 
-    def segments(self, spans: Sequence[Span]) -> Iterator[StoredSegment]:
+    def segments(self, spans: Sequence[Span]) -> Iterator[SegmentRun]:
         for slot, span in enumerate(spans):
             at = span.start
             while at < span.end:
                 place = f"/api/v1/read/{quote(span.queue, safe='')}/partition/{quote(span.partition, safe='')}"
                 data = self._get(place, {"from": str(at), "to": str(span.end)})
                 before = at
-                for frame in decode_frames(data):
-                    yield StoredSegment(slot, *frame)
-                    at = frame.base_offset + frame.messages
+                frames = list(decode_frames(data))
+                if frames:
+                    run = SegmentRun.of(slot, frames)
+                    yield run
+                    at = run.end
                 if at <= before:
                     break
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -18,11 +19,14 @@ from queen.spark.options import Access, ParseMode, ReadOptions
 from queen.spark.payloads import PayloadParser, as_struct, check_payload_schema, raise_broken, whole_column
 from queen.spark.schemas import CORRUPT_RECORD, MESSAGES
 from queen.spark.source.columns import record_batches
-from queen.spark.source.logs import Log, ServerLog, ShardLog, Span, StoredSegment
+from queen.spark.source.logs import Log, SegmentRun, ServerLog, ShardLog, Span
 from queen.wire.envelope import Envelope
 
 log = logging.getLogger(__name__)
 
+_WORK_SECONDS: Final = 0.5
+"""How long a read works between two pauses. In each, PostgreSQL reads ahead and Spark catches up by what the buffers
+between them hold, a batch or so: with a pause after every batch, most of their work would be done in pauses."""
 _LONGEST_PAUSE: Final = 60.0
 """Spark may stop a query in between."""
 _FOR_PARSING: Final = ("queue", "partition", "offset", "payload")
@@ -96,14 +100,15 @@ class MessageReading:
             chosen = parsed.dataType.fields
         return to_arrow_schema(StructType(chosen), timezone="UTC")
 
-    def _complete(self, segments: Iterator[StoredSegment], spans: Sequence[Span]) -> Iterator[StoredSegment]:
+    def _complete(self, segments: Iterator[SegmentRun], spans: Sequence[Span]) -> Iterator[SegmentRun]:
         """The segments, while it is checked that none is missing: offsets are dense, until retention removes some."""
         reached = [span.start for span in spans]
-        for segment in segments:
-            if segment.base_offset > reached[segment.slot]:
-                self._lost(spans[segment.slot], reached[segment.slot], segment.base_offset)
-            reached[segment.slot] = segment.base_offset + segment.messages
-            yield segment
+        for run in segments:
+            before = np.append(reached[run.slot], (run.bases + run.counts)[:-1])
+            for gap in np.flatnonzero(run.bases > before):
+                self._lost(spans[run.slot], int(before[gap]), int(run.bases[gap]))
+            reached[run.slot] = run.end
+            yield run
         for span, offset in zip(spans, reached, strict=True):
             if offset < span.end:
                 self._lost(span, offset, span.end)
@@ -122,8 +127,15 @@ def paced(
     began = clock()
     for batch in batches:
         yield batch
-        sleep(min((clock() - began) * (1 / share - 1), _LONGEST_PAUSE))
-        began = clock()
+        worked = clock() - began
+        if worked >= _WORK_SECONDS:
+            sleep(_pause(worked, share))
+            began = clock()
+    sleep(_pause(clock() - began, share))
+
+
+def _pause(worked: float, share: float) -> float:
+    return min(worked * (1 / share - 1), _LONGEST_PAUSE)
 
 
 def _check_columns(schema: StructType, own: Sequence[str]) -> None:

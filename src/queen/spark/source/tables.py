@@ -13,7 +13,8 @@ from pyspark.sql.types import StructType
 from queen.errors import NotFound, SettingsError
 from queen.spark.options import ReadOptions, Table
 from queen.spark.schemas import columns_of
-from queen.spark.source.logs import ShardConnection, ShardLog
+from queen.spark.source.connections import ShardConnection
+from queen.spark.source.logs import ShardLog
 from queen.wire.envelope import Envelope
 
 Row = tuple[Any, ...]

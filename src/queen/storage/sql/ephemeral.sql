@@ -120,13 +120,20 @@ DELETE FROM queen.ephemeral_rings WHERE queue = $1 RETURNING length AS messages;
 -- Remove what a queue was declared with.
 DELETE FROM queen.ephemeral_queues WHERE name = $1 RETURNING name;
 
--- name: ephemeral_list
--- All ephemeral queues, or one ($1).
+-- name: ephemeral_one
+-- One ephemeral queue.
 SELECT coalesce(q.name, r.queue) AS queue, q.name IS NOT NULL AS declared, q.options::text AS options,
     coalesce(r.length, 0) AS length, coalesce(r.bytes, 0) AS bytes
 FROM queen.ephemeral_queues q FULL JOIN queen.ephemeral_rings r ON r.queue = q.name
-WHERE $1::text IS NULL OR coalesce(q.name, r.queue) = $1
-ORDER BY 1;
+WHERE coalesce(q.name, r.queue) = $1;
+
+-- name: ephemeral_page
+-- A page ($2, $3) of the ephemeral queues with a text ($1) in their names (empty: any), by name; and how many there are.
+SELECT coalesce(q.name, r.queue) AS queue, q.name IS NOT NULL AS declared, q.options::text AS options,
+    coalesce(r.length, 0) AS length, coalesce(r.bytes, 0) AS bytes, count(*) OVER () AS total
+FROM queen.ephemeral_queues q FULL JOIN queen.ephemeral_rings r ON r.queue = q.name
+WHERE $1::text = '' OR position(lower($1) IN lower(coalesce(q.name, r.queue))) > 0
+ORDER BY 1 LIMIT $2 OFFSET $3;
 
 -- name: ephemeral_partitions
 -- The partitions of a queue that have messages.

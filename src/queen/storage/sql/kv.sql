@@ -31,6 +31,44 @@ WHERE namespace = $1 AND key >= $2 AND key < $2 || chr(1114111) AND key > $3 AND
     AND (expires_at IS NULL OR expires_at > clock_timestamp())
 ORDER BY key LIMIT $4;
 
+-- name: kv_namespaces
+-- A page ($3, $4) of the namespaces with a text ($1) in their names (empty: any), but one ($2), by name: how many keys each
+-- has, counted up to $5, and how many namespaces there are. The index is read once for each namespace.
+WITH RECURSIVE found (namespace) AS (
+    (SELECT namespace FROM queen.kv ORDER BY namespace LIMIT 1)
+    UNION ALL
+    SELECT (SELECT k.namespace FROM queen.kv k WHERE k.namespace > f.namespace ORDER BY k.namespace LIMIT 1)
+    FROM found f WHERE f.namespace IS NOT NULL
+), wanted AS (
+    SELECT namespace FROM found WHERE namespace <> $2 AND ($1::text = '' OR position(lower($1) IN lower(namespace)) > 0)
+)
+SELECT w.namespace, (SELECT count(*) FROM wanted) AS total, (
+    SELECT count(*) FROM (
+        SELECT FROM queen.kv k WHERE k.namespace = w.namespace AND (k.expires_at IS NULL OR k.expires_at > clock_timestamp())
+        LIMIT $5
+    ) c
+) AS keys
+FROM wanted w ORDER BY w.namespace LIMIT $3 OFFSET $4;
+
+-- name: kv_page
+-- A page ($3, $4) of the keys of a namespace ($1) that start with a text ($2), in order; values of more than $5 bytes are
+-- left out.
+SELECT key, version, expires_at, updated_at, octet_length(value) AS bytes,
+    CASE WHEN octet_length(value) <= $5 THEN value END AS value
+FROM queen.kv
+WHERE namespace = $1 AND key >= $2 AND key < $2 || chr(1114111) AND starts_with(key, $2)
+    AND (expires_at IS NULL OR expires_at > clock_timestamp())
+ORDER BY key LIMIT $3 OFFSET $4;
+
+-- name: kv_count
+-- How many keys of a namespace ($1) start with a text ($2), counted up to $3.
+SELECT count(*) AS found FROM (
+    SELECT FROM queen.kv
+    WHERE namespace = $1 AND key >= $2 AND key < $2 || chr(1114111) AND starts_with(key, $2)
+        AND (expires_at IS NULL OR expires_at > clock_timestamp())
+    LIMIT $3
+) k;
+
 -- name: kv_store
 -- Write locked keys.
 INSERT INTO queen.kv (namespace, key, value, version, expires_at, updated_at)

@@ -47,6 +47,39 @@ CROSS JOIN LATERAL (
     ORDER BY g.base_offset
 ) s;
 
+-- name: log_runs
+-- The segments that hold some offsets, [from, to), of each partition: span by span, and one row for each $4 offsets of it.
+-- A row has a vector of each column, and the bodies below $5 bytes one after the other. The larger bodies follow it, in
+-- order, each in a row in which all else is null.
+SELECT r.slot::integer, y.*
+FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) WITH ORDINALITY AS r (partition_id, first, upto, slot)
+CROSS JOIN LATERAL generate_series(coalesce((
+    SELECT b.base_offset FROM queen.segments b
+    WHERE b.partition_id = r.partition_id AND b.base_offset <= r.first ORDER BY b.base_offset DESC LIMIT 1
+), r.first), r.upto - 1, $4::bigint) AS block
+CROSS JOIN LATERAL (
+    SELECT array_agg(s.base_offset) AS bases, array_agg(s.count) AS counts, array_agg(s.created_at) AS times,
+        array_agg(s.size) AS sizes, string_agg(substr(s.ids, 1, 16), '') AS first_ids,
+        string_agg(s.body, '') FILTER (WHERE s.size < $5) AS bodies, max(s.size) AS largest
+    FROM (
+        SELECT g.base_offset, g.count::bigint, g.created_at, g.ids, g.body, octet_length(g.body)::bigint AS size
+        FROM queen.segments g
+        WHERE g.partition_id = r.partition_id AND g.base_offset >= block
+            AND g.base_offset < least(block + $4, r.upto) AND g.base_offset + g.count > r.first
+        ORDER BY g.base_offset
+    ) s
+) x
+CROSS JOIN LATERAL (
+    SELECT x.bases, x.counts, x.times, x.sizes, x.first_ids, coalesce(x.bodies, '') WHERE x.bases IS NOT NULL
+    UNION ALL (
+        SELECT NULL, NULL, NULL, NULL, NULL, g.body FROM queen.segments g
+        WHERE x.largest >= $5 AND octet_length(g.body) >= $5 AND g.partition_id = r.partition_id
+            AND g.base_offset >= block AND g.base_offset < least(block + $4, r.upto)
+            AND g.base_offset + g.count > r.first
+        ORDER BY g.base_offset
+    )
+) y;
+
 -- name: log_sizes
 -- How big the segments are that hold some offsets, [from, to), of a partition; in order, and only so many.
 SELECT g.base_offset, g.count, octet_length(g.body) AS nbytes

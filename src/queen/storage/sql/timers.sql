@@ -27,6 +27,18 @@ SELECT * FROM queen.timers WHERE queue = $1 AND key = $2;
 SELECT key, id, partition, transaction_id, deliver_at, scheduled_at, attempts, last_error
 FROM queen.timers WHERE queue = $1 AND key > $2 ORDER BY key LIMIT $3;
 
+-- name: timers_page
+-- A page ($3, $4) of the timers of a queue ($1; empty: of all) whose keys start with a text ($2), the next to be due first.
+SELECT queue, key, id, partition, transaction_id, deliver_at, scheduled_at, attempts, last_error
+FROM queen.timers WHERE ($1::text = '' OR queue = $1) AND starts_with(key, $2)
+ORDER BY deliver_at, queue, key LIMIT $3 OFFSET $4;
+
+-- name: timers_count
+-- How many timers a queue ($1; empty: all) has whose keys start with a text ($2), counted up to $3.
+SELECT count(*) AS found FROM (
+    SELECT FROM queen.timers WHERE ($1::text = '' OR queue = $1) AND starts_with(key, $2) LIMIT $3
+) t;
+
 -- name: timers_standing
 -- How many timers wait, how many of them are due, and for how many seconds the first of these has been.
 SELECT count(*) AS pending, count(*) FILTER (WHERE deliver_at <= clock_timestamp()) AS due,

@@ -47,9 +47,7 @@ Offset: TypeAlias = Annotated[
 ]
 
 
-Search: TypeAlias = Annotated[
-    str, Meta(max_length=LONGEST_NAME, description="Only those with this text in their name, in any case.")
-]
+Search: TypeAlias = Annotated[OptionalName, Meta(description="Only those with this text in their name, in any case.")]
 Order: TypeAlias = Annotated[
     Literal["asc", "desc"] | None, Meta(description="Ascending or descending; by default as `sort` says.")
 ]
@@ -67,6 +65,13 @@ class Page(Query):
 
     limit: Limit = 1000
     offset: Offset = 0
+
+
+class PrefixPage(Page):
+    """A page of what has keys."""
+
+    prefix: Annotated[OptionalName, Meta(description="Only keys that begin with this text.")] = ""
+    limit: Limit = 100
 
 
 class TimeSpan(Query):

@@ -7,7 +7,19 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Raw
 
-from queen.wire.api.fields import CLAMPED, LARGEST_BIGINT, Answer, Body, Count, Name, OptionalName, Query
+from queen.wire.api.fields import (
+    CLAMPED,
+    LARGEST_BIGINT,
+    Answer,
+    Body,
+    Count,
+    Limit,
+    Name,
+    Offset,
+    OptionalName,
+    Query,
+    Search,
+)
 from queen.wire.push import DEFAULT_PARTITION
 
 MOST_MESSAGES: Final = 10_000
@@ -166,9 +178,18 @@ class EphemeralQueue(Answer):
 
 
 class EphemeralQueues(Answer):
-    """All ephemeral queues."""
+    """Ephemeral queues by name, and how many there are."""
 
     queues: list[EphemeralQueue]
+    total: Count
+
+
+class EphemeralQueuesQuery(Query):
+    """Which ephemeral queues are listed; all of them unless `limit` is sent."""
+
+    search: Search = ""
+    limit: Limit | None = None
+    offset: Offset = 0
 
 
 class EphemeralPartition(Answer):

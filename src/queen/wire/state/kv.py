@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from queen.errors import BadRequest
-from queen.wire.api.fields import LARGEST_BIGINT, Answer, Body, Count, Time
+from queen.wire.api.fields import LARGEST_BIGINT, Answer, Body, Count, Page, Pagination, Search, Time
 from queen.wire.decode import decoder, refusal
 
 MOST_OPERATIONS: Final = 1000
@@ -161,6 +161,42 @@ class KvAnswer(Answer):
     failed_index: Count | UnsetType = UNSET
 
 
+class KvNamespace(Answer):
+    """A namespace and how many keys it has; more than 1000 are not counted."""
+
+    namespace: str
+    keys: Count
+
+
+class KvNamespaces(Answer):
+    """A page of the namespaces that have keys, by name; that of locks is not among them."""
+
+    namespaces: list[KvNamespace]
+    total: Count
+    pagination: Pagination
+
+
+class KvNamespacesQuery(Page):
+    """Which namespaces are listed."""
+
+    search: Search = ""
+
+
+class KvListed(KvRow, kw_only=True):
+    """A key in a list; a `value` of more than 1 kB is left out."""
+
+    bytes: Count
+
+
+class KvList(Answer):
+    """A page of the keys of a namespace, in order. Where `total` is not `exact` there are more."""
+
+    keys: list[KvListed]
+    total: Count
+    exact: bool
+    pagination: Pagination
+
+
 _body: Final = decoder(KvBody)
 _operations: Final = msgspec.json.Decoder(list[KvOperation])
 
@@ -207,16 +243,16 @@ def check_operation(operation: KvOperation, where: str) -> None:
         if len(operation.keys) > MOST_KEYS:
             raise BadRequest(f"getMany takes at most {MOST_KEYS} keys (at {where}.keys)", BAD_REQUEST)
         for index, key in enumerate(operation.keys):
-            _check_key(key, f"{where}.keys[{index}]")
+            check_key(key, f"{where}.keys[{index}]")
         return
     if isinstance(operation, KvGetPrefix):
         if not operation.prefix:
             raise BadRequest(f"prefix must not be empty (at {where}.prefix)", "kv_prefix_required")
-        _check_key(operation.prefix, f"{where}.prefix")
+        check_key(operation.prefix, f"{where}.prefix")
         if operation.after:
-            _check_key(operation.after, f"{where}.after")
+            check_key(operation.after, f"{where}.after")
         return
-    _check_key(operation.key, f"{where}.key")
+    check_key(operation.key, f"{where}.key")
     if isinstance(operation, KvPut | KvPutIfAbsent | KvIncr):
         _check_expiry(operation, where)
     if isinstance(operation, KvPut | KvPutIfAbsent) and memoryview(operation.value).nbytes > MOST_VALUE_BYTES:
@@ -232,7 +268,8 @@ def _check_expiry(operation: KvPut | KvPutIfAbsent | KvIncr, where: str) -> None
         raise BadRequest(f"exactly one of ttlSeconds and forever is required (at {where})", "kv_expiry_not_specified")
 
 
-def _check_key(key: str, where: str) -> None:
+def check_key(key: str, where: str) -> None:
+    """Raises `BadRequest` for what no key can be called."""
     if not key or len(key) > LONGEST_KEY or not key.isprintable():
         raise BadRequest(f"a key must be 1 to {LONGEST_KEY} printable characters (at {where})", BAD_REQUEST)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 from msgspec import UNSET, Meta, UnsetType
 
 from queen.errors import BadRequest
-from queen.wire.api.fields import LARGEST_BIGINT, Answer, Body, Count, Time
+from queen.wire.api.fields import LARGEST_BIGINT, Answer, Body, Count, Pagination, Time
 from queen.wire.decode import decoder
 
 NAMESPACE: Final = "queen-locks"
@@ -115,6 +115,21 @@ class LockAnswer(Answer):
     """One result for each operation, in order."""
 
     results: list[LockResult]
+
+
+class HeldLock(Holder):
+    """A permit that is held, and of which lock."""
+
+    name: str
+
+
+class LockList(Answer):
+    """A page of the permits that are held, by the names of their locks. Where `total` is not `exact` there are more."""
+
+    locks: list[HeldLock]
+    total: Count
+    exact: bool
+    pagination: Pagination
 
 
 _body: Final = decoder(LockBody)

@@ -11,7 +11,18 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from queen.errors import BadRequest
-from queen.wire.api.fields import Answer, Body, Count, Limit, Query, Time, Uuid
+from queen.wire.api.fields import (
+    Answer,
+    Body,
+    Count,
+    Limit,
+    Pagination,
+    PrefixPage,
+    Query,
+    QueueFilter,
+    Time,
+    Uuid,
+)
 from queen.wire.decode import decoder, refusal
 from queen.wire.push import DEFAULT_PARTITION, NameText, check_name
 
@@ -104,6 +115,21 @@ class TimerList(Answer):
     next_after: str | None
 
 
+class PendingTimer(TimerRow):
+    """A timer, and to which queue it pushes."""
+
+    queue: str
+
+
+class PendingTimers(Answer):
+    """A page of the timers of all queues, the next to be due first. Where `total` is not `exact` there are more."""
+
+    timers: list[PendingTimer]
+    total: Count
+    exact: bool
+    pagination: Pagination
+
+
 class TimerView(Answer):
     """A timer with its payload; `found` alone where none is pending."""
 
@@ -124,6 +150,12 @@ class TimersQuery(Query):
 
     after: Annotated[str, Meta(description="The last key of the page before.")] = ""
     limit: Limit = 100
+
+
+class PendingTimersQuery(PrefixPage):
+    """Which timers are listed."""
+
+    queue: QueueFilter = ""
 
 
 class CancelQuery(Query):

@@ -23,6 +23,7 @@ from queen.wire.state.ephemeral import (
     EphemeralPushed,
     EphemeralQueueBody,
     EphemeralQueues,
+    EphemeralQueuesQuery,
     EphemeralReset,
 )
 
@@ -137,11 +138,12 @@ async def delete(shard: Shard, call: Call[None, None]) -> EphemeralDeleted:
     placement=FIRST_SHARD,
     id="ephemeralQueues",
     summary="The ephemeral queues",
+    query=EphemeralQueuesQuery,
     returns={200: EphemeralQueues},
     errors=DATABASE,
 )
-async def queues(shard: Shard, call: Call[None, None]) -> EphemeralQueues:
-    return await shard.broker.ephemeral.queues()
+async def queues(shard: Shard, call: Call[EphemeralQueuesQuery, None]) -> EphemeralQueues:
+    return await shard.broker.ephemeral.queues(call.query.search, call.query.limit, call.query.offset)
 
 
 @routes.on_shard(

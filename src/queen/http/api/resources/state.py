@@ -8,15 +8,29 @@ from typing import Any
 from queen.broker.sharding.shard_router import ShardRouter
 from queen.http.routing.call import Call
 from queen.http.routing.context import Shard
-from queen.http.routing.placement import Custom, Invoke, Placement, by_queue
-from queen.http.routing.route import DATABASE, SEALED, RouteTable
+from queen.http.routing.placement import Custom, Invoke, Paged, Placement, by_queue
+from queen.http.routing.route import DATABASE, FOUND, SEALED, RouteTable
 from queen.http.server.message import Access
+from queen.wire.api.fields import PrefixPage
 from queen.wire.shards import Name
-from queen.wire.state.kv import KvAnswer, KvBody, KvOperation, decode_kv, namespaces_of
-from queen.wire.state.locks import NAMESPACE, LockAnswer, LockBody, LockOperation, decode_locks
+from queen.wire.state.kv import (
+    KvAnswer,
+    KvBody,
+    KvList,
+    KvNamespaces,
+    KvNamespacesQuery,
+    KvOperation,
+    KvRow,
+    check_key,
+    decode_kv,
+    namespaces_of,
+)
+from queen.wire.state.locks import NAMESPACE, LockAnswer, LockBody, LockList, LockOperation, decode_locks
 from queen.wire.state.timers import (
     Cancel,
     CancelQuery,
+    PendingTimers,
+    PendingTimersQuery,
     TimerAnswer,
     TimerBody,
     TimerList,
@@ -69,6 +83,54 @@ async def kv(shard: Shard, call: Call[None, list[KvOperation]]) -> KvAnswer:
 
 
 @routes.on_shard(
+    "GET",
+    "/api/v1/kv",
+    access=Access.READ_ONLY,
+    placement=Paged("namespaces", lambda one: one.namespace, newest_first=False),
+    id="kvNamespaces",
+    summary="The namespaces that have keys",
+    query=KvNamespacesQuery,
+    returns={200: KvNamespaces},
+    errors=DATABASE,
+)
+async def kv_namespaces(shard: Shard, call: Call[KvNamespacesQuery, None]) -> KvNamespaces:
+    query = call.query
+    return await shard.broker.key_values.namespaces(query.search, query.limit, query.offset)
+
+
+@routes.on_shard(
+    "GET",
+    "/api/v1/kv/{namespace}",
+    access=Access.READ_ONLY,
+    placement=by_queue("namespace"),
+    id="kvKeys",
+    summary="The keys of a namespace",
+    query=PrefixPage,
+    returns={200: KvList},
+    errors=DATABASE,
+)
+async def kv_keys(shard: Shard, call: Call[PrefixPage, None]) -> KvList:
+    query = call.query
+    return await shard.broker.key_values.page(call.name("namespace"), query.prefix, query.limit, query.offset)
+
+
+@routes.on_shard(
+    "GET",
+    "/api/v1/kv/{namespace}/{key}",
+    access=Access.READ_ONLY,
+    placement=by_queue("namespace"),
+    id="kvEntry",
+    summary="A key with its value",
+    returns={200: KvRow},
+    errors=FOUND,
+)
+async def kv_entry(shard: Shard, call: Call[None, None]) -> KvRow:
+    namespace, key = call.name("namespace"), call.params["key"]
+    check_key(key, "<key> in the path")
+    return await shard.broker.key_values.entry(namespace, key)
+
+
+@routes.on_shard(
     "POST",
     "/api/v1/locks",
     access=Access.READ_WRITE,
@@ -85,6 +147,38 @@ async def kv(shard: Shard, call: Call[None, list[KvOperation]]) -> KvAnswer:
 )
 async def locks(shard: Shard, call: Call[None, list[LockOperation]]) -> LockAnswer:
     return await shard.broker.locks.run(call.body)
+
+
+@routes.on_shard(
+    "GET",
+    "/api/v1/locks",
+    access=Access.READ_ONLY,
+    placement=_by_queues(lambda body: [NAMESPACE]),
+    id="heldLocks",
+    summary="The locks that are held",
+    description="One entry for each permit, with its holder; `prefix` is of their names.",
+    query=PrefixPage,
+    returns={200: LockList},
+    errors=DATABASE,
+)
+async def held_locks(shard: Shard, call: Call[PrefixPage, None]) -> LockList:
+    return await shard.broker.locks.page(call.query.prefix, call.query.limit, call.query.offset)
+
+
+@routes.on_shard(
+    "GET",
+    "/api/v1/timers",
+    access=Access.READ_ONLY,
+    placement=Paged("timers", lambda one: (one.deliver_at, one.queue, one.timer_key), newest_first=False),
+    id="pendingTimers",
+    summary="The pending timers, the next to be due first",
+    query=PendingTimersQuery,
+    returns={200: PendingTimers},
+    errors=DATABASE,
+)
+async def pending_timers(shard: Shard, call: Call[PendingTimersQuery, None]) -> PendingTimers:
+    query = call.query
+    return await shard.broker.timers.pending(query.queue, query.prefix, query.limit, query.offset)
 
 
 @routes.on_shard(

@@ -95,9 +95,9 @@ class GroupPartitions(Answer):
 class GroupPartitionsQuery(Page):
     """Which partitions are listed, and in which order."""
 
-    search: Annotated[
-        str, Meta(max_length=255, description="Only partitions with this text in their names, in any case.")
-    ] = ""
+    search: Annotated[OptionalName, Meta(description="Only partitions with this text in their names, in any case.")] = (
+        ""
+    )
     sort: Annotated[
         Literal["name", "behind", "consumed", "last"],
         Meta(description="What they are sorted by: names ascending, counts and the time last consumed descending."),
@@ -327,8 +327,7 @@ class GroupsQuery(Query):
 
     queue: Annotated[OptionalName, Meta(description="Only on this queue.")] = ""
     search: Annotated[
-        str,
-        Meta(max_length=255, description="Only those with this text in the name of the group or queue, in any case."),
+        OptionalName, Meta(description="Only those with this text in the name of the group or queue, in any case.")
     ] = ""
     lagging: Annotated[bool, Meta(description="Only groups that have messages before them.")] = False
     sort: Annotated[
