@@ -7,10 +7,12 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import dramatiq
+import pytest
 from aiobotocore.session import get_session
 from dramatiq_sqs import SQSBroker
 
@@ -120,3 +122,16 @@ def test_a_client_at_another_path_than_the_endpoint_uses_the_addresses_it_is_giv
     assert url == f"{sqs_server.url}/sqs/000000000000/root"
     at_root.send_message(QueueUrl=url, MessageBody="x")
     assert len(at_root.receive_message(QueueUrl=url, WaitTimeSeconds=5)["Messages"]) == 1
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("packages", [("boto3==1.28.80", "botocore==1.31.80"), ("aioboto3==15.5.0",)])
+def test_clients_that_need_an_older_sdk_run(sqs_server: Served, tmp_path: Path, packages: tuple[str, ...]) -> None:
+    # They do not go together with the SDK that is installed here.
+    pip = [sys.executable, "-m", "pip", "--quiet", "install", "--target", str(tmp_path), *packages]
+    subprocess.run(pip, check=True, capture_output=True)
+    program = Path(__file__).with_name("other_clients.py")
+    command = [sys.executable, str(program), packages[0].partition("=")[0], f"{sqs_server.url}/sqs"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
