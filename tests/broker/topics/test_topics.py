@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from queen.broker.topics.batching import Links
+from queen.storage.database import Record
 from tests.conftest import StartServer
 from tests.redis.redis_server import RedisServer
 from tests.support.ageing import until
@@ -72,6 +74,26 @@ async def test_an_item_of_one_request_is_served_in_the_order_of_the_request(topi
     served = values(await topics.dequeue(1000))
     for n in range(20):
         assert [m for k, m in served if k == n] == list(range(50))
+
+
+@pytest.mark.parametrize("many", [False, True])
+async def test_an_item_that_becomes_due_during_the_search_for_the_next_one_is_not_missed(
+    topics: TopicApi, monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
+    real = Links.fetch
+
+    async def slow(links: Links, name: str, *args: Any) -> list[Record]:
+        if name == "topic_next_due":
+            await asyncio.sleep(0.4)
+        return await real(links, name, *args)
+
+    monkeypatch.setattr(Links, "fetch", slow)
+    await topics.enqueue(item("soon", delay=0.2))
+    async with asyncio.timeout(20):
+        path = "/dequeue/many" if many else "/dequeue"
+        only = {} if many else {"topic": TOPIC}
+        got = await topics.good("GET", path, namespace=NAMESPACE, wait=True, timeout=60_000, **only)
+    assert values(got) == ["soon"]
 
 
 async def test_a_delayed_item_is_never_early_and_wakes_who_waits(topics: TopicApi) -> None:

@@ -29,7 +29,7 @@ from queen.broker.sharding.copies import (
 from queen.broker.sharding.fleet import Fleet
 from queen.errors import Conflict, Overloaded
 from queen.log.topics import LOCKS
-from queen.storage.database import AdvisoryLock, Connection, Record
+from queen.storage.database import UNAVAILABLE_ERRORS, AdvisoryLock, Connection, Record
 from queen.storage.statements import sql
 from queen.wire.shards import Kind, Name, home
 
@@ -311,8 +311,12 @@ class Mover:
             raise Conflict(f"another move from shard {holder} is running; only one move at a time")
 
     async def _unlock(self, source: Connection) -> None:
-        if not source.is_closed():
-            await source.execute(sql("move_unlock"), AdvisoryLock.MOVE)
+        """Give the lock back; a connection that was lost, and may not know it yet, has lost the lock, too."""
+        try:
+            if not source.is_closed():
+                await source.execute(sql("move_unlock"), AdvisoryLock.MOVE)
+        except UNAVAILABLE_ERRORS:
+            source.terminate()
 
 
 async def _begin(connection: Connection, move_id: uuid.UUID, name: Name, holder: int, to: int) -> None:

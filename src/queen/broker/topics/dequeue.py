@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final, Generic, TypeVar
 
@@ -67,6 +67,9 @@ _MOST_AT_ONCE: Final = 5000
 _MOST_WAITING: Final = 1_000_000
 
 
+_NEVER: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
 @dataclass(slots=True, eq=False)
 class Dequeue:
     """A request for items. `busy`: a statement is leasing for it, so a timeout must not answer it yet."""
@@ -80,6 +83,8 @@ class Dequeue:
     expired: bool = False
     again: bool = False
     """There may be items for it: a statement leases no more than fit in memory."""
+    looked_at: datetime = _NEVER
+    """Of the items that were due by then, none was left for it."""
     timer: asyncio.TimerHandle | None = None
     since: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     woken_at: float = 0.0
@@ -401,14 +406,31 @@ class Dequeuer:
 
     async def _park(self, unserved: Sequence[Dequeue], topics: dict[TopicKey, Topic]) -> None:
         """Have requests wait until something is enqueued, given back, or becomes due."""
-        keys = {request.key for request in unserved}
+        looked: dict[TopicKey, datetime] = {}
         for request in unserved:
-            self.waiting.park(request.key, request)
-        by_id = {topics[key].id: key for key in keys if key in topics}
+            looked[request.key] = min(request.looked_at, looked.get(request.key, request.looked_at))
+        # When a topic is resumed, its requests are woken.
+        by_id = {topics[key].id: key for key in looked if key in topics and not topics[key].paused}
+        next_due: dict[TopicKey, Record] = {}
         if by_id:
-            for row in await self._link.fetch("topic_next_due", list(by_id)):
-                self.waiting.wake_at(by_id[row["topic_id"]], _due(row["seconds"]))
-        for key in keys & self._missed:
+            rows = await self._link.fetch("topic_next_due", list(by_id), [looked[key] for key in by_id.values()])
+            next_due = {by_id[row["topic_id"]]: row for row in rows}
+        for request in unserved:
+            row = next_due.get(request.key)
+            if request.answer.done():
+                continue
+            if request.expired or self.waiting.closed:
+                self._hand_over(request, (), exists=request.key in topics)
+            elif row is not None and row["seconds"] is not None and row["seconds"] <= 0:
+                # It became due after the search, or others had it. What is due by now is looked for once more.
+                request.looked_at = row["at"]
+                self.submit(request)
+            else:
+                self.waiting.park(request.key, request)
+        for key, row in next_due.items():
+            if row["seconds"] is not None and row["seconds"] > 0:
+                self.waiting.wake_at(key, _due(row["seconds"]))
+        for key in looked.keys() & self._missed:
             self.waiting.wake(key)
 
 

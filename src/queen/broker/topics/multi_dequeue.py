@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 import asyncpg
@@ -229,7 +230,7 @@ class MultiTopicDequeuer:
             seen = rows[0]["seen"]
             if seen < wanted:
                 topic_set.found_empty(keys)
-                await self._note_due(topic_set, list(topics.values()))
+                await self._note_due(topic_set, list(topics.values()), rows[0]["at"])
             items: list[list[Record]] = [[] for _ in requests]
             for row in rows:
                 if row["slot"] is not None:
@@ -257,13 +258,15 @@ class MultiTopicDequeuer:
             self._most_bytes,
         )
 
-    async def _note_due(self, topic_set: TopicSet, topics: Sequence[Topic]) -> None:
+    async def _note_due(self, topic_set: TopicSet, topics: Sequence[Topic], since: datetime) -> None:
+        """Note when items become due that were not due by then."""
         loop = asyncio.get_running_loop()
         by_id = {topic.id: topic.key for topic in topics}
-        for row in await self._link.fetch("topic_next_due", list(by_id)):
-            now = loop.time()
-            # A millisecond later, as PostgreSQL's clock is finer than timers are.
-            topic_set.fed(by_id[row["topic_id"]], now + max(0.0, row["seconds"]) + 0.001, now)
+        for row in await self._link.fetch("topic_next_due", list(by_id), [since] * len(by_id)):
+            if row["seconds"] is not None:
+                now = loop.time()
+                # A millisecond later, as PostgreSQL's clock is finer than timers are.
+                topic_set.fed(by_id[row["topic_id"]], now + max(0.0, row["seconds"]) + 0.001, now)
 
     async def _hand_over(
         self,

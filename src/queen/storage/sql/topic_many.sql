@@ -19,7 +19,7 @@ WHERE n.name = $1 AND f.first IS NOT NULL;
 -- Lease the first items ($2 of them) that are ready and due in any of these topics ($1). The first items of topics say
 -- which of them can have any of those. The request whose places begin at $3 leases for $4 seconds (null: the topic's) as $5.
 -- No more are leased once they have $6 bytes. Also returns how many were found, as others may have leased some of them
--- meanwhile.
+-- meanwhile, and by what time they had to be due.
 WITH firsts AS MATERIALIZED (
     SELECT a.topic_id, f.priority, f.deliver_after, f.id
     FROM unnest($1::integer[]) AS a (topic_id)
@@ -72,4 +72,4 @@ WITH firsts AS MATERIALIZED (
         i.created_at, i.updated_at, i.first_failed_at, i.last_error, i.expires_at, i.idempotency_key, i.is_json,
         i.metadata, i.payload
 )
-SELECT (SELECT count(*) FROM seen) AS seen, l.* FROM (VALUES (1)) AS one LEFT JOIN leased l ON true;
+SELECT (SELECT count(*) FROM seen) AS seen, statement_timestamp() AS at, l.* FROM (VALUES (1)) AS one LEFT JOIN leased l ON true;

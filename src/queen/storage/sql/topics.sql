@@ -156,17 +156,21 @@ RETURNING p.slot, i.id, i.topic_id, i.priority, i.deliver_after, i.leased_until,
     i.updated_at, i.first_failed_at, i.last_error, i.expires_at, i.idempotency_key, i.is_json, i.metadata, i.payload;
 
 -- name: topic_next_due
--- Seconds until the next item of each topic becomes due; no row when none is waiting.
-SELECT t.topic_id, extract(epoch FROM min(f.deliver_after) - clock_timestamp())::float8 AS seconds
-FROM unnest($1::integer[]) AS t (topic_id)
-JOIN queen.topic_heads h ON h.topic_id = t.topic_id
-CROSS JOIN LATERAL (
-    SELECT i.deliver_after FROM queen.topic_items i
-    WHERE i.topic_id = h.topic_id AND i.priority = h.priority AND i.leased_until IS NULL
-        AND i.deliver_after >= greatest(h.head, statement_timestamp())
-    ORDER BY i.deliver_after, i.id LIMIT 1
-) f
-GROUP BY t.topic_id;
+-- For each topic ($1) the seconds until the first item behind a time ($2) becomes due, below 0 when it is; null when
+-- there is none. `at` is the time of this statement.
+SELECT t.topic_id, statement_timestamp() AS at, (
+    SELECT extract(epoch FROM min(f.deliver_after) - clock_timestamp())::float8
+    FROM queen.topic_heads h
+    CROSS JOIN LATERAL (
+        SELECT i.deliver_after FROM queen.topic_items i
+        WHERE i.topic_id = h.topic_id AND i.priority = h.priority AND i.leased_until IS NULL
+            AND i.deliver_after >= h.head AND i.deliver_after > t.since
+            AND (i.expires_at IS NULL OR i.expires_at > statement_timestamp())
+        ORDER BY i.deliver_after, i.id LIMIT 1
+    ) f
+    WHERE h.topic_id = t.topic_id
+) AS seconds
+FROM unnest($1::integer[], $2::timestamptz[]) AS t (topic_id, since);
 
 -- name: topic_give_back
 -- End leases of items that were not delivered: they are ready as before.
