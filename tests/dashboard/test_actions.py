@@ -46,7 +46,7 @@ def test_pushing_a_message_and_undoing_it(window: Window, site: Site) -> None:
     dialog.locator("[name=payload]").fill('{"it\'s": "here"}')
     dialog.get_by_text("As curl and Python").click()
     expect(dialog.get_by_label("curl", exact=True)).to_contain_text("curl -sS -X POST")
-    dialog.get_by_role("button", name="Python").click()
+    dialog.get_by_role("button", name="Python", exact=True).click()
     python = 'await queen.queue("pushed").push([{"data": {"it\'s": "here"}}])'
     expect(dialog.get_by_label("python", exact=True)).to_contain_text(python)
     confirm(page, effect="No group reads this queue yet")
@@ -479,7 +479,7 @@ def test_key_is_written_changed_and_deleted_and_each_can_be_undone(window: Windo
     dialog.locator("[name=key]").fill("<b>/order 7")
     dialog.locator("[name=value]").fill('{"state": "held"}')
     dialog.get_by_text("As curl and Python").click()
-    dialog.get_by_role("button", name="Python").click()
+    dialog.get_by_role("button", name="Python", exact=True).click()
     python = 'await queen.kv("kept").put("<b>/order 7", {"state": "held"}, expect=0)'
     expect(dialog.get_by_label("python", exact=True)).to_contain_text(python)
     confirm(page, effect="only if there is no such key")

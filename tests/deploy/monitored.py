@@ -196,6 +196,8 @@ class Load:
         self._server, self._queue, self._namespaces = server, queue, tuple(namespaces)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
+        # So that their metrics exist; alerts are for what goes on.
+        self._refusals = 5
 
     def start(self) -> None:
         self._thread.start()
@@ -222,23 +224,22 @@ class Load:
                 keys = ("id", "namespace", "topic")
                 server.post("/api/v1/topics/ack", [{key: item[key] for key in keys} for item in found])
         self._change_state()
+        if self._refusals:
+            self._refusals -= 1
+            lose_lock(server)
+            overfill(server)
 
     def _change_state(self) -> None:
-        """Keys, locks, timers, ephemeral queues and conflation, also what does not apply and is refused."""
+        """Keys, locks, timers, ephemeral queues and conflation."""
         server, key = self._server, {"ns": "orders", "key": "k"}
         server.post("/api/v1/kv", {"operations": [{"op": "putIfAbsent", "value": 1, "forever": True} | key]})
         lock = {"name": "report", "ttlSeconds": 60}
-        renew = {"op": "renew", "token": 1, "slot": 0, "owner": "gone"}
-        for operation in ({"op": "acquire", "owner": "one"}, {"op": "acquire", "owner": "two"}, renew):
+        for operation in ({"op": "acquire", "owner": "one"}, {"op": "acquire", "owner": "two"}):
             server.post("/api/v1/locks", {"operations": [operation | lock]})
         timer = {"queue": "reminders", "timerKey": "t"}
         server.post("/api/v1/timers", {"operations": [{"op": "schedule", "payload": "MQ==", "delayMs": 0} | timer]})
         server.post("/api/v1/timers", {"operations": [{"op": "cancel"} | timer]})
-        for queue, policy in (("dropping", "dropOldest"), ("refusing", "reject")):
-            body = {"queue": queue, "options": {"maxLength": 2, "policy": policy}}
-            server.post("/api/v1/ephemeral/configure", body)
-            with suppress(urllib.error.HTTPError):
-                server.post("/api/v1/ephemeral/push", {"queue": queue, "messages": [{"payload": 1}] * 2})
+        push_twice(server, "dropping", "dropOldest")
         popped = server.get("/api/v1/ephemeral/pop", queue="dropping", group="g")["messages"]
         acks = [{"id": message["id"], "status": "completed"} for message in popped]
         server.post("/api/v1/ephemeral/ack", {"queue": "dropping", "group": "g", "acks": acks})
@@ -246,6 +247,24 @@ class Load:
         found = server.get("/api/v1/pop/queue/newest", consumerGroup="latest", conflation="true", partitions="10")
         if found and found["messages"]:
             server.ack("latest", found["messages"])
+
+
+def lose_lock(server: Server) -> None:
+    """Renew a lock that is not held."""
+    renew = {"op": "renew", "name": "report", "ttlSeconds": 60, "token": 1, "slot": 0, "owner": "gone"}
+    server.post("/api/v1/locks", {"operations": [renew]})
+
+
+def overfill(server: Server) -> None:
+    """Push more to an ephemeral queue than it takes."""
+    for _ in range(2):
+        with suppress(urllib.error.HTTPError):
+            push_twice(server, "refusing", "reject")
+
+
+def push_twice(server: Server, queue: str, policy: str) -> None:
+    server.post("/api/v1/ephemeral/configure", {"queue": queue, "options": {"maxLength": 2, "policy": policy}})
+    server.post("/api/v1/ephemeral/push", {"queue": queue, "messages": [{"payload": 1}] * 2})
 
 
 class Prometheus(_Process):

@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from queen.wire.pipelines import STATUS_FILE, PipelineState, PipelineStatus, write_status
-from tests.deploy.monitored import Load, Prometheus, Redis, Server
+from tests.deploy.monitored import Load, Prometheus, Redis, Server, lose_lock, overfill
 from tests.deploy.tools import DEPLOY, tool
 from tests.support.ageing import block_until
 
@@ -38,6 +38,7 @@ SMALLER: Final = {
     "QueenPipelineSilent": ("> 60", "> 2"),
     "QueenSpoolFilling": ("> 2e9", "> 0"),
     "QueenSpoolNotDraining": ("> 60", "> 1"),
+    "QueenTimersLate": ("> 60", "> 1"),
     "QueenWorkerSilent": ("> 30", "> 4"),
 }
 """Bounds that a test would need minutes or gigabytes for, and those it has instead."""
@@ -384,6 +385,21 @@ def test_a_spool_that_fills_fires_until_it_is_drained(watched: Watched) -> None:
 
 def maintain(server: Server, enabled: bool) -> None:
     server.post("/api/v1/system/maintenance", {"enabled": enabled})
+
+
+def test_timers_that_do_not_fire_fire_their_alert(watched: Watched) -> None:
+    timer = {"op": "schedule", "queue": "reminders", "timerKey": "late", "payload": "MQ==", "delayMs": 2000}
+    watched.server.post("/api/v1/timers", {"operations": [timer]})
+    maintain(watched.server, True)
+    check_fires_and_stops(watched, "QueenTimersLate", lambda: None, lambda: maintain(watched.server, False))
+
+
+def test_locks_that_are_lost_fire(watched: Watched) -> None:
+    check_fires_and_stops(watched, "QueenLocksLost", lambda: lose_lock(watched.server))
+
+
+def test_ephemeral_queues_that_are_full_fire(watched: Watched) -> None:
+    check_fires_and_stops(watched, "QueenEphemeralQueueFull", lambda: overfill(watched.server))
 
 
 def test_a_spool_that_is_not_drained_fires(watched: Watched) -> None:

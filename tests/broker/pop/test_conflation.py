@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from queen.storage.database import Link, Record
 from tests.conftest import StartServer
 from tests.support.ageing import Connection
 from tests.support.api import Answer, Api
@@ -98,6 +99,27 @@ async def test_a_pop_that_waits_is_woken_and_gets_the_newest(api: Api) -> None:
     for task in (waiting, targeted):
         (message,) = (await task).body["messages"]
         assert message["data"] == 2
+
+
+async def test_messages_that_come_during_a_claim_are_left_to_the_next(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await api.push("tasks", 0)
+    assert await newest(api) == [0]
+    real = Link.fetch
+
+    async def pushing(link: Link, name: str, *args: Any) -> list[Record]:
+        found = await real(link, name, *args)
+        if name == "conflation_segments" and not pushed:
+            pushed.append(1)
+            await api.push("tasks", 1, 2)
+        return found
+
+    pushed: list[int] = []
+    monkeypatch.setattr(Link, "fetch", pushing)
+    answer = await pop(api, partition="Default", wait=True, timeout=20_000)
+    assert [message["data"] for message in answer.body["messages"]] == [2]
+    assert pushed
 
 
 async def test_new_groups_begin_where_they_say(api: Api) -> None:

@@ -226,6 +226,10 @@ class Claimer:
             )
             for row in rows:
                 claim, stop = some[row["slot"] - 1]
+                # What comes after this look is for the next one: the first of several such is not the newest.
+                stops[claim] = min(stops.get(claim, _NO_STOP), row["next_offset"])
+                if row["base_offset"] is None:
+                    continue
                 try:
                     segment = read_segment(self._envelope, row)
                     alive = _newest_alive(segment, row["first_offset"], stop)

@@ -163,18 +163,18 @@ LEFT JOIN queen.partitions p ON p.id = i.partition_id
 LEFT JOIN queen.cursors c ON c.partition_id = i.partition_id AND c.group_id = i.group_id;
 
 -- name: conflation_segments
--- For claims of groups with conflation: the last segment of each that begins before an offset ($3), if the group has yet
--- to consume something of it, and nobody else has a lease.
-SELECT i.slot, greatest(c.committed, p.floor_offset) AS first_offset, s.base_offset, s.created_at, s.ids, s.body
+-- For claims of groups with conflation: where the partition ends, and the last segment of each that begins before an
+-- offset ($3), if the group has yet to consume something of it, and nobody else has a lease.
+SELECT i.slot, p.next_offset, greatest(c.committed, p.floor_offset) AS first_offset, s.base_offset, s.created_at, s.ids,
+    s.body
 FROM unnest($1::bigint[], $2::integer[], $3::bigint[]) WITH ORDINALITY AS i (partition_id, group_id, stop, slot)
 JOIN queen.partitions p ON p.id = i.partition_id
 JOIN queen.cursors c ON c.partition_id = i.partition_id AND c.group_id = i.group_id
-CROSS JOIN LATERAL (
+LEFT JOIN LATERAL (
     SELECT g.base_offset, g.count, g.created_at, g.ids, g.body FROM queen.segments g
     WHERE g.partition_id = i.partition_id AND g.base_offset < least(p.next_offset, i.stop)
     ORDER BY g.base_offset DESC LIMIT 1
-) s
-WHERE s.base_offset + s.count > greatest(c.committed, p.floor_offset)
+) s ON s.base_offset + s.count > greatest(c.committed, p.floor_offset)
     AND (c.lease_until IS NULL OR c.lease_until <= clock_timestamp());
 
 -- name: conflate
