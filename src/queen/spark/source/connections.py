@@ -135,7 +135,8 @@ def conninfo(url: str) -> str:
     if not all(host and port.isdigit() and ":" not in host for host, _, port in places):
         return url
     hosts, _, ports = zip(*places, strict=True)
-    return make_conninfo(**given | {"host": ",".join(hosts), "port": ",".join(ports)})
+    kept = {name: str(value) for name, value in given.items() if value is not None}
+    return make_conninfo(**kept | {"host": ",".join(hosts), "port": ",".join(ports)})
 
 
 def shard_connection(url: str) -> ShardConnection:
