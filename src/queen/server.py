@@ -72,7 +72,7 @@ from queen.http.auth.browser import BrowserRules
 from queen.http.auth.guard import Guard, server_tls
 from queen.http.auth.ip_limit import IpLimit
 from queen.http.auth.lookup import BrokerLookup
-from queen.http.auth.metrics import access_families
+from queen.http.auth.metrics import held_families, refusals
 from queen.http.consume.consumers import Consumers
 from queen.http.routing.context import Api, MetricSource, Shard
 from queen.http.routing.view_cache import HostViewCache
@@ -157,6 +157,7 @@ class Worker:
             broker.popper.is_flooded = self._is_flooded
             broker.topics.dequeuer.is_flooded = self._is_flooded
             broker.topics.multi_dequeuer.is_flooded = self._is_flooded
+        self.broker.meter.sources.append(refusals(self.guard.refused, lambda: self.http.budget))
         self.recorder = Recorder(
             self.broker,
             SnapshotStore(runtime_dir, worker_id, settings.num_workers),
@@ -328,7 +329,7 @@ class Worker:
             families.topics,
             families.topic_buffer,
             pipelines.families,
-            access_families(self.guard.refused, lambda: self.http.budget),
+            held_families(lambda: self.http.budget),
         )
 
     def _scraper(self, standings: Sequence[Standings]) -> Scraper:

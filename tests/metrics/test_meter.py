@@ -149,3 +149,14 @@ def test_counting_a_request_takes_next_to_no_time() -> None:
             latency.observe(0.003)
         best = min(best, (time.process_time() - begun) / 3000)
     assert best < 10e-6
+
+
+def test_what_others_count_is_among_what_was_done() -> None:
+    meter = Meter()
+    meter.count("auth", "role", "")
+    refused = {"auth\nrole\n": 2, "limit\nincoming\n": 1}
+    meter.sources.append(lambda: refused)
+    refused["auth\nrole\n"] += 1
+    assert meter.all_done() == {"auth\nrole\n": 4, "limit\nincoming\n": 1}
+    # What was counted here stays apart: it is what the next report begins with.
+    assert meter.done == {"auth\nrole\n": 1}

@@ -135,7 +135,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "claim_topic_keys": (["ns"] * ROWS, [f"key-{number}" for number in range(ROWS)], [0] * ROWS),
     "topic_key_owners": ([1] * ROWS, [f"key-{number}" for number in range(ROWS)]),
     "topic_claim": ([1, 2], [ROWS, 1], [0, ROWS], [0, ROWS], [30.0, 30.0], ["a", "b"], False, 1 << 24),
-    "topic_next_due": ([1, 2],),
+    "topic_next_due": ([1, 2], [datetime(1970, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)]),
     "topic_give_back": ([1], LEASED_ITEMS, ["owner"] * ROWS),
     "topic_ack": (LEASED_ITEMS, [3] * ROWS, ["owner"] * ROWS),
     "topic_ack_repeated": (LEASED_ITEMS, [3] * ROWS, ["owner"] * ROWS),

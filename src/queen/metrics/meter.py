@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -36,6 +36,8 @@ class Meter:
         """Notifications that could not be handled, by the kind of their event."""
         self.done: dict[str, int] = {}
         """What was done beside messages, by what it was, of what kind, and what came of it, in a line each."""
+        self.sources: list[Callable[[], Mapping[str, int]]] = []
+        """Where others count such things since the worker began, by the same labels."""
         self.push_latency = Histogram.of(LATENCY_SECONDS)
         self.pop_latency = Histogram.of(LATENCY_SECONDS)
         self.ack_latency = Histogram.of(LATENCY_SECONDS)
@@ -145,6 +147,14 @@ class Meter:
         """Something was done beside messages."""
         label = f"{what}\n{kind}\n{outcome}"
         self.done[label] = self.done.get(label, 0) + times
+
+    def all_done(self) -> dict[str, int]:
+        """What was done beside messages, whoever counted it."""
+        done = dict(self.done)
+        for source in self.sources:
+            for label, times in source().items():
+                done[label] = done.get(label, 0) + times
+        return done
 
     def conflated(self, queue: str, messages: int) -> None:
         """A group passed over so many messages of a queue, since there was a newer one."""

@@ -141,6 +141,13 @@ def _topics(reports: Sequence[Report]) -> Iterator[Metric]:
 
 
 _DONE: Final = (
+    ("auth", "queen_auth_refused_total", "Requests refused because of who sent them, by reason.", ("reason",)),
+    (
+        "limit",
+        "queen_limit_refused_total",
+        "Requests and connections refused because there were too many.",
+        ("limit",),
+    ),
     (
         "conflated",
         "queen_conflated_messages_total",

@@ -187,7 +187,7 @@ class Recorder:
             topics=self._meter.topics,
             topic_requests=self._meter.topic_requests,
             notification_errors=self._meter.notification_errors,
-            done=self._meter.done,
+            done=self._meter.all_done(),
             unsent=self._unsent,
         )
 

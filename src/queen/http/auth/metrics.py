@@ -1,4 +1,4 @@
-"""What was refused, and what clients hold, as metrics of the worker that answers."""
+"""What was refused, and what clients hold, as metrics."""
 
 from __future__ import annotations
 
@@ -11,30 +11,27 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 
-def access_families(refused: Mapping[str, int], budget: Callable[[], Budget]) -> Callable[[], Iterable[Metric]]:
-    """A source of metric families for requests that were refused before their handlers saw them."""
+def refusals(refused: Mapping[str, int], budget: Callable[[], Budget]) -> Callable[[], dict[str, int]]:
+    """A source for `Meter.sources`: requests and connections refused before a handler saw them."""
+
+    def counted() -> dict[str, int]:
+        by_sender = {f"auth\n{reason}\n": count for reason, count in refused.items()}
+        return by_sender | {f"limit\n{what}\n": count for what, count in budget().refused.items()}
+
+    return counted
+
+
+def held_families(budget: Callable[[], Budget]) -> Callable[[], Iterable[Metric]]:
+    """A source of metric families for what clients hold of the worker that answers."""
 
     def families() -> Iterable[Metric]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.core import GaugeMetricFamily
 
-        held = budget()
-        denied = CounterMetricFamily(
-            "queen_auth_refused", "Requests refused because of who sent them, by reason.", labels=("reason",)
-        )
-        for reason, count in sorted(refused.items()):
-            denied.add_metric((reason,), count)
-        yield denied
-        limited = CounterMetricFamily(
-            "queen_limit_refused", "Requests and connections refused because there were too many.", labels=("limit",)
-        )
-        for what, count in sorted(held.refused.items()):
-            limited.add_metric((what,), count)
-        yield limited
         held_bytes = GaugeMetricFamily(
             "queen_http_held_bytes", "Bytes of requests that arrive or wait, and of unread answers.", labels=("side",)
         )
-        held_bytes.add_metric(("incoming",), held.incoming)
-        held_bytes.add_metric(("outgoing",), held.outgoing)
+        held_bytes.add_metric(("incoming",), budget().incoming)
+        held_bytes.add_metric(("outgoing",), budget().outgoing)
         yield held_bytes
 
     return families
