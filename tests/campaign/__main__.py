@@ -57,6 +57,7 @@ async def _campaign(options: argparse.Namespace, workloads: list[str], faults: l
             workloads=tuple(workloads or sorted(chosen)),
             faults=faults,
             pace=options.pace,
+            storms=not options.no_storms,
             pause=options.pause,
             standby=options.standby or turn == 3,
             clocks=options.clocks or turn == 2,
@@ -89,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workload", default="", help=f"some of {', '.join(WORKLOADS)}; else four in each round")
     parser.add_argument("--faults", default="", help=f"some of {', '.join(KINDS)}; else all that are possible")
     parser.add_argument("--round", type=float, default=60.0, help="seconds of faults on one site, before it is checked")
+    parser.add_argument("--no-storms", action="store_true", help="never harm everything at once")
     parser.add_argument("--pace", type=float, default=0.5, help="seconds between faults on one thing, on average")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds between calls of a client, on average")
     parser.add_argument("--standby", action="store_true", help="with a synchronous standby, to which it fails over")

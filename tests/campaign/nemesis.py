@@ -32,9 +32,12 @@ class Nemesis:
     """Faults one after the other, some of them together, with recoveries measured; then storms, in which everything is
     harmed at once. A fault is over before the next one on the same thing begins."""
 
-    def __init__(self, site: Site, history: History, seed: int, kinds: Sequence[str], pace: float) -> None:
+    def __init__(
+        self, site: Site, history: History, seed: int, kinds: Sequence[str], pace: float, *, storms: bool
+    ) -> None:
         self._site = site
         self._history = history
+        self._with_storms = storms
         self._faults = schedule(seed, kinds, pace)
         self._storms = {
             lane: storm_schedule(seed, lane, kinds, pace) for lane in lanes(kinds, len(site.hosts)) if kinds
@@ -54,6 +57,8 @@ class Nemesis:
     async def run(self, seconds: float) -> None:
         """Until the time is over, and everything that was harmed is whole."""
         give_up = time.monotonic() + seconds
+        if not self._with_storms:
+            await self._calm(give_up)
         while self._storms and time.monotonic() < give_up:
             await self._calm(min(give_up, time.monotonic() + _CALM_SECONDS))
             await self._storm(min(give_up, time.monotonic() + _STORM_SECONDS))
