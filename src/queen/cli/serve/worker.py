@@ -73,6 +73,14 @@ def work(run: RunWorker) -> None:
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
+    try:
+        _launch(run, supervisor, ended)
+    finally:
+        # Workers may end later than the socket that tells of it is closed.
+        signal.set_wakeup_fd(-1)
+
+
+def _launch(run: RunWorker, supervisor: socket.socket, ended: socket.socket) -> None:
     while True:
         readable, _, _ = select.select([supervisor, ended], [], [])
         if ended in readable:
@@ -89,7 +97,8 @@ def work(run: RunWorker) -> None:
         worker_id, runtime_dir = line.decode().rstrip("\n").split(" ", 1)
         pid = os.fork()
         if pid == 0:
-            for each in (supervisor, ended, tell):
+            signal.set_wakeup_fd(-1)
+            for each in (supervisor, ended):
                 each.close()
             _become_worker(run, int(worker_id), Path(runtime_dir), *(socket.socket(fileno=one) for one in sockets))
         for one in sockets:
@@ -116,7 +125,6 @@ def _become_worker(
     try:
         # Its own session: a signal for the launcher's group is not for it.
         os.setsid()
-        signal.set_wakeup_fd(-1)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         _name_process(f"queen worker {worker_id}")
