@@ -11,7 +11,7 @@ import rich.console
 
 from queen.cli.pipelines.run import status_table, sums
 from queen.pipelines.errors import cause_of
-from queen.pipelines.progress import QueryWatch
+from queen.pipelines.queries.progress import QueryWatch
 from queen.wire.pipelines import PipelineState, PipelineStatus, QueryStatus
 
 _STREAM = """\

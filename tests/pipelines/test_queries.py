@@ -12,7 +12,7 @@ import pytest
 from queen.pipelines.declaration import Declaration, OutputMode, Sink, SinkKind
 from queen.pipelines.errors import PipelineError, Where
 from queen.pipelines.loading import load
-from queen.pipelines.queries import Key, Query, lay_out, plan, read_layout
+from queen.pipelines.queries.planning import Key, Query, lay_out, plan, read_layout
 from queen.pipelines.session import Connection
 from queen.wire.pipelines import PipelineState
 from tests.pipelines.running import Runner

@@ -17,9 +17,9 @@ from pyspark.errors import PySparkException
 from queen.errors import QueenError
 from queen.pipelines.declaration import Declaration, Sink
 from queen.pipelines.errors import DeclarationError, PipelineError, Problem, cause_of
-from queen.pipelines.fan_out import Starter
-from queen.pipelines.progress import QueryWatch, QueueEnds
-from queen.pipelines.queries import DEAD_LETTERS, PlannedQuery, dead_letter_sink, plan
+from queen.pipelines.queries.fan_out import Starter
+from queen.pipelines.queries.planning import DEAD_LETTERS, PlannedQuery, dead_letter_sink, plan
+from queen.pipelines.queries.progress import QueryWatch, QueueEnds
 from queen.pipelines.session import Connection
 from queen.pipelines.state import StateDirectory, drop_checkpoints
 from queen.wire.pipelines import PipelineState, PipelineStatus, QueryStatus, write_status

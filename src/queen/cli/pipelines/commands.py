@@ -117,7 +117,7 @@ def validate(
         print(f"{warning.where}: note: {warning.text}")
     if spark:
         require_spark()
-        from queen.pipelines.queries import plan
+        from queen.pipelines.queries.planning import plan
 
         connection = connect(server, token, database_url, data_dir(data_directory))
         with spark_failures():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from pyspark.sql import Column, functions
 
-from queen.pipelines.frames import read_table
+from queen.pipelines.queries.frames import read_table
 from queen.pipelines.session import Connection
 
 if TYPE_CHECKING:

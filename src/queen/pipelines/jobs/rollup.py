@@ -12,7 +12,7 @@ import msgspec
 from pyspark.sql import Column, functions
 
 from queen.pipelines.errors import PipelineError
-from queen.pipelines.frames import read_table
+from queen.pipelines.queries.frames import read_table
 from queen.pipelines.session import Connection
 from queen.spark.source.connections import shard_connection
 

@@ -16,10 +16,10 @@ import msgspec
 
 from queen.pipelines.declaration import Declaration, OutputMode, Sink, SinkKind, Step
 from queen.pipelines.errors import DeclarationError, PipelineError
-from queen.pipelines.frames import Frames
-from queen.pipelines.plans import stream_reads
+from queen.pipelines.queries.frames import Frames
+from queen.pipelines.queries.operators import stream_reads
+from queen.pipelines.queries.side_output import SideOutput
 from queen.pipelines.session import Connection
-from queen.pipelines.side_output import SideOutput
 from queen.pipelines.sinks import column_problems
 from queen.pipelines.state import LAYOUT_FILE
 

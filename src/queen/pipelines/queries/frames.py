@@ -34,9 +34,9 @@ from queen.pipelines.declaration import (
 )
 from queen.pipelines.errors import DeclarationError, PipelineError, Problem, Where, cause_of
 from queen.pipelines.loading import line_in
-from queen.pipelines.plans import stateful_operators
+from queen.pipelines.queries.operators import stateful_operators
+from queen.pipelines.queries.side_output import REASON, SideOutput, Times, row_times, window_times
 from queen.pipelines.session import Connection
-from queen.pipelines.side_output import REASON, SideOutput, Times, row_times, window_times
 from queen.spark.payloads import PayloadParser, as_struct, check_payload_schema
 from queen.spark.schemas import CORRUPT_RECORD
 from queen.wire.durations import interval, milliseconds

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import DataFrame, functions
 
 from queen.pipelines.declaration import ONCE, Declaration, OutputMode, Sink, SinkKind
-from queen.pipelines.frames import Frames, letters
-from queen.pipelines.queries import DEAD_LETTERS, PlannedQuery, dead_letter_sink
+from queen.pipelines.queries.frames import Frames, letters
+from queen.pipelines.queries.planning import DEAD_LETTERS, PlannedQuery, dead_letter_sink
 from queen.pipelines.session import Connection
 from queen.pipelines.sinks import Sinks, Write, local
 from queen.wire.durations import interval

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from queen.errors import QueenError, SettingsError
 from queen.pipelines.declaration import Declaration, SourceKind
 from queen.pipelines.errors import cause_of
-from queen.pipelines.fan_out import OBSERVED, FanOut
+from queen.pipelines.queries.fan_out import OBSERVED, FanOut
 from queen.pipelines.session import Connection
 from queen.spark.options import names_in
 from queen.spark.source.logs import ShardLog
