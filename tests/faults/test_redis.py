@@ -116,6 +116,7 @@ async def test_a_host_without_redis_sees_the_same_order(redis_server: RedisServe
     assert values(await without.dequeue(limit=100)) == list(range(20, 50))
 
 
+@pytest.mark.soak
 async def test_under_load_every_item_is_acked_once(
     redis_server: RedisServer, start_server: StartServer, connection: Connection
 ) -> None:
@@ -152,7 +153,7 @@ async def test_under_load_every_item_is_acked_once(
                 await redis_server.start()
 
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             await asyncio.gather(produce(), disturb(), *(consume(servers[n % 2]) for n in range(4)))
     except TimeoutError:
         pytest.fail(f"{len(acked)} acked, all enqueued: {enqueued.is_set()}; left: {await left(connection)}")
