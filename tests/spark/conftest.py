@@ -69,10 +69,16 @@ def spark(spark_directory: Path) -> Iterator[SparkSession]:
         _stop()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(os.environ.get(MASTER, "local[2,2]")).appName("queen tests")
-    settings = SETTINGS | {
-        "spark.sql.warehouse.dir": str(spark_directory / "warehouse"),
-        "spark.local.dir": str(spark_directory / "local"),
-    }
+    # Executors of a cluster run elsewhere, where this module is not found.
+    daemon = {} if MASTER in os.environ else {"spark.python.daemon.module": "tests.spark.daemon"}
+    settings = (
+        SETTINGS
+        | daemon
+        | {
+            "spark.sql.warehouse.dir": str(spark_directory / "warehouse"),
+            "spark.local.dir": str(spark_directory / "local"),
+        }
+    )
     for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
