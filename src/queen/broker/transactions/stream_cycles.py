@@ -24,10 +24,9 @@ from queen.broker.transactions.stream_queries import StreamQueries
 from queen.log.catalog import QUEUE_MODE, Catalog, Partition, Queue
 from queen.storage.database import Database, Transaction, TransactionRefused, retry_transaction
 from queen.wire.api.messages.messaging import PushResult
-from queen.wire.api.resources.streams import StreamAckResult, StreamCycleResult
+from queen.wire.api.resources.streams import Cycle, CycleAck, StreamAckResult, StreamCycleResult, window_end
 from queen.wire.envelope import Envelope
 from queen.wire.ids import is_uuid, parse_partition_uuid
-from queen.wire.streams import Cycle, CycleAck, window_end
 
 
 class StateConflict(TransactionRefused):

@@ -40,8 +40,7 @@ from queen.pipelines.state import StateDirectory
 from queen.pipelines.tables.locations import TARGET_BYTES, Location
 from queen.pipelines.tables.opening import Format, format_at, open_table
 from queen.pipelines.tables.table import Table
-from queen.wire import durations
-from queen.wire.times import parse_time
+from queen.wire.times import EXPECTED_DURATION, duration_ms, parse_time
 
 jobs = typer.Typer()
 
@@ -100,8 +99,8 @@ def archive(
     from queen.pipelines.jobs.archive import archive_declaration, sole_archiver
     from queen.pipelines.jobs.compact import compact as join_files
 
-    if durations.milliseconds(every) is None:
-        raise QueenError(f"--every {every}: expected {durations.EXPECTED}")
+    if duration_ms(every) is None:
+        raise QueenError(f"--every {every}: expected {EXPECTED_DURATION}")
     directory = data_dir(data_directory)
     location = Location.parse(to)
     connection = connect(server, token, database_url, directory)
@@ -440,9 +439,9 @@ def rollup(
     It can be run as often as one likes: a minute is replaced as a whole.
     """
     require_spark()
-    pause = durations.milliseconds(every) if every is not None else None
+    pause = duration_ms(every) if every is not None else None
     if every is not None and not pause:
-        raise QueenError(f"--every {every}: expected {durations.EXPECTED}")
+        raise QueenError(f"--every {every}: expected {EXPECTED_DURATION}")
     from queen.pipelines.jobs.rollup import rollup as roll_up
 
     connection = connect(server, token, database_url, data_directory)

@@ -16,13 +16,13 @@ from queen.http.server.message import Access, Request, Route
 from queen.log.catalog import QUEUE_MODE, namespace_and_task
 from queen.wire.ack import decode_ack, decode_ack_batch, decode_object, optional_str
 from queen.wire.api.messages.reading import decode_changed, decode_fetch
+from queen.wire.api.messages.stages import decode_batch_ref, decode_publish, decode_stage
+from queen.wire.api.resources.streams import decode_cycle, decode_registration, decode_state_query
 from queen.wire.binary.push import MAGIC, decode_binary_push
 from queen.wire.push import PushItem, decode_push
-from queen.wire.stages import decode_batch_ref, decode_publish, decode_stage
 from queen.wire.state.kv import decode_kv, namespaces_of
 from queen.wire.state.locks import NAMESPACE
 from queen.wire.state.timers import decode_timers
-from queen.wire.streams import decode_cycle, decode_registration, decode_state_query
 from queen.wire.topics.requests import (
     ItemRef,
     decode_acks,

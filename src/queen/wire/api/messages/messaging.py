@@ -1,4 +1,4 @@
-"""Structs of push, pop, ack, renew and transaction."""
+"""Structs of push, pop, ack, renew, transaction and consume."""
 
 from __future__ import annotations
 
@@ -249,3 +249,9 @@ class PopQuery(Query):
 
 class NamespacePopQuery(PopQuery):
     """What a pop over the queues of a namespace, of a task, or of both asks for: one of them is required."""
+
+
+class ConsumeQuery(Query):
+    """The token of a client that cannot set headers."""
+
+    token: Annotated[str, Meta(description="A bearer token, for clients that cannot set headers.")] = ""
