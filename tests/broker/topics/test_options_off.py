@@ -26,7 +26,7 @@ OPTIONAL = (
 
 def test_no_optional_module_is_imported_by_a_server_that_does_not_use_it() -> None:
     program = f"""
-import sys, queen.server
+import sys, queen.server.worker
 print(*(name for name in {OPTIONAL!r} if name in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -53,7 +53,7 @@ class RunWorker(Protocol):
 
 
 def main() -> None:
-    from queen.server import run_worker
+    from queen.server.worker import run_worker
 
     work(run_worker)
 

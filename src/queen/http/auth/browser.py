@@ -73,7 +73,7 @@ class BrowserRules:
         if origin is None:
             # A picture, a form or a link of another site: they show nothing to it, yet would take messages here.
             if site in (b"cross-site", b"same-site") and headers.get(b"sec-fetch-mode") != b"cors":
-                return error_response(403, "Pages of other sites may not ask this")
+                return error_response(403, "Requests from pages of other sites are not allowed")
             return None
         host = headers.get(b"host", b"").decode("latin-1")
         reads = request.method in _READING and not takes_messages(route)

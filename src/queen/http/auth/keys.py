@@ -233,7 +233,7 @@ def read_jwks(body: bytes | str) -> dict[str | None, list[Key]]:
     try:
         entries = msgspec.json.decode(body, type=_KeySet).keys
     except msgspec.DecodeError as error:
-        raise ValueError(f"it is no JSON Web Key Set: {error}") from error
+        raise ValueError(f"not a JSON Web Key Set: {error}") from error
     keys: dict[str | None, list[Key]] = {}
     for entry in entries[:_MOST_JWKS_KEYS]:
         key = _read_jwk(entry)

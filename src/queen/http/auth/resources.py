@@ -197,13 +197,13 @@ async def check(principal: Principal, route: Route, named: Named, lookup: QueueL
     if not principal.is_limited:
         return
     if not named.is_narrow and (principal.queues is not None or principal.namespaces is not None):
-        raise Refused("this request is about all queues: it has to name one that the token is for")
+        raise Refused("this request concerns all queues: name one that the token allows")
     if principal.groups is not None:
         for group in named.groups:
             if not principal.groups.admits(group):
                 raise Refused(f"the token is not for the consumer group {group!r}")
         if not named.groups and not is_about_topics(route) and f"{route.method} {route.pattern}" not in _WITHOUT_GROUPS:
-            raise Refused("this request is about all consumer groups: it has to name one that the token is for")
+            raise Refused("this request concerns all consumer groups: name one that the token allows")
     if principal.queues is None and principal.namespaces is None:
         return
     for namespace, topic in named.topics:
@@ -223,7 +223,7 @@ async def check(principal: Principal, route: Route, named: Named, lookup: QueueL
     for run, batch in named.batches:
         queues = await lookup.queues_of_batch(run, batch)
         if queues is None:
-            raise Refused("the batch holds items of topics, which cannot be told apart")
+            raise Refused("the batch holds topic items, which cannot be checked one by one")
         for queue in queues:
             await _check_queue(principal, queue, lookup)
     for stream in named.streams:

@@ -12,6 +12,9 @@ from typing import Final
 # What a worker opens besides connections of clients: to PostgreSQL, Redis and peers, and files of the spool.
 _OTHER_FILES: Final = 256
 
+# While unread responses fill the memory, a client that reads nothing is disconnected after this long.
+FLOODED_SECONDS: Final = 3.0
+
 log = logging.getLogger(__name__)
 
 
@@ -25,7 +28,9 @@ def raise_file_limit(connections: int) -> int:
     if soft == resource.RLIM_INFINITY or soft >= connections + _OTHER_FILES:
         return connections
     room = max(1, soft - _OTHER_FILES)
-    log.warning("this process may open %d files (ulimit -n): it takes %d connections, not %d", soft, room, connections)
+    log.warning(
+        "this process may open %d files (ulimit -n): it accepts %d connections instead of %d", soft, room, connections
+    )
     return room
 
 
@@ -142,6 +147,25 @@ class Unsent:
     def is_too_much(self) -> bool:
         """Whether it is part of a flood, so that a client that reads nothing is not waited for."""
         return bool(self.nbytes) and (self._budget.is_flooded or self._budget.is_flooding(self._address))
+
+
+class Upgraded:
+    """A connection that another protocol has taken over."""
+
+    __slots__ = ("_since", "address", "peer", "unsent")
+
+    def __init__(self, peer: str, address: Address, unsent: Unsent, now: float) -> None:
+        self.peer = peer
+        self.address = address
+        self.unsent = unsent
+        self._since = now
+
+    def is_stuck(self, unsent: int, now: float) -> bool:
+        """Whether its client has read nothing for long, while answers that nobody reads fill the memory."""
+        if unsent != self.unsent.nbytes:
+            self.unsent.set(unsent)
+            self._since = now
+        return self.unsent.is_too_much and now - self._since >= FLOODED_SECONDS
 
 
 class Metered(asyncio.Protocol):
