@@ -151,7 +151,7 @@ def test_what_is_exported_changes_nothing_when_it_is_applied(
         ("kind: WriteMode\nnamespace: x\nmode: fast", "mode is sync or buffered"),
         ("kind: Queue\nname: x\npaused: maybe", "paused is true or false"),
         ("kind: Quota\nnamespace: x\nperMinute: many", "perMinute is a whole number"),
-        ("kind: ConsumerGroup\nname: g\nqueue: q\nseek-to: soon", "is no time"),
+        ("kind: ConsumerGroup\nname: g\nqueue: q\nseek-to: soon", "is not a time"),
         ("kind: ConsumerGroup\nname: g\nqueue: no-such-queue", "neither exists nor is in the file"),
         ("kind: Pipeline\nname: x\nsinks: {a: {console: true}}", "a Pipeline needs sources"),
         ("kind: Pipeline\nname: x\nsources: {a: {queue: q}}\nsinks: {b: {from: c, console: true}}", "c"),

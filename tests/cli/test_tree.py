@@ -93,7 +93,7 @@ def test_help_goes_to_stdout(no_server: Cli) -> None:
         (["queue", "configure", "q", "--lease-time", "-1"], "queen: Invalid value for '--lease-time'"),
         (["pop"], "queen: name a queue, or --namespace or --task"),
         (["completion", "tcsh"], "queen: there is completion for bash"),
-        (["replay", "q", "--cg", "g", "--to", "soon"], "queen: Invalid value: 'soon' is no time"),
+        (["replay", "q", "--cg", "g", "--to", "soon"], "queen: Invalid value: 'soon' is not a time"),
         (["queue", "list", "-o", "xml"], "queen: no output format 'xml'"),
         (["docs", "--topic", "cooking"], "queen: there are pages about cli"),
     ],

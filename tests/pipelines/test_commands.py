@@ -123,7 +123,7 @@ def test_without_java_commands_say_what_to_install_and_the_rest_works(
         (("run", "nowhere.yaml"), "there is no file nowhere.yaml"),
         (("status", "nobody"), "no pipeline 'nobody' has run here"),
         (("stop", "nobody"), "no pipeline 'nobody' has run here"),
-        (("compact", "."), ". is no archive; make one with"),
+        (("compact", "."), ". is not an archive; make one with"),
         (("replay", ".", "--from", "yesterday"), "--from yesterday: expected a time"),
         (("replay", ".", "--speed", "0"), "--speed 0: expected a number above 0"),
         (("archive", "q", "--to", "x", "--every", "often"), "--every often: expected a length of time"),

@@ -733,7 +733,7 @@ export interface paths {
         put?: never;
         /**
          * Release the lease of a group on a partition
-         * @description Its messages can be had again at once; no retry is counted. The consumer that holds them is not told, and what it acknowledges with this lease from now on is refused.
+         * @description Its messages can be popped again at once; no retry is counted. The consumer that holds them is not notified, and what it acknowledges with this lease from now on is refused.
          *
          *     Access: read-write.
          */
@@ -1855,7 +1855,7 @@ export interface paths {
         put?: never;
         /**
          * Acquire, renew and release locks
-         * @description A permit expires unless it is renewed, and nobody tells its holder: put its `guard` at `kv` of a transaction, which then happens only while the permit is held.
+         * @description A permit expires unless it is renewed, and its holder is not notified: put its `guard` at `kv` of a transaction, which then happens only while the permit is held.
          *
          *     Access: read-write.
          */

@@ -466,7 +466,7 @@ class Channel(virtual.Channel):
         """The message in an item, with the delivery tag under which its lease is known."""
         lease = Lease(item.id, self._address.namespace, item.topic, item.lease_owner)
         if not _is_message(item.data):
-            logger.error("item %d of topic %s is no message of Kombu: it becomes a dead letter", item.id, item.topic)
+            logger.error("item %d of topic %s is not a message of Kombu: dead-lettered", item.id, item.topic)
             self._leases.hold([lease])
             self._leases.nack(lease)
             return None

@@ -46,7 +46,7 @@ def open_archive(root: Path) -> Manifest:
     """Raises `ArchiveError` when there is none."""
     manifest = Manifest(root)
     if not manifest.exists:
-        raise ArchiveError(f"{root} is no archive; make one with: queen pipeline archive QUEUE --to {root}")
+        raise ArchiveError(f"{root} is not an archive; make one with: queen pipeline archive QUEUE --to {root}")
     return manifest
 
 
@@ -99,7 +99,7 @@ def reading(root: str | Path, as_of: AsOf = None, catalog: str | None = None) ->
         yield _TableView(open_table(kind, location, catalog).files(as_of))
         return
     if as_of is not None:
-        raise ArchiveError(f"{root} is no table, and has no versions: --as-of is for archives in delta and iceberg")
+        raise ArchiveError(f"{root} is not a table, and has no versions: --as-of is for archives in delta and iceberg")
     manifest = open_archive(Path(root))
     with manifest.reading() as snapshot:
         yield _DirectoryView(manifest, snapshot.files)

@@ -379,7 +379,7 @@ class Front(asyncio.Protocol):
         if exchange.started:
             self.transport.abort()
         else:
-            log.error("%s could not be passed on: the connection was closed", exchange.method.decode())
+            log.error("%s could not be forwarded: the connection was closed", exchange.method.decode())
             self.answer(exchange, 502, BAD_GATEWAY)
 
     def answer(

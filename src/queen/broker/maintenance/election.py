@@ -129,7 +129,7 @@ class Election:
                 return None
             return await self._take(await Session.open(self._database))
         except (DatabaseUnavailable, asyncpg.PostgresError) as error:
-            log.debug("lock %s cannot be asked for: %s", self._lock.name, error)
+            log.debug("lock %s could not be requested: %s", self._lock.name, error)
             return None
 
     async def _end_silent_holder(self) -> None:

@@ -132,7 +132,7 @@ class InboxDrainer:
             except DatabaseUnavailable as error:
                 log.warning("connection with the lock of the inbox was lost; another worker takes over: %s", error)
             except Exception:
-                log.exception("inbox: append failed; it is tried again")
+                log.exception("inbox: append failed; retrying")
             finally:
                 await session.close()
                 self._ended.set()
@@ -293,13 +293,13 @@ class InboxDrainer:
         except _CONFLICTS as error:
             self._failures += 1
             if self._failures < _PATIENT_ATTEMPTS:
-                log.debug("inbox: append is tried again: %s", error)
+                log.debug("inbox: append failed, retrying: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
                 return None
             await self._append_apart(session, sorted(row["id"] for row in rows))
             return None
         except Exception as error:
-            log.debug("inbox: %d rows are appended apart: %s", len(rows), error)
+            log.debug("inbox: append of %d rows failed, retrying them in halves: %s", len(rows), error)
             await self._append_apart(session, sorted(row["id"] for row in rows))
             return None
         self._failures = 0

@@ -92,7 +92,7 @@ class TimerFiring:
                 log.debug("timers wait for PostgreSQL: %s", error)
                 await asyncio.sleep(_PAUSE_SECONDS)
             except Exception:
-                log.exception("timers could not be fired; tried again")
+                log.exception("timers could not be fired; retrying")
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _wait(self) -> bool:
@@ -134,7 +134,7 @@ class TimerFiring:
             log.debug("timers of %s wait: %s", ", ".join(error.queues), error)
             return await self._fire({*held, *error.queues})
         except Exception as error:
-            log.debug("%d timers are fired apart: %s", len(taken), error)
+            log.debug("firing %d timers failed, retrying them in halves: %s", len(taken), error)
             await self._fire_apart(list(taken))
             return True
         self._settle(appended)

@@ -71,7 +71,7 @@ def list_dead_letters(
     partition: Partition = None,
     since: Since = None,
     until: Until = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="Maximum number.")] = 100,
     offset: Offset = 0,
 ) -> None:
     """List dead letters, the latest failure first."""
@@ -92,7 +92,7 @@ def report(
     partition: Partition = None,
     since: Since = None,
     until: Until = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=1000, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=1000, help="Maximum number.")] = 50,
 ) -> None:
     """Show what dead letters died of, the most frequent first; errors that differ in numbers and ids alone are one."""
     session = Session.of(ctx)
@@ -242,7 +242,7 @@ def purge(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Throw dead letters away; their messages stay in their partitions."""
+    """Delete dead letters; their messages stay in their partitions."""
     session = Session.of(ctx)
     if dry_run:
         found = _chosen(session, queue, cg, partition, since, until, tx, None)

@@ -144,7 +144,7 @@ def delete(
     ctx: typer.Context,
     name: GroupName,
     queue: Annotated[str | None, typer.Option("--queue", help="Only on this queue.")] = None,
-    metadata: Annotated[bool, typer.Option("--metadata", help="Forget where it began as well.")] = False,
+    metadata: Annotated[bool, typer.Option("--metadata", help="Also delete where it started.")] = False,
     yes: Yes = False,
 ) -> None:
     """Forget where a group is; the next pop of it begins as that of a new one."""

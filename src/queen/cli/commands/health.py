@@ -213,5 +213,5 @@ def _health(session: Session, queen: Any) -> Mapping[str, Any]:
             "pass --server, or set QUEEN_SERVER"
         ) from error
     except (ServerError, OverloadedError) as error:
-        raise ServerFailed(f"{session.server.url} is unhealthy: {error}; queen doctor looks for the cause") from error
+        raise ServerFailed(f"{session.server.url} is unhealthy: {error}; run queen doctor to find the cause") from error
     return answer

@@ -63,7 +63,7 @@ def list_messages(
     cg: Annotated[str | None, typer.Option("--cg", "--group", help="The status as this group sees it.")] = None,
     since: Since = None,
     until: Until = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="Maximum number.")] = 100,
     offset: Offset = 0,
 ) -> None:
     """List messages, the newest first, without their data."""
@@ -122,7 +122,7 @@ def search(
     status: Annotated[str | None, typer.Option("--status", help=", ".join(_STATUSES))] = None,
     since: Since = None,
     until: Until = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="Stop after so many.")] = 100,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="Stop after this many.")] = 100,
 ) -> None:
     """Search the data of a queue's messages; nothing is consumed.
 

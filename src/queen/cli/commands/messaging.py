@@ -121,7 +121,7 @@ def pop(
     limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="How many messages to take at most.")] = 1,
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="How many to take with one request.")] = None,
     max_partitions: Annotated[int, typer.Option("--max-partitions", min=1, help="Partitions of one request.")] = 1,
-    auto_ack: Annotated[bool, typer.Option("--auto-ack", help="Delivered is done.")] = False,
+    auto_ack: Annotated[bool, typer.Option("--auto-ack", help="Acknowledge on delivery.")] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the first message.")] = True,
     timeout: Annotated[str, typer.Option("--timeout", help="How long to wait.")] = "10s",
     namespace: Annotated[str | None, typer.Option("--namespace", help="From all queues of a namespace.")] = None,
@@ -194,8 +194,8 @@ queen pop orders -n 10 | queen ack --batch -
 def ack(
     ctx: typer.Context,
     transaction_id: Annotated[str | None, typer.Argument(help="The message.")] = None,
-    partition_id: Annotated[str | None, typer.Option("--partition-id", help="The partition it is of.")] = None,
-    lease_id: Annotated[str | None, typer.Option("--lease-id", help="Only if this lease still holds.")] = None,
+    partition_id: Annotated[str | None, typer.Option("--partition-id", help="Its partition.")] = None,
+    lease_id: Annotated[str | None, typer.Option("--lease-id", help="Only if this lease is still valid.")] = None,
     cg: Group = None,
     error: Annotated[str | None, typer.Option("--error", help="Why it failed.")] = None,
     failed: Annotated[
@@ -275,7 +275,7 @@ def tx(
 def extend(
     ctx: typer.Context,
     lease_id: Annotated[str, typer.Argument(help="The lease, as pop prints it.")],
-    seconds: Annotated[int, typer.Option("--seconds", min=1, help="How long it lasts from now on, at least.")] = 60,
+    seconds: Annotated[int, typer.Option("--seconds", min=1, help="Minimum lease time from now.")] = 60,
 ) -> None:
     """Let a lease last longer."""
     session = Session.of(ctx)

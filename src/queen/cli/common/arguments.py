@@ -21,12 +21,12 @@ NeededGroup = Annotated[str, typer.Option("--cg", "--group", help="The consumer 
 Partition = Annotated[str | None, typer.Option("--partition", help="Only this partition.")]
 Namespace = Annotated[str | None, typer.Option("--namespace", help="Only of this namespace.")]
 Task = Annotated[str | None, typer.Option("--task", help="Only of this task.")]
-Limit = Annotated[int | None, typer.Option("-n", "--limit", min=1, help="At most so many; all by default.")]
-Offset = Annotated[int, typer.Option("--offset", min=0, help="Leave out so many at the beginning.")]
+Limit = Annotated[int | None, typer.Option("-n", "--limit", min=1, help="Maximum number. [all]")]
+Offset = Annotated[int, typer.Option("--offset", min=0, help="Skip this many.")]
 Since = Annotated[str | None, typer.Option("--from", help="Only since this time: a date, `2h`, `5m ago` …")]
 Until = Annotated[str | None, typer.Option("--to", help="Only until this time.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
 
 QUEUE_MODE = "__QUEUE_MODE__"
 

@@ -60,11 +60,11 @@ def explain(error: BaseException, server: str | None = None) -> tuple[int, str]:
         step = "log in (queen login) or pass --token" if error.status == 401 else "use a token with a higher role"
         return AUTH, f"{text}; {step}"
     if isinstance(error, QueenTimeoutError):
-        return SERVER, f"{server or error.url}: {text}; queen doctor looks for the cause"
+        return SERVER, f"{server or error.url}: {text}; run queen doctor to find the cause"
     if isinstance(error, QueenConnectionError):
         return SERVER, f"cannot reach {server or error.url}: {text}; start it (queen serve), or name another: --server"
     if isinstance(error, OverloadedError):
-        return SERVER, f"{text}; try again in {error.retry_after or 1:.0f} s, queen doctor looks for the cause"
+        return SERVER, f"{text}; try again in {error.retry_after or 1:.0f} s, run queen doctor to find the cause"
     if isinstance(error, NotFoundError):
         return SERVER, f"{text}; queen queue list and queen topic list show what there is"
     if isinstance(error, RequestError):

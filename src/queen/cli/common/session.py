@@ -126,7 +126,7 @@ class Session:
             return
         if not (self.out.terminal and os.isatty(0)):
             raise UserError(f"{what} cannot be undone; pass --yes to do it")
-        if not typer.confirm(f"{what} cannot be undone. Go on?", err=True):
+        if not typer.confirm(f"{what} cannot be undone. Continue?", err=True):
             raise UserError("nothing was changed")
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ def parse_time(text: str, now: datetime | None = None) -> datetime:
     except ValueError:
         span = duration_ms(word.removesuffix("ago"))
         if span is None:
-            raise typer.BadParameter(f"{text!r} is no time; try {TIME_HELP}") from None
+            raise typer.BadParameter(f"{text!r} is not a time; try {TIME_HELP}") from None
         return now - timedelta(milliseconds=span)
     return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
 
@@ -49,7 +49,7 @@ def parse_duration(text: str) -> float:
     except ValueError:
         span = duration_ms(word)
     if span is None:
-        raise typer.BadParameter(f"{text!r} is no duration; try 500ms, 10s, 5m, 1h30m or 2d")
+        raise typer.BadParameter(f"{text!r} is not a duration; try 500ms, 10s, 5m, 1h30m or 2d")
     return span / 1000
 
 

@@ -76,7 +76,7 @@ def doctor(
     ctx: typer.Context,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
-    problems: Annotated[bool, typer.Option("--problems", help="Show only what is not well.")] = False,
+    problems: Annotated[bool, typer.Option("--problems", help="Show only warnings and errors.")] = False,
 ) -> None:
     """Check a deployment, and say what to do about what is wrong.
 

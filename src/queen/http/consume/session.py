@@ -340,7 +340,7 @@ class Session:
         try:
             await self._broker.releaser.release(leases)
         except (QueenError, asyncpg.PostgresError) as error:
-            log.warning("%d leases of a consumer that is gone stay until they run out: %s", len(leases), error)
+            log.warning("%d leases of a disconnected consumer are kept until they expire: %s", len(leases), error)
 
     def _refuse(self, request: Request, error: BaseException) -> None:
         self._tell_error(request.id, str(request.__struct_config__.tag), error)

@@ -137,7 +137,7 @@ async def kv_entry(shard: Shard, call: Call[None, None]) -> KvRow:
     placement=_by_queues(lambda operations: [NAMESPACE]),
     id="locks",
     summary="Acquire, renew and release locks",
-    description="A permit expires unless it is renewed, and nobody tells its holder: put its `guard` at `kv` of a "
+    description="A permit expires unless it is renewed, and its holder is not notified: put its `guard` at `kv` of a "
     "transaction, which then happens only while the permit is held.",
     body=LockBody,
     decode=decode_locks,
