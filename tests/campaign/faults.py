@@ -238,7 +238,8 @@ async def _maintenance(site: Site, fault: Fault) -> None:
 
 async def _switch_maintenance(site: Site, *, enabled: bool) -> None:
     url = f"{site.hosts[0].url}/api/v1/system/maintenance"
-    async with asyncio.timeout(60), aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+    # In a storm PostgreSQL and this host may be away in turn.
+    async with asyncio.timeout(180), aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
         while True:
             with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
                 async with session.post(url, json={"enabled": enabled}) as answer:
