@@ -89,6 +89,11 @@ def lanes_of(kind: str, target: int, hosts: int) -> list[Lane]:
     return sorted(Lane(name, target % hosts if name in _PER_HOST else 0) for name in found if name)
 
 
+def takes_host_down(kind: str) -> bool:
+    """Whether a host as a whole has to start again because of it."""
+    return KINDS[kind].harms == "hosts" and KINDS[kind].costly and kind != "worker-kill"
+
+
 def lanes(kinds: Sequence[str], hosts: int) -> list[Lane]:
     """Everything that some kinds of faults harm first of all."""
     harmed = {KINDS[kind].harms for kind in kinds}

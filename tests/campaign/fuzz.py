@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import copy
 import random
 import re
 import sys
@@ -265,7 +266,7 @@ class Mutator:
     def _mutate_value(self, value: Any) -> Any:
         chance = self._chance
         if not value or not isinstance(value, (dict, list)) or chance.random() < 0.1:
-            return chance.choice(_VALUES)
+            return copy.deepcopy(chance.choice(_VALUES))
         place = chance.randrange(len(value))
         key = list(value)[place] if isinstance(value, dict) else place
         what = chance.random()
@@ -274,9 +275,9 @@ class Mutator:
         elif what < 0.8:
             del value[key]
         elif isinstance(value, dict):
-            value[chance.choice(("a", "", "id", "\0", f"{key}x"))] = value[key]
+            value[chance.choice(("a", "", "id", "\0", f"{key}x"))] = copy.deepcopy(value[key])
         else:
-            value += value[place:] * chance.randint(1, 3)
+            value += [copy.deepcopy(value[place]) for _ in range(chance.randint(1, 3))]
         return value
 
     def mutate(self, data: bytes) -> bytes:

@@ -230,6 +230,13 @@ class RetentionWorkload(LogWorkload):
                 popped = await self.pop(client, group, {})
                 met |= {partition for partition, _ in popped.answer["messages"]} if popped.answer else set()
 
+    async def push_until_answered(self, client: Recorder, items: list[list[str]]) -> None:
+        """Each attempt has ids of its own: nobody would know an earlier one by the time the spool is drained."""
+        attempt = 0
+        while not (await self.push(client, [[name, f"{id}-{attempt}"] for name, id in items])).ok:
+            attempt += 1
+            await self.back_off()
+
     async def settle(self, client: Recorder, group: str, popped: Call, ids: dict[tuple[str, str], str]) -> None:
         if group == "audit" and not self.stage.healed.is_set():
             # A group that lags far behind the other.
