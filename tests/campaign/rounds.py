@@ -6,6 +6,7 @@ import asyncio
 import random
 import re
 import time
+import traceback
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -180,6 +181,9 @@ async def _carry_out(plan: Plan, stage: Stage, workloads: Sequence[Workload], ne
         )
     except TimeoutError as error:
         return [Violation("site", "not drained", str(error))]
+    except Exception:
+        # A long campaign goes on with the next round.
+        return [Violation("site", "a client of the campaign failed", traceback.format_exc())]
     finally:
         for task in clients:
             task.cancel()

@@ -12,6 +12,7 @@ import asyncpg
 from queen.broker.sharding.fleet import connect_fleet
 from queen.broker.sharding.move import Mover
 from queen.errors import QueenError as ServerError
+from queen.storage.database import UNAVAILABLE_ERRORS
 from queen.wire.shards import Name
 from tests.campaign.client import Recorder
 from tests.campaign.history import Call, Outcome, Violation
@@ -280,7 +281,7 @@ class MovesWorkload(LogWorkload):
                 async with asyncio.timeout(30), connect_fleet(self.site.dsns) as fleet:
                     await Mover(fleet).move(Name.queue(self.queue), to)
                 self.history.end(call, Outcome.OK)
-            except (ServerError, OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except (ServerError, asyncpg.PostgresError, *UNAVAILABLE_ERRORS) as error:
                 # PostgreSQL went away: the queue is on one shard or the other, and the next move begins there.
                 self.history.end(call, Outcome.UNKNOWN, error=f"{type(error).__name__}: {error}")
 
