@@ -138,7 +138,7 @@ class Guard:
     ) -> None:
         """Without a `verifier` clients are identified by certificates alone; if not `guarded`, all are admitted."""
         self._verifier = verifier
-        self._browsers = browsers
+        self.browsers = browsers
         self._guarded = guarded
         self._lookup = lookup
         self._skipped = frozenset(skip_paths)
@@ -187,7 +187,7 @@ class Guard:
         if request.method == "HEAD" and request.route is not None and takes_messages(request.route):
             return error_response(405, "HEAD changes nothing, and this would", ((b"Allow", b"GET, OPTIONS"),))
         if (b"origin" in headers or b"sec-fetch-site" in headers) and (
-            refusal := self._browsers.check(request)
+            refusal := self.browsers.check(request)
         ) is not None:
             self.refused["browser"] += 1
             return refusal
@@ -230,7 +230,7 @@ class Guard:
         """What is answered whatever the body says; None: that is decided when it has come."""
         headers, route = request.headers, request.route
         if (b"origin" in headers or b"sec-fetch-site" in headers) and (
-            refusal := self._browsers.check(request)
+            refusal := self.browsers.check(request)
         ) is not None:
             self.refused["browser"] += 1
             return refusal

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 from queen.concurrency import EagerFuture
 from queen.errors import BadRequest, NotFound, Overloaded, QueenError
 from queen.http.server.errors import RETRY_SOON, status_of
-from queen.http.server.limits import Address, Budget, Limits, Metered, Unsent
+from queen.http.server.limits import Address, Budget, Limits, Metered, Unfinished, Unsent
 from queen.http.server.message import (
     BODILESS,
     Access,
@@ -209,6 +209,7 @@ class HttpServer:
             if transport.is_closing():
                 del self.upgraded[transport]
                 upgraded.unsent.set(0)
+                upgraded.unfinished.set(0)
                 self.budget.leave(upgraded.peer, upgraded.address)
             elif upgraded.is_stuck(transport.get_write_buffer_size(), self.now):
                 transport.abort()
@@ -220,12 +221,13 @@ class HttpServer:
 class _Upgraded:
     """A connection that another protocol has taken over."""
 
-    __slots__ = ("_since", "address", "peer", "unsent")
+    __slots__ = ("_since", "address", "peer", "unfinished", "unsent")
 
-    def __init__(self, peer: str, address: Address, unsent: Unsent, now: float) -> None:
+    def __init__(self, peer: str, address: Address, unsent: Unsent, unfinished: Unfinished, now: float) -> None:
         self.peer = peer
         self.address = address
         self.unsent = unsent
+        self.unfinished = unfinished
         self._since = now
 
     def is_stuck(self, unsent: int, now: float) -> bool:
@@ -393,12 +395,13 @@ class HttpProtocol(asyncio.BaseProtocol):
         self._reader.close()
         self._server.forget(self)
         if self._address is not None:
+            unfinished = Unfinished(self._server.budget, self._address)
             self._server.upgraded[self._transport] = _Upgraded(
-                self._peer, self._address, self._unread, self._server.now
+                self._peer, self._address, self._unread, unfinished, self._server.now
             )
             self._address = None
             if isinstance(protocol, Metered):
-                protocol.unsent = self._unread
+                protocol.unsent, protocol.unfinished = self._unread, unfinished
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
         if leftover:
