@@ -220,7 +220,7 @@ class ExchangeLog:
         self._path = f"/api/v1/pop/queue/{quote(self.queue, safe='')}"
 
     def create(self, link: Link, retention_seconds: int) -> None:
-        """Create the queue: it keeps messages for a while, also those that nobody listens to."""
+        """Create the queue: it keeps messages for a while, also without listeners."""
         options = {"retentionEnabled": True, "retentionSeconds": retention_seconds}
         try:
             link.post("/api/v1/configure", {"queue": self.queue, "options": options})

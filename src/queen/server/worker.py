@@ -379,7 +379,7 @@ def run_worker(
     """Serve until SIGTERM or SIGINT, then finish what was begun and return. `listening`: a socket that is bound."""
     # A payload may be nested deeper than Python's own code ever is.
     sys.setrecursionlimit(_RECURSION_LIMIT)
-    # Requests come and go without cycles; looking for some after every 700 of them is wasted.
+    # Requests leave no reference cycles; collecting after every 700 allocations is wasted.
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
     uvloop.run(_serve(settings, worker_id, runtime_dir, on_ready, listening))

@@ -41,7 +41,7 @@ from queen.wire.state.ephemeral import (
 )
 
 _POLL_SECONDS: Final = 1.0
-"""How often a pop that waits looks, though nothing was pushed that it heard of."""
+"""How often a pop that waits looks, though it received no notification of a push."""
 _RETRY_AFTER: Final = 1
 """Seconds after which a push to a full queue may be repeated."""
 _EPOCH_BITS: Final = 48

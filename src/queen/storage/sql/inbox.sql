@@ -62,7 +62,7 @@ DELETE FROM queen.inbox WHERE id = ANY ($1::bigint[]) AND queue <> ALL ($2::text
 RETURNING xid, id, pushed_at, trace_id, count, topic, queue, partition, transaction_ids, body;
 
 -- name: inbox_refuse
--- Put a row aside that can never be appended, and say why.
+-- Quarantine a row that can never be appended, with the reason.
 WITH gone AS (
     DELETE FROM queen.inbox WHERE id = $1 RETURNING *
 ), counted AS (

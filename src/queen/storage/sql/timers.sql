@@ -1,7 +1,7 @@
 -- Timers. A timer that fires is removed and its message appended in one transaction.
 
 -- name: timers_schedule
--- Schedule timers, or schedule them anew; whether each was there before, and when it is due.
+-- Schedule timers, or schedule them again; whether each was there before, and when it is due.
 INSERT INTO queen.timers AS t (queue, key, id, partition, transaction_id, body, deliver_at)
 SELECT i.queue, i.key, i.id, i.partition, i.transaction_id, i.body,
     clock_timestamp() + make_interval(secs => i.delay)
