@@ -42,10 +42,11 @@ _SCHEMA: Final = (
 _FOLDERS: Final = ", date string, hour string"
 
 
-def open_archive(root: Path) -> Manifest:
+def open_archive(root: str | Path) -> Manifest:
     """Raises `ArchiveError` when there is none."""
-    manifest = Manifest(root)
-    if not manifest.exists:
+    path = Location.parse(str(root)).path
+    manifest = Manifest(path) if path is not None else None
+    if manifest is None or not manifest.exists:
         raise ArchiveError(f"{root} is not an archive; make one with: queen pipeline archive QUEUE --to {root}")
     return manifest
 
@@ -100,7 +101,7 @@ def reading(root: str | Path, as_of: AsOf = None, catalog: str | None = None) ->
         return
     if as_of is not None:
         raise ArchiveError(f"{root} is not a table, and has no versions: --as-of is for archives in delta and iceberg")
-    manifest = open_archive(Path(root))
+    manifest = open_archive(root)
     with manifest.reading() as snapshot:
         yield _DirectoryView(manifest, snapshot.files)
 

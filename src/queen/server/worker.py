@@ -25,7 +25,7 @@ from queen.broker.inspect.standings import Standings
 from queen.broker.queues import Queues
 from queen.concurrency import BackgroundTask
 from queen.dashboard import Dashboard
-from queen.http.api.limits import RequestLimits
+from queen.http.api.limits import UNPACKED, RequestLimits, Unpacking
 from queen.http.api.table import add_routes
 from queen.http.auth.audit import Audit, is_audited
 from queen.http.auth.browser import BrowserRules
@@ -99,7 +99,7 @@ class Worker:
             admits_host=browsers.is_host_admitted,
             check_head=self.guard.check_head,
             limits=_limits(settings),
-            max_body_bytes=min(settings.max_body_bytes, settings.spare_memory_bytes // 2),
+            max_body_bytes=settings.body_bytes,
         )
         for broker in self.brokers:
             broker.popper.is_flooded = self._is_flooded
@@ -159,7 +159,9 @@ class Worker:
         # Loaded where it is asked for, and not in every worker.
         from queen.http.sqs.endpoint import SqsEndpoint
 
-        return SqsEndpoint(self.settings, self.api.broker, shards, router, audit, self.guard.refused)
+        return SqsEndpoint(
+            self.settings, self.api.broker, shards, router, audit, self.guard.refused, self.guard.browsers
+        )
 
     def _is_flooded(self) -> bool:
         return self.http.budget.is_flooded
@@ -341,12 +343,11 @@ def _limits(settings: Settings) -> Limits:
 
     The rest is for what is made of them.
     """
-    spare = settings.spare_memory_bytes
     return Limits(
         connections=raise_file_limit(settings.max_connections),
         connections_per_address=settings.max_connections_per_ip,
-        incoming_bytes=3 * spare // 8,
-        outgoing_bytes=spare // 4,
+        incoming_bytes=settings.incoming_bytes,
+        outgoing_bytes=settings.spare_memory_bytes // 4,
     )
 
 
@@ -354,9 +355,12 @@ def _around(settings: Settings, tracing: Tracing | None, counters: Counters, aud
     """What stands around the handlers of routes: the audit log, the limit of addresses, and what watches requests."""
     limit = IpLimit(counters, settings.ip_limit_per_minute) if settings.ip_limit_per_minute else None
     slow = SlowLog(settings.log_slow_ms) if settings.log_slow_ms else None
+    unpacking = Unpacking(settings)
 
     def around(route: Route) -> Handler:
         handler = route.handler
+        if route.pattern in UNPACKED:
+            handler = unpacking.around(handler)
         if is_audited(route):
             handler = audit.around(route, handler)
         if limit is not None and route.access is not Access.PUBLIC:

@@ -158,7 +158,7 @@ class ReadOptions:
     limits: BatchLimits
     max_tasks: int
     max_read_share: float
-    """How much of the time each task is at work; the rest it pauses."""
+    """How much of the machine a read may take; tasks pause for it."""
     fail_on_data_loss: bool | None
     group: str | None
     mirror_group: str | None
@@ -343,7 +343,7 @@ def _share(given: Mapping[str, str], name: str) -> float:
     except ValueError:
         share = 0.0
     if not 0.01 <= share <= 1:
-        raise SettingsError(f"{name} must be a share of the time from 0.01 to 1, not {text!r}")
+        raise SettingsError(f"{name} must be a share of the machine from 0.01 to 1, not {text!r}")
     return share
 
 

@@ -131,6 +131,8 @@ class InboxDrainer:
                 await self._run(session)
             except DatabaseUnavailable as error:
                 log.warning("connection with the lock of the inbox was lost; another worker takes over: %s", error)
+            except BUSY_ERRORS as error:
+                log.warning("inbox: append failed (%s); it is tried again", error)
             except Exception:
                 log.exception("inbox: append failed; retrying")
             finally:

@@ -18,7 +18,7 @@ from queen.broker.heartbeat import MaintenanceModes
 from queen.broker.state.timers import Timers
 from queen.broker.transactions.inbox_append import Appended, InboxAppender, QueuesHeld
 from queen.concurrency import BackgroundTask
-from queen.errors import DatabaseUnavailable
+from queen.errors import DatabaseUnavailable, Overloaded
 from queen.storage.database import Database, Record, Transaction, retry_transaction
 from queen.wire.envelope import Envelope
 
@@ -90,6 +90,9 @@ class TimerFiring:
                         pass
             except DatabaseUnavailable as error:
                 log.debug("timers wait for PostgreSQL: %s", error)
+                await asyncio.sleep(_PAUSE_SECONDS)
+            except Overloaded as error:
+                log.warning("timers could not be fired (%s); tried again", error)
                 await asyncio.sleep(_PAUSE_SECONDS)
             except Exception:
                 log.exception("timers could not be fired; retrying")

@@ -110,7 +110,7 @@ def archive(
 
     def housekeeping() -> None:
         if kind is Format.PARQUET:
-            join_files(Path(to))
+            join_files(to)
         else:
             open_table(kind, location, catalog).compact(TARGET_BYTES, _HOUSEKEEPING_FILES)
 
@@ -149,11 +149,9 @@ def compact(
         if format_at(location) in (Format.DELTA, Format.ICEBERG):
             table = _open_table(root, catalog, database_url, data_directory)
             joined = table.compact(target_mb * 2**20, 2, show)
-            before, after = joined.files_before, joined.files_after
         else:
-            done = join_files(Path(root), target_mb * 2**20, running_hour=all_hours, on_progress=show)
-            before, after = done.files_before, done.files_after
-    print(f"{before} files became {after}")
+            joined = join_files(root, target_mb * 2**20, running_hour=all_hours, on_progress=show)
+    print(f"{joined.files_before} files became {joined.files_after}")
 
 
 @command(jobs, "vacuum", example="queen pipeline vacuum s3://bucket/orders --keep-hours 24 --dry-run")
@@ -350,12 +348,16 @@ def reconcile(
 ) -> None:
     """Prove that what was pushed is in the archive: counts and checksums of every partition. Exits with 1 if not."""
     require_spark()
+    from queen.pipelines.archive_files import reading
     from queen.pipelines.jobs.reconcile import reconcile as compare
 
     connection = connect(server, token, database_url, data_directory)
+    names = tuple(queue or ())
     with spark_failures():
-        names = tuple(queue or ())
         where = _catalog_of(root, catalog, data_directory, database_url)
+        # What is no archive is said before Spark starts.
+        with reading(root, catalog=where):
+            pass
         reports = compare(session("reconcile", master, conf), connection, root, names, where)
     if json:
         print_json(reports)
@@ -399,14 +401,11 @@ def dlq_report(
     require_spark()
     from queen.pipelines.jobs.dlq_report import dlq_report as cluster
 
+    begin, end = _time(since, "--from"), _time(until, "--until")
+    connection = connect(server, token, database_url, data_directory)
     with spark_failures():
         clusters = cluster(
-            session("dlq-report", master, conf),
-            connect(server, token, database_url, data_directory),
-            queue=queue,
-            since=_time(since, "--from"),
-            until=_time(until, "--until"),
-            samples=samples,
+            session("dlq-report", master, conf), connection, queue=queue, since=begin, until=end, samples=samples
         )
     if json:
         print_json(clusters)
@@ -446,13 +445,12 @@ def rollup(
         raise QueenError(f"--every {every}: expected {EXPECTED_DURATION}")
     from queen.pipelines.jobs.rollup import rollup as roll_up
 
+    begin, end = _time(since, "--from"), _time(until, "--until")
     connection = connect(server, token, database_url, data_directory)
     spark = session("rollup", master, conf)
-    begin = _time(since, "--from")
     while True:
         with spark_failures():
-            keep = timedelta(days=keep_days)
-            done = roll_up(spark, connection, since=begin, until=_time(until, "--until"), keep=keep)
+            done = roll_up(spark, connection, since=begin, until=end, keep=timedelta(days=keep_days))
         span = f"{done.since:%Y-%m-%d %H:%M} to {done.until:%Y-%m-%d %H:%M} UTC"
         print(f"{span}: {done.messages} messages of {done.queues} queues in {done.rows} rows", flush=True)
         if pause is None:

@@ -138,7 +138,7 @@ class Guard:
     ) -> None:
         """Without a `verifier` clients are identified by certificates alone; if not `guarded`, all are admitted."""
         self._verifier = verifier
-        self._browsers = browsers
+        self.browsers = browsers
         self._guarded = guarded
         self._lookup = lookup
         self._skipped = frozenset(skip_paths)
@@ -189,7 +189,7 @@ class Guard:
                 405, "HEAD is not allowed on a route that changes data", ((b"Allow", b"GET, OPTIONS"),)
             )
         if (b"origin" in headers or b"sec-fetch-site" in headers) and (
-            refusal := self._browsers.check(request)
+            refusal := self.browsers.check(request)
         ) is not None:
             self.refused["browser"] += 1
             return refusal
@@ -232,7 +232,7 @@ class Guard:
         """What is answered whatever the body says; None: that is decided when it has come."""
         headers, route = request.headers, request.route
         if (b"origin" in headers or b"sec-fetch-site" in headers) and (
-            refusal := self._browsers.check(request)
+            refusal := self.browsers.check(request)
         ) is not None:
             self.refused["browser"] += 1
             return refusal

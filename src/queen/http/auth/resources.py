@@ -54,6 +54,7 @@ _WITHOUT_GROUPS: Final = frozenset(
     {
         "POST /api/v1/push",
         "POST /api/v1/transaction",
+        # Of a lease the group is looked up.
         "POST /api/v1/lease/{lease}/extend",
         "GET /ws/v1/consume",
         "POST /api/v1/configure",
@@ -116,6 +117,9 @@ class QueueLookup(Protocol):
 
     async def queues_of_lease(self, lease_id: str) -> Iterable[str]:
         """The queue of the partition that a lease is of; none when there is no such partition."""
+
+    async def groups_of_lease(self, lease_id: str) -> Iterable[str]:
+        """The consumer group that holds a lease; none when nobody does."""
 
     async def queues_of_batch(self, run: str, batch: int) -> Iterable[str] | None:
         """The queues that messages were staged for; None when it cannot be said, because items of topics were."""
@@ -204,6 +208,9 @@ async def check(principal: Principal, route: Route, named: Named, lookup: QueueL
                 raise Refused(f"the token is not for the consumer group {group!r}")
         if not named.groups and not is_about_topics(route) and f"{route.method} {route.pattern}" not in _WITHOUT_GROUPS:
             raise Refused("this request concerns all consumer groups: name one that the token allows")
+        for lease in named.leases:
+            if not all(map(principal.groups.admits, await lookup.groups_of_lease(lease))):
+                raise Refused("the token is not for the consumer group that holds the lease")
     if principal.queues is None and principal.namespaces is None:
         return
     for namespace, topic in named.topics:
@@ -215,23 +222,18 @@ async def check(principal: Principal, route: Route, named: Named, lookup: QueueL
     for queue in named.queues:
         await _check_queue(principal, queue, lookup)
     for partition in named.partitions:
-        for queue in await lookup.queues_of_partition(partition):
-            await _check_queue(principal, queue, lookup)
+        await _check_found(principal, await lookup.queues_of_partition(partition), "the partition", lookup)
     for lease in named.leases:
-        for queue in await lookup.queues_of_lease(lease):
-            await _check_queue(principal, queue, lookup)
+        await _check_found(principal, await lookup.queues_of_lease(lease), "the lease", lookup)
     for run, batch in named.batches:
         queues = await lookup.queues_of_batch(run, batch)
         if queues is None:
             raise Refused("the batch holds topic items, which cannot be checked one by one")
-        for queue in queues:
-            await _check_queue(principal, queue, lookup)
+        await _check_found(principal, queues, "the batch", lookup)
     for stream in named.streams:
-        for queue in await lookup.queues_of_stream(stream):
-            await _check_queue(principal, queue, lookup)
+        await _check_found(principal, await lookup.queues_of_stream(stream), "the streaming query", lookup)
     for name in named.stream_names:
-        for queue in await lookup.queues_of_stream_named(name):
-            await _check_queue(principal, queue, lookup)
+        await _check_found(principal, await lookup.queues_of_stream_named(name), "the streaming query", lookup)
 
 
 def check_scopes(principal: Principal, route: Route, named: Named) -> None:
@@ -268,6 +270,15 @@ class ConsumerLimits:
         groups = self._principal.groups
         if groups is not None and not groups.admits(group):
             raise Refused(f"the token is not for the consumer group {group!r}")
+
+
+async def _check_found(principal: Principal, queues: Iterable[str], of: str, lookup: QueueLookup) -> None:
+    """The same for queues that the request does not name itself: a refusal must not say what they are called."""
+    for queue in queues:
+        try:
+            await _check_queue(principal, queue, lookup)
+        except Refused:
+            raise Refused(f"the token is not for the queue of {of}") from None
 
 
 async def _check_queue(principal: Principal, queue: str, lookup: QueueLookup) -> None:

@@ -186,7 +186,7 @@ class Session:
         items = request.items()
         subscription = self._subscription(request.subscription) if request.subscription is not None else None
         group = self._group_of(request, subscription, items)
-        self._check_held([item.lease_id for item in items], group)
+        self._check_held([(item.lease_id, item.partition_id) for item in items], group)
         if request.credit is not None:
             if subscription is None:
                 raise BadRequest("credit needs the id of the subscription it is for (at subscription)")
@@ -197,14 +197,17 @@ class Session:
         answer = self._broker.acker.ack(items, group, bytes, batch=request.is_batch)
         self._follow(request, answer, partial(self._acked, request.id, items, group))
 
-    def _check_held(self, leases: Sequence[str | None], group: str | None = None) -> None:
-        """A client with limits may settle only what was delivered on this connection."""
+    def _check_held(self, leases: Sequence[tuple[str | None, str | None]], group: str | None = None) -> None:
+        """A client with limits may settle only what was delivered on this connection: leases, and their partitions.
+
+        Of other partitions the answer would say what they and their queues are called.
+        """
         limits = self._limits
         if limits is None or not limits.is_limited:
             return
         if group is not None:
             limits.check_group(group)
-        if any(lease is None or self._held.get(lease) is None for lease in leases):
+        if not all(self._held.covers(lease, partition) for lease, partition in leases):
             raise Forbidden("the token is limited: only leases that were delivered on this connection can be settled")
 
     def _group_of(
@@ -223,7 +226,7 @@ class Session:
         self._socket.send(answers.acked(id, results))
 
     def _renew(self, request: Renew) -> None:
-        self._check_held([request.lease_id])
+        self._check_held([(request.lease_id, None)])
         since = asyncio.get_running_loop().time()
         answer = self._broker.renewer.renew(request.lease_id, request.seconds)
 

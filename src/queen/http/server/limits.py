@@ -149,15 +149,38 @@ class Unsent:
         return bool(self.nbytes) and (self._budget.is_flooded or self._budget.is_flooding(self._address))
 
 
+class Unfinished:
+    """What one client has sent so far of a message that has not come to its end."""
+
+    __slots__ = ("_address", "_budget", "nbytes")
+
+    def __init__(self, budget: Budget, address: Address) -> None:
+        self._budget = budget
+        self._address = address
+        self.nbytes = 0
+
+    def set(self, nbytes: int) -> bool:
+        """Whether there is room for it, beside the bodies of requests."""
+        more = nbytes - self.nbytes
+        self.nbytes = nbytes
+        if more < 0:
+            self._budget.give_back(self._address, -more)
+        if more <= 0 or self._budget.take_in(self._address, more, nbytes):
+            return True
+        self._budget.refused["incoming"] += 1
+        return False
+
+
 class Upgraded:
     """A connection that another protocol has taken over."""
 
-    __slots__ = ("_since", "address", "peer", "unsent")
+    __slots__ = ("_since", "address", "peer", "unfinished", "unsent")
 
-    def __init__(self, peer: str, address: Address, unsent: Unsent, now: float) -> None:
+    def __init__(self, peer: str, address: Address, unsent: Unsent, unfinished: Unfinished, now: float) -> None:
         self.peer = peer
         self.address = address
         self.unsent = unsent
+        self.unfinished = unfinished
         self._since = now
 
     def is_stuck(self, unsent: int, now: float) -> bool:
@@ -169,6 +192,7 @@ class Upgraded:
 
 
 class Metered(asyncio.Protocol):
-    """A protocol that says how much of what it wrote is still unsent."""
+    """A protocol that says how much of what it wrote is unsent, and how much it holds of what has not all come."""
 
     unsent: Unsent | None = None
+    unfinished: Unfinished | None = None

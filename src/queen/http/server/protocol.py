@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from queen.concurrency import EagerFuture
 from queen.http.server.errors import RETRY_SOON, failure_response
-from queen.http.server.limits import FLOODED_SECONDS, Address, Budget, Limits, Metered, Unsent, Upgraded
+from queen.http.server.limits import FLOODED_SECONDS, Address, Budget, Limits, Metered, Unfinished, Unsent, Upgraded
 from queen.http.server.message import (
     BODILESS,
     Access,
@@ -204,6 +204,7 @@ class HttpServer:
             if transport.is_closing():
                 del self.upgraded[transport]
                 upgraded.unsent.set(0)
+                upgraded.unfinished.set(0)
                 self.budget.leave(upgraded.peer, upgraded.address)
             elif upgraded.is_stuck(transport.get_write_buffer_size(), self.now):
                 transport.abort()
@@ -369,10 +370,13 @@ class HttpProtocol(asyncio.BaseProtocol):
         self._reader.close()
         self._server.forget(self)
         if self._address is not None:
-            self._server.upgraded[self._transport] = Upgraded(self._peer, self._address, self._unread, self._server.now)
+            unfinished = Unfinished(self._server.budget, self._address)
+            self._server.upgraded[self._transport] = Upgraded(
+                self._peer, self._address, self._unread, unfinished, self._server.now
+            )
             self._address = None
             if isinstance(protocol, Metered):
-                protocol.unsent = self._unread
+                protocol.unsent, protocol.unfinished = self._unread, unfinished
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
         if leftover:
