@@ -251,7 +251,7 @@ class Ephemeral:
             raise NotFound(f"ephemeral queue {queue!r} does not exist", NOT_FOUND)
         view = _view(rows[0])
         partitions = await self._database.fetch("ephemeral_partitions", queue)
-        groups = await self._database.fetch("ephemeral_standing", queue)
+        groups = await self._database.fetch("ephemeral_group_stats", queue)
         return EphemeralDepth(
             view.queue,
             view.declared,

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from queen.broker.broker import Broker
-from queen.broker.inspect.standings import Standings
+from queen.broker.inspect.queue_stats import QueueStats
 from queen.broker.pop.requests import PopRequest, unchanged
 from queen.broker.queues import option_values
 from queen.http.routing.context import Shard
@@ -109,7 +109,7 @@ class FifoQueues:
 
     async def counts(self, queue: SqsQueue) -> Counts:
         async def stand(shard: Shard) -> list[Record]:
-            return await Standings(shard.broker.database, 0.0).of(queue.name, "", "")
+            return await QueueStats(shard.broker.database, 0.0).of(queue.name, "", "")
 
         rows = await self._shards.on_queue(queue.name, stand)
         (known,) = await self._database.fetch("sqs_in_flight", queue.id)

@@ -139,7 +139,7 @@ ORDER BY 1 LIMIT $2 OFFSET $3;
 -- The partitions of a queue that have messages.
 SELECT partition, count(*) AS length FROM queen.ephemeral_messages WHERE queue = $1 GROUP BY partition ORDER BY partition;
 
--- name: ephemeral_standing
+-- name: ephemeral_group_stats
 -- The groups of a queue: how many messages each has yet to be given, and how many of those it was given are leased.
 SELECT g.name, (
         SELECT count(*) FROM queen.ephemeral_messages m

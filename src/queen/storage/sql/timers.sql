@@ -39,7 +39,7 @@ SELECT count(*) AS found FROM (
     SELECT FROM queen.timers WHERE ($1::text = '' OR queue = $1) AND starts_with(key, $2) LIMIT $3
 ) t;
 
--- name: timers_standing
+-- name: timer_stats
 -- How many timers wait, how many of them are due, and for how many seconds the first of these has been.
 SELECT count(*) AS pending, count(*) FILTER (WHERE deliver_at <= clock_timestamp()) AS due,
     greatest(0, coalesce(extract(epoch FROM clock_timestamp() - min(deliver_at)), 0))::float8 AS lag FROM queen.timers;
