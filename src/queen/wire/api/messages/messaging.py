@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, UnsetType, field
 
-from queen.wire.api.fields import CLAMPED, Answer, Body, Count, OptionalName, Query, SnakeAnswer, Time, Uuid
+from queen.wire.api.fields import CLAMPED, Answer, Body, Count, OptionalName, Query, SnakeAnswer, Time, Uuid, WaitMillis
 from queen.wire.state.kv import KvReason, KvResult
 from queen.wire.state.timers import TimerResult
 
@@ -195,17 +195,7 @@ class PopQuery(Query):
 
     batch: _Batch | None = None
     wait: Annotated[bool, Meta(description="Wait for messages when there are none.")] = False
-    timeout: (
-        Annotated[
-            int,
-            Meta(
-                ge=0,
-                description="How long to wait, in milliseconds; DEFAULT_TIMEOUT when absent.",
-                extra={CLAMPED: True},
-            ),
-        ]
-        | None
-    ) = None
+    timeout: WaitMillis | None = None
     consumer_group: Annotated[
         OptionalName, Meta(description="The consumer group; without it, all consumers share one position.")
     ] = ""
