@@ -98,8 +98,8 @@ class Inbox:
 class Source:
     """A thread that polls the server and hands over what it gets.
 
-    An outage shorter than `outage_grace` seconds is waited out, because leases outlive it; a longer one is handed over as
-    an error, upon which Celery connects again.
+    An outage shorter than `outage_grace` seconds is waited out, because leases outlive it; a longer one is handed over
+    as an error, upon which Celery connects again.
     """
 
     def __init__(self, name: str, address: Address, outage_grace: float, on_error: Callable[[Exception], None]) -> None:
