@@ -3913,7 +3913,7 @@ export interface components {
         };
         /**
          * Deleted
-         * @description `existed` tells whether there was such a queue.
+         * @description `existed` says whether there was such a queue.
          */
         Deleted: {
             deleted: boolean;
@@ -4497,7 +4497,7 @@ export interface components {
         };
         /**
          * ItemRef
-         * @description The item a request is about. `lease_owner`, when it is sent, has to be that of the current lease.
+         * @description The item of a request. `lease_owner`, when it is sent, has to be that of the current lease.
          */
         ItemRef: {
             id: number | string;
@@ -5568,7 +5568,7 @@ export interface components {
          * @description Messages, and the lease that holds their partitions (empty with `autoAck`).
          *
          *         `partition` and `partitionId` are those of the first message; each message has its own. Where the group gets only
-         *         the newest message of a partition, `conflation` is true; `conflationConflict` says that the request wants otherwise.
+         *         the newest message of a partition, `conflation` is true; `conflationConflict`: the request asked otherwise.
          *         A request that asks for conflation is answered so, without messages, where others are answered 204.
          */
         Popped: {
@@ -5659,7 +5659,7 @@ export interface components {
         };
         /**
          * PushCounts
-         * @description What became of the items of a binary push that wants no more than that.
+         * @description The outcome of the items of a binary push that asks for no more than that.
          */
         PushCounts: {
             count: number;
@@ -6012,7 +6012,7 @@ export interface components {
         };
         /**
          * Refreshed
-         * @description Numbers are always read live, so this only tells of how many things they are.
+         * @description Numbers are always read live, so this only says of how many objects they are.
          */
         Refreshed: {
             partition: components["schemas"]["PartitionsUpdated"];
@@ -6468,7 +6468,7 @@ export interface components {
         };
         /**
          * ShardMoved
-         * @description Whether it was elsewhere before; while it is `running`, nobody knows yet.
+         * @description Whether it was elsewhere before; while it is `running`, this is not known yet.
          */
         ShardMoved: {
             name: string;
@@ -6993,7 +6993,7 @@ export interface components {
         };
         /**
          * ThroughputPoint
-         * @description What happened in one bucket, and how the workers were; process columns are null when nobody sampled them.
+         * @description What happened in one bucket, and how the workers were; process columns are null when they were not sampled.
          */
         ThroughputPoint: {
             /** Format: date-time */
@@ -7586,7 +7586,7 @@ export interface components {
         };
         /**
          * WorkerView
-         * @description A worker that is alive: it was heard of within the last half minute.
+         * @description A worker that is alive: it has reported within the last half minute.
          */
         WorkerView: {
             id: string;

@@ -155,7 +155,7 @@ class Channel(virtual.Channel):
             self._log(exchange).push(self._link, message)
 
     def _bound_here(self, kind: str, exchange: str, routing_key: str) -> set[str]:
-        """The queues that this process has bound; those of listeners only where nobody else has one of that name."""
+        """The queues that this process has bound; those of listeners only where there is no other of that name."""
         queues = {queue for queue in self._lookup(exchange, routing_key) if queue}
         return queues if kind == "direct" else {queue for queue in queues if not self._is_listener(queue)}
 

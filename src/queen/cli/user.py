@@ -193,7 +193,7 @@ def _actor() -> str:
 
 
 def _settings(*, signing: bool = False) -> ProxySettings:
-    """Only a token needs the secret, which `signing` asks for; everything else is about the database."""
+    """Only a token needs the secret, which `signing` asks for; everything else uses the database."""
     environ = dict(os.environ)
     if not signing and not environ.keys() & {"JWT_SECRET", "JWT_SECRET_FILE"}:
         environ["JWT_SECRET"] = "unused"

@@ -140,7 +140,7 @@ class Front(asyncio.Protocol):
             self._feed_first(data)
 
     def eof_received(self) -> None:
-        # Whoever sends no more is taken for gone, as nearly everybody is.
+        # A client that has closed its sending side is taken for gone, as nearly all are.
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:

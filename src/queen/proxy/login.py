@@ -145,7 +145,7 @@ class Login:
         return _json(404, {"error": "Not Found"})
 
     async def identify(self, asked: Asked) -> Identity | None:
-        """Whoever asks: by bearer token, or by cookie."""
+        """The user of a request, by bearer token or by cookie."""
         token = login_token(asked)
         return await self.sessions.identify(token) if token else None
 

@@ -95,7 +95,7 @@ class Upstream(asyncio.Protocol):
         self._exchange = exchange
 
     def abandon(self) -> None:
-        """Nobody waits for the answer any more; the server behind notices."""
+        """The client no longer waits for the response; the server behind notices."""
         self._exchange = None
         self.transport.abort()
 

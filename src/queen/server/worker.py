@@ -19,9 +19,9 @@ from queen import __version__
 from queen.broker.broker import Broker
 from queen.broker.inspect.groups import Groups
 from queen.broker.inspect.log_reader import LogReader
+from queen.broker.inspect.queue_stats import QueueStats
 from queen.broker.inspect.resources import Resources
 from queen.broker.inspect.seeks import Seeks
-from queen.broker.inspect.standings import Standings
 from queen.broker.queues import Queues
 from queen.concurrency import BackgroundTask
 from queen.dashboard import Dashboard
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from queen.broker.sharding.sharded_broker import ShardedBroker
     from queen.http.sqs.endpoint import SqsEndpoint
     from queen.http.tracing import Tracing
-    from queen.proxy.inside import ServerLogin
+    from queen.proxy.server_login import ServerLogin
 
 _GRACE_SECONDS = 8.0
 _LAST_SPANS_SECONDS = 1.5
@@ -112,13 +112,13 @@ class Worker:
             socket.gethostname(),
             HttpStats(self.http.statuses, self.http.in_flight),
         )
-        standings = [Standings(broker.database, settings.stats_cache_ms / 1000) for broker in self.brokers]
-        self._keeping_warm = [one.keep_warm for one in standings]
+        queue_stats = [QueueStats(broker.database, settings.stats_cache_ms / 1000) for broker in self.brokers]
+        self._keeping_warm = [one.keep_warm for one in queue_stats]
         self._warming: list[BackgroundTask] = []
         self.live = LiveFeed(
             self.brokers,
             self.recorder,
-            standings,
+            queue_stats,
             self._sharded.directory.changed if self._sharded is not None else None,
         )
         self.api = Api(
@@ -126,7 +126,7 @@ class Worker:
             front,
             self.brokers,
             self.recorder,
-            self._scraper(standings),
+            self._scraper(queue_stats),
             self._metric_sources(),
             self.consumers,
             self.live,
@@ -142,7 +142,7 @@ class Worker:
             router.fallback = self._login.before(router.fallback)
             self.guard.sessions = self._login
         host_cache = HostViewCache(runtime_dir) if settings.num_workers > 1 else None
-        shards = [self._shard(broker, some) for broker, some in zip(self.brokers, standings, strict=True)]
+        shards = [self._shard(broker, some) for broker, some in zip(self.brokers, queue_stats, strict=True)]
         shard_router = self._sharded.router if self._sharded is not None else None
         add_routes(
             router, self.api, shards, SingleFlightCache(settings.stats_cache_ms / 1000, host_cache), shard_router
@@ -249,7 +249,7 @@ class Worker:
         for broker in self.brokers:
             await broker.stop()
 
-    def _shard(self, broker: Broker, standings: Standings) -> Shard:
+    def _shard(self, broker: Broker, queue_stats: QueueStats) -> Shard:
         """One shard with its views. What workers have counted is kept by the first shard for all of them."""
         kept_seconds = self.settings.stats_cache_ms / 1000
         groups = Groups(broker.database, broker.catalog, broker.publish, kept_seconds)
@@ -259,13 +259,13 @@ class Worker:
         return Shard(
             broker,
             Queues(broker.database, broker.catalog, broker.publish, broker.meter),
-            Resources(broker.database, broker.catalog.shard, standings),
+            Resources(broker.database, broker.catalog.shard, queue_stats),
             groups,
             summaries.get,
             furthest.get,
             Seeks(broker.database, broker.catalog, groups, broker.publish),
             LogReader(broker.database, broker.catalog.shard, broker.envelope),
-            Status(broker.database, History(self.broker.database, self.recorder), standings),
+            Status(broker.database, History(self.broker.database, self.recorder), queue_stats),
             History(broker.database, self.recorder),
         )
 
@@ -301,7 +301,7 @@ class Worker:
         held.add_metric(("outgoing",), self.http.budget.outgoing)
         yield held
 
-    def _scraper(self, standings: Sequence[Standings]) -> Scraper:
+    def _scraper(self, queue_stats: Sequence[QueueStats]) -> Scraper:
         """Metrics of all shards."""
         seconds = self.settings.stats_cache_ms / 1000
         lags = [
@@ -318,7 +318,7 @@ class Worker:
                 own,
                 self.settings.metrics_max_queues,
             )
-            for broker, behind, own in zip(self.brokers, lags, standings, strict=True)
+            for broker, behind, own in zip(self.brokers, lags, queue_stats, strict=True)
         ]
         return ShardsScraper(first, others) if others else first
 
@@ -334,7 +334,7 @@ def _sharded(settings: Settings, brokers: Sequence[Broker]) -> ShardedBroker | N
 
 def _login(settings: Settings, dsn: str) -> ServerLogin:
     # Loaded where people log in, and not in every worker.
-    from queen.proxy.inside import ServerLogin
+    from queen.proxy.server_login import ServerLogin
 
     return ServerLogin(settings, dsn)
 
@@ -384,7 +384,7 @@ def run_worker(
     """Serve until SIGTERM or SIGINT, then finish what was begun and return. `listening`: a socket that is bound."""
     # A payload may be nested deeper than Python's own code ever is.
     sys.setrecursionlimit(_RECURSION_LIMIT)
-    # Requests come and go without cycles; looking for some after every 700 of them is wasted.
+    # Requests leave no reference cycles; collecting after every 700 allocations is wasted.
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
     uvloop.run(_serve(settings, worker_id, runtime_dir, on_ready, listening))

@@ -1,4 +1,4 @@
-"""What a worker tells the server about itself, for `GET /api/v1/tasks` and the dashboard."""
+"""What a worker reports to the server, for `GET /api/v1/tasks` and the dashboard."""
 
 from __future__ import annotations
 

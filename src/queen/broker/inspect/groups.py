@@ -202,7 +202,7 @@ class Groups:
     async def delete(self, group: str, queue: str | None, *, with_subscriptions: bool) -> int:
         """Forget where a group is, on one queue or on all; returns on how many partitions.
 
-        With its subscriptions gone it begins anew at its next pop, else again where they say. Dead letters stay, and
+        With its subscriptions gone it starts again at its next pop, else again where they say. Dead letters stay, and
         it is not paused any more. A group that has no dead letters, and no place on any other queue, is then gone.
         """
         group_id = await self.group(group)

@@ -197,7 +197,7 @@ class StreamCycles:
         return available.get(acked.key, 0)
 
     async def _release(self, ack: CycleAck | None, context: _CycleContext) -> None:
-        """Whoever computes the cycle again pops its messages again: they need not wait for the lease to expire."""
+        """The cycle is computed again from its messages: popping them need not wait for the lease to expire."""
         if ack is None or not ack.lease_id:
             return
         released = await self._database.fetch("release_leases", [context.partition.id], [ack.lease_id])

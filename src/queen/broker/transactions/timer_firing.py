@@ -1,7 +1,7 @@
 """Firing timers: those that are due are removed, and their messages appended, in one transaction.
 
 Every worker fires at the times of the timers that it scheduled itself; the one that runs the background jobs looks for
-all others, as of workers that have ended, every second while there are any. Whoever comes first takes a timer.
+for all others, such as those of ended workers, every second while there are any. The first of them takes a timer.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class TimerFiring:
         return is_due
 
     async def _find_due(self) -> bool:
-        """Whether a timer of anybody is due."""
+        """Whether any timer is due."""
         if not self._elected.is_set():
             return False
         rows = await self._database.fetch("timers_next")

@@ -132,7 +132,7 @@ def search(
     if status is not None and status not in _STATUSES:
         raise UserError(f"--status is {', '.join(_STATUSES)}, not {status!r}")
     session = Session.of(ctx)
-    # Regular expressions are looked for here, in what passes the rest.
+    # Regular expressions are matched here, on what passes the rest.
     matches = message_filter(where, grep)
     asked: dict[str, Any] = {
         "partition": partition,

@@ -53,7 +53,7 @@ _PAUSES: Final[Mapping[str, tuple[str, str]]] = {
     "ConsumerGroup": ("pause_consumer_group", "resume_consumer_group"),
     "Topic": ("pause_topic", "resume_topic"),
 }
-"""The calls that pause and resume what a document is about; they take the fields that it must have."""
+"""The calls that pause and resume the object of a document; they take the fields that it must have."""
 
 # Groups need their queues, and what is deleted may be needed by nothing that is made.
 _ORDER: Final = ("Queue", "ConsumerGroup", "Topic", "Quota", "WriteMode", "Pipeline")
@@ -226,7 +226,7 @@ class _State:
         return self._pipelines
 
     def is_paused(self, document: Mapping[str, Any]) -> bool:
-        """Whether the thing that a document is about exists and is paused."""
+        """Whether the object of a document exists and is paused."""
         if document["kind"] == "Topic":
             return bool(self.topics(document["namespace"]).get(document["name"], {}).get("paused"))
         of_group = document["kind"] == "ConsumerGroup"

@@ -113,7 +113,7 @@ def _row(
     messages = queue["messages"]
     pushed = popped = None
     if before is not None and seconds > 0:
-        # Retention takes messages away as well: a total that falls says nothing about pushes.
+        # Retention deletes messages as well: a total that falls says nothing about pushes.
         pushed = max(0, messages["total"] - before["total"]) / seconds
         waiting = messages["pending"] + messages["processing"] - before["pending"] - before["processing"]
         popped = max(0.0, pushed - waiting / seconds)

@@ -86,7 +86,7 @@ class Audit:
         return audited
 
     async def _before(self, request: Request) -> Any:
-        """What is about to change, as it is: modes, a group, a topic, a quota, the options of a queue."""
+        """The state before the change: modes, a group, a topic, a quota, the options of a queue."""
         path, params = request.path, request.params
         if path.startswith("/api/v1/system/maintenance"):
             modes = self._brokers[0].modes

@@ -57,7 +57,7 @@ class BrowserRules:
     def is_host_admitted(self, host: bytes) -> bool:
         """Whether a client may call this server by this name.
 
-        A page can have its own name lead to this machine; the name it then calls it by gives it away.
+        A page can have its own name lead to this machine (DNS rebinding); the `Host` header then shows that name.
         """
         return self._hosts is None or _host_name(host) in self._hosts
 

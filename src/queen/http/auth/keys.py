@@ -316,7 +316,7 @@ def _thumbprint(key: Key) -> str:
 
 def _read_secret(secret: str) -> OctKey:
     if "-----BEGIN" in secret:
-        # Whoever knows a public key could sign with it if it were taken for a secret.
+        # If a public key were accepted as a secret, every client that knows it could sign with it.
         raise SettingsError("JWT_SECRET holds a PEM key: a public key belongs in JWT_PUBLIC_KEY")
     if len(secret.encode()) < _SHORT_SECRET_BYTES:
         log.warning(

@@ -49,7 +49,7 @@ _TOPICS: Final = "/api/v1/topics"
 _SHORT_TOPIC_PATHS: Final = frozenset(
     {"/enqueue", "/dequeue", "/ack", "/nack", "/topics", "/dlq", "/dlq/delete", "/dlq/retry"}
 )
-# These neither show consumer groups nor move them. Whatever else names no group is about all of them.
+# These neither show consumer groups nor move them. All other requests that name no group concern all of them.
 _WITHOUT_GROUPS: Final = frozenset(
     {
         "POST /api/v1/push",
@@ -366,7 +366,7 @@ def _timers(request: Request, named: Named) -> None:
 
 
 def _with_queue(request: Request, named: Named) -> dict[str, Any]:
-    """A body that names the one queue it is about."""
+    """A body that names its one queue."""
     body = decode_object(request.body)
     queue = optional_str(body, "queue")
     if not queue:

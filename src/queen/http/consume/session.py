@@ -21,7 +21,7 @@ from queen.http.consume.options import check_conflation, checked_group, starting
 from queen.http.consume.requests import (
     Acknowledge,
     AddCredit,
-    Misunderstood,
+    InvalidMessage,
     Ping,
     Refuse,
     Renew,
@@ -79,7 +79,7 @@ class Session:
     def received(self, text: bytes) -> None:
         try:
             request = decode_request(text)
-        except Misunderstood as error:
+        except InvalidMessage as error:
             self._socket.send(answers.error(error.id, error.kind, 400, str(error)))
             return
         try:

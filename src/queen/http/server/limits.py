@@ -73,7 +73,7 @@ class Budget:
         self.incoming = 0
         self.outgoing = 0
         self.alarm: float = limits.outgoing_bytes_per_address or math.inf
-        """With fewer unread bytes of answers than this, nobody has too many of them."""
+        """With fewer unread bytes of responses than this, no client has too many."""
         self.incoming_alarm: float = limits.incoming_bytes_per_address or math.inf
         """The same, of requests."""
         self.refused: dict[str, int] = {"connections": 0, "incoming": 0, "outgoing": 0}
@@ -184,7 +184,7 @@ class Upgraded:
         self._since = now
 
     def is_stuck(self, unsent: int, now: float) -> bool:
-        """Whether its client has read nothing for long, while answers that nobody reads fill the memory."""
+        """Whether its client has read nothing for long, while unread responses fill the memory."""
         if unsent != self.unsent.nbytes:
             self.unsent.set(unsent)
             self._since = now

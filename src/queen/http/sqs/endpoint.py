@@ -195,7 +195,7 @@ class SqsEndpoint:
 
 
 def _as_sqs_error(error: Exception) -> SqsError | None:
-    """What SDKs are told of an error; None for a fault of the server that nothing is known of."""
+    """What SDKs receive of an error; None for a fault of the server that nothing is known of."""
     if isinstance(error, SqsError):
         return error
     if isinstance(error, QuotaExceeded):

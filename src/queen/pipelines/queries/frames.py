@@ -434,7 +434,7 @@ def letters(pipeline: str, node: str, bad: DataFrame) -> DataFrame:
 def _limits(source: Source) -> dict[str, str]:
     """The options that say how much a batch of a source reads, and how hard it works at it."""
     given = source.options
-    # Who wants many rows at least gets them, whatever is the usual limit.
+    # A minimum that is configured wins over the usual limit.
     most = given.get("rows_per_batch") or str(max(int(_ROWS_PER_BATCH), int(given.get("min_rows_per_batch", 0))))
     named = {
         "minOffsetsPerTrigger": "min_rows_per_batch",

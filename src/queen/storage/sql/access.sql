@@ -1,4 +1,4 @@
--- What a request of a limited token is about, where it does not say.
+-- The queues of a request of a limited token, where it does not name them.
 
 -- name: queues_of_batch
 -- The queues that the messages of a staged batch are for; an empty name stands for topics.

@@ -51,7 +51,7 @@ def _decode_piece(body: bytes) -> Piece:
 
 
 async def _place_piece(shards: Any, invoke: Invoke, call: Call[None, Piece]) -> Staged:
-    """Every message is staged on its shard; the writer is told which, and names it to publish."""
+    """Every message is staged on its shard; the response names it, and the writer names it to publish."""
     body, items = call.body
     find = shards.directory.find
     messages: dict[int, list[PushItem]] = {}

@@ -46,7 +46,7 @@ routes = RouteTable("State")
 
 
 def _by_queues(queues_of: Callable[[Any], Iterable[str]]) -> Placement:
-    """On the shard of the queues that a body is about, which has to be one."""
+    """On the shard of the queues of a body, which has to be one."""
 
     async def place(shards: ShardRouter, invoke: Invoke, call: Call[None, Any]) -> Any:
         names = [Name.queue(queue) for queue in queues_of(call.body)]

@@ -108,7 +108,7 @@ class TaskView(TaskDeclaration):
 
 
 class WorkerView(Answer):
-    """A worker that is alive: it was heard of within the last half minute."""
+    """A worker that is alive: it has reported within the last half minute."""
 
     id: str
     host: str
