@@ -1262,6 +1262,8 @@ async def test_half_a_surrogate_pair_is_no_text_anywhere(site: Site) -> None:
     await site.refuses("POST", "/api/v1/push", push_body("q", rb'"\ud800"'), "Invalid JSON")
     await site.refuses("POST", "/api/v1/push", push_body("q", rb'{"\udfff": 1}'), "Invalid JSON")
     await site.refuses("POST", "/api/v1/push", push_body("q", b'"\xed\xa0\x80"'), "UTF-8")
+    ephemeral = b'{"queue": "q", "messages": [{"payload": {"\xf5": 1}}]}'
+    await site.refuses("POST", "/api/v1/ephemeral/push", ephemeral, "UTF-8")
     assert await site.contents() == before
 
 
