@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -134,8 +135,8 @@ async def test_a_picture_of_another_site_takes_no_message(api: Api) -> None:
 async def test_a_form_of_another_site_calls_no_action_of_sqs(start_server: StartServer) -> None:
     api = await start_server(queen_sqs=True)
     created = b"Action=CreateQueue&QueueName=made"
-    page = {"Origin": "https://elsewhere.example", "Content_Type": "application/x-www-form-urlencoded"}
-    picture = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors"}
+    page: dict[str, Any] = {"Origin": "https://elsewhere.example", "Content_Type": "application/x-www-form-urlencoded"}
+    picture: dict[str, Any] = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors"}
     for path in ("/sqs", "/"):
         assert (await send(api, "POST", path, created, **page))[0] == 415, path
     target = "/sqs?Action=CreateQueue&QueueName=made"

@@ -15,6 +15,7 @@ from queen.broker.pop.requests import PopRequest
 from queen.bus.packets import Heartbeat, PacketSigner, PacketWriter
 from queen.errors import Overloaded
 from queen.http.api.limits import Unpacking
+from queen.http.server.limits import Address, Budget, Limits
 from queen.http.server.message import Request, Response
 from queen.wire.binary.push import unpacked_bytes
 from tests.conftest import StartServer
@@ -100,6 +101,21 @@ async def test_websocket_messages_that_have_not_all_come_are_part_of_that_budget
         await until(lambda: budget.incoming == 0)
     await api.push("q", 1)
     assert budget.incoming == 0
+
+
+def test_large_bodies_leave_room_for_small_ones() -> None:
+    budget = Budget(Limits(incoming_bytes=64 << 20))
+    first, second = Address(), Address()
+    for address in (first, second):
+        for _ in range(32):
+            assert budget.take_in(address, 1 << 20, 1 << 20)
+    for address in (first, second, Address()):
+        assert not budget.take_in(address, 1 << 20, 1 << 20)
+        budget.give_back(address, 1 << 20)
+        assert budget.take_in(address, 1000, 1000)
+        budget.give_back(address, 1000)
+    # Nor do small ones fill it without end.
+    assert not all(budget.take_in(first, 1000, 1000) for _ in range(10_000))
 
 
 async def test_what_bodies_unpack_to_has_a_budget_too(start_server: StartServer) -> None:
