@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from queen.bus.udp import UdpLeader
 from tests.bus.conftest import SECRET, Host, Ports, StartHost
 from tests.support.ageing import until
 from tests.support.api import payloads
@@ -250,3 +252,18 @@ async def test_of_several_partitions_freed_at_once_the_other_gets_those_that_nob
         await here.ack(messages, ["failed"] * 6)
         answers = await asyncio.gather(*waiting)
     assert [payloads(answer) for answer in answers] == [[1], [1], [1]]
+
+
+def test_one_of_those_who_share_a_directory_leads_and_nobody_when_it_was_removed(tmp_path: Path) -> None:
+    directory = tmp_path / "runtime"
+    directory.mkdir()
+    one, other, late = UdpLeader(directory), UdpLeader(directory), UdpLeader(directory)
+    assert one.try_acquire() and not other.try_acquire()
+    one.close()
+    assert other.try_acquire() and not one.try_acquire()
+    for leader in (one, other):
+        leader.close()
+    # As a worker does that ends after its supervisor, while another one still starts.
+    (directory / "speaker.lock").unlink()
+    directory.rmdir()
+    assert not late.try_acquire()

@@ -28,7 +28,7 @@ import uvloop
 
 from queen.cli.app import execute, tree
 from queen.embedded import EmbeddedPostgres
-from queen.server import Worker
+from queen.server.worker import Worker
 from queen.settings import Settings
 from tests.support.databases import TEMPLATE, create_database
 

@@ -743,7 +743,9 @@ async def test_positions_of_a_group_are_searched_sorted_and_paged(api: Api, conn
     ]
     assert page["total"] == 3
     whole = (await api.call("GET", f"{GROUPS}/g")).body["q"]["partitions"]
-    assert page["partitions"] == whole
+    # A second may have passed between the two.
+    without_age = [one | {"timeLagSeconds": 0} for one in page["partitions"]]
+    assert without_age == [one | {"timeLagSeconds": 0} for one in whole]
     names = {
         "behind": ["p4", "p2", "p3"],
         "consumed": ["p3", "p4", "p2"],

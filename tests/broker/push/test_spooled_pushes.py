@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from queen.server import Worker
+from queen.server.worker import Worker
 from tests.conftest import StartServer
 from tests.support.ageing import until
 from tests.support.api import Api

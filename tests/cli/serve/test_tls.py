@@ -103,7 +103,7 @@ def test_new_certificates_are_taken_up_while_connections_stay(secure: Secure) ->
     # One that cannot be used changes nothing.
     good = secure.certificate.read_bytes()
     log = secure.directory / "log"
-    complaint = "the certificate from before stays in force"
+    complaint = "the previous certificate stays in use"
     complaints = log.read_text().count(complaint)
     secure.certificate.write_text("rubbish")
     os.kill(secure.pid, signal.SIGHUP)

@@ -448,7 +448,11 @@ _SURFACES: dict[str, Surface] = {
     "GET /api/v1/streams": Surface(),
     "GET /streams/v1/queries": Surface(),
     "DELETE /streams/v1/queries/{stream}": Surface(unknown={"stream": 404}),
-    "GET /api/v1/audit": Surface(numbers=("limit",), words=("actor", "action")),
+    "GET /api/v1/audit": Surface(
+        numbers=("limit",),
+        words=("actor", "action"),
+        refused_query={"before=9223372036854775808": "before must be a whole number"},
+    ),
     "GET /api/v1/pipelines": Surface(),
     "GET /api/v1/pipeline-declarations": Surface(),
     "DELETE /api/v1/pipeline-declarations/{pipeline}": Surface(unknown={"pipeline": 404}),
@@ -633,6 +637,7 @@ _SURFACES: dict[str, Surface] = {
         refused={
             "{}": "queue is required",
             '{"queue": ""}': "queue",
+            '{"queue": "a\\u0000b"}': "control characters (at queue)",
             '{"queue": "q", "options": {"maxLength": 0}}': "maxLength",
             '{"queue": "q", "options": {"ttlSecond": 1}}': "ttlSecond",
             '{"queue": "q", "options": {"policy": "never"}}': "policy",
@@ -647,6 +652,8 @@ _SURFACES: dict[str, Surface] = {
             '{"queue": "q", "messages": [{}]}': "payload is required",
             '{"queue": "q", "messages": [{"payload": 1, "id": 2}]}': "id",
             '{"queue": "q", "messages": [], "partition": ""}': "partition",
+            '{"queue": "\\u0000", "messages": [{"payload": 1}]}': "control characters (at queue)",
+            '{"queue": "q", "messages": [{"payload": 1}], "partition": "\\u0000"}': "control characters (at partition)",
         },
     ),
     "POST /api/v1/ephemeral/ack": Surface(
@@ -654,6 +661,7 @@ _SURFACES: dict[str, Surface] = {
         refused={
             "{}": "queue is required",
             '{"queue": "q", "acks": {}}': "acks",
+            '{"queue": "q", "acks": [], "group": "\\u0000"}': "control characters (at group)",
             '{"queue": "q", "acks": [{}]}': "id is required",
             '{"queue": "q", "acks": [{"id": "e:1:p:1", "status": "perhaps"}]}': "status",
         },
@@ -1254,6 +1262,8 @@ async def test_half_a_surrogate_pair_is_no_text_anywhere(site: Site) -> None:
     await site.refuses("POST", "/api/v1/push", push_body("q", rb'"\ud800"'), "Invalid JSON")
     await site.refuses("POST", "/api/v1/push", push_body("q", rb'{"\udfff": 1}'), "Invalid JSON")
     await site.refuses("POST", "/api/v1/push", push_body("q", b'"\xed\xa0\x80"'), "UTF-8")
+    ephemeral = b'{"queue": "q", "messages": [{"payload": {"\xf5": 1}}]}'
+    await site.refuses("POST", "/api/v1/ephemeral/push", ephemeral, "UTF-8")
     assert await site.contents() == before
 
 

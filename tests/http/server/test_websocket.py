@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from queen.http.auth.bearer import bearer_token
+from queen.http.auth.guard import bearer_token
 from queen.http.server.message import Access, Request, Response, error_response
 from tests.conftest import StartServer
 from tests.support.api import Api, payloads

@@ -15,7 +15,7 @@ import pyarrow
 
 from queen.pipelines.errors import ArchiveError, SchemaChange, TablesMissing
 from queen.pipelines.tables.files import FilePlan, WrittenFile
-from queen.pipelines.tables.locations import Location, exists, list_files
+from queen.pipelines.tables.locations import Location, list_files
 from queen.pipelines.tables.schemas import Evolution, evolve, fitted
 from queen.pipelines.tables.table import DELETED, AsOf, CommitConflict, Compacted, StoredFile, Table, Version
 
@@ -40,15 +40,12 @@ class DeltaLake(Table):
         self._table: DeltaTable | None = None
         self.refresh()
 
-    @staticmethod
-    def is_at(location: Location) -> bool:
-        return exists(location.below("_delta_log"))
-
     def refresh(self) -> None:
-        try:
-            self._table = deltalake.DeltaTable(self.location.url)
-        except TableNotFoundError:
-            self._table = None
+        with _commits():
+            try:
+                self._table = deltalake.DeltaTable(self.location.url)
+            except TableNotFoundError:
+                self._table = None
 
     @property
     def exists(self) -> bool:
@@ -169,7 +166,6 @@ class DeltaLake(Table):
                 metrics = self._opened.optimize.compact(
                     partition_filters=filters or None, target_size=target_bytes, max_concurrent_tasks=2
                 )
-            done.partitions += 1
             done.files_before += metrics["numFilesRemoved"]
             done.files_after += metrics["numFilesAdded"]
         on_progress(len(chosen), len(chosen))
