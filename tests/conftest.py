@@ -20,6 +20,7 @@ from hypothesis import settings
 from queen.embedded import EmbeddedPostgres
 from queen.server.worker import Worker
 from queen.settings import Settings
+from tests.redis.redis_server import RedisServer
 from tests.support.api import Api
 from tests.support.array_types import ask_once_for_array_types
 from tests.support.databases import fresh_database, make_template
@@ -136,6 +137,15 @@ async def proxy(dsn: str) -> AsyncIterator[Proxy]:
     """Stands between a server and the test's database, for those who want to come between them."""
     async with proxied(dsn) as proxy:
         yield proxy
+
+
+@pytest.fixture
+async def redis(tmp_path: Path) -> AsyncIterator[RedisServer]:
+    """A Redis of the test's own."""
+    server = RedisServer(tmp_path / "redis")
+    await server.start()
+    yield server
+    await server.kill()
 
 
 @pytest.fixture
