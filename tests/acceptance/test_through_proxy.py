@@ -100,8 +100,8 @@ def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -
 @pytest.fixture(scope="module")
 def results(proxied: Proxied, request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     """What came of the scenarios of the published Python client that were chosen."""
-    callspecs = [item.callspec for item in request.session.items if "results" in getattr(item, "fixturenames", ())]
-    chosen = [callspec.params["one"].id for callspec in callspecs]
+    tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    chosen = [item.callspec.params["one"].id for item in tests if "results" in item.fixturenames]
     python = client_python(_ROOT / ".venv-client")
     urls = json.dumps({Server.MAIN.value: proxied.url})
     command = [str(python), "-m", "tests.acceptance.run", Implementation.PUBLISHED.value, urls]

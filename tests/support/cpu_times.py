@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -47,16 +47,14 @@ def _measured(item: pytest.Item, phase: str) -> Iterator[None]:
     try:
         return (yield)
     finally:
-        after = _used()
-        used = sum(after.values()) - sum(before.values())
         with _FILE.open("a") as file:
-            file.write(f"{item.nodeid}\t{phase}\t{used:.3f}\n")
+            file.write(f"{item.nodeid}\t{phase}\t{_used() - before:.3f}\n")
 
 
-def _used() -> Counter[int]:
+def _used() -> float:
     """CPU seconds of this process and its descendants, with those that they have waited for."""
     parents: dict[int, int] = {}
-    seconds: Counter[int] = Counter()
+    seconds: dict[int, float] = {}
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
@@ -74,23 +72,23 @@ def _used() -> Counter[int]:
     found = [os.getpid()]
     for pid in found:
         found += children[pid]
-    return Counter({pid: seconds[pid] for pid in found})
+    return sum(seconds[pid] for pid in found)
 
 
 def main(depth: int = 2) -> None:
     """Print the sums by directory or module."""
-    sums: dict[str, Counter[str]] = defaultdict(Counter)
+    sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     tests: dict[str, set[str]] = defaultdict(set)
     for line in _FILE.read_text().splitlines():
-        nodeid, phase, used = line.rsplit("\t", 2)
+        nodeid, phase, seconds = line.rsplit("\t", 2)
         area = "/".join(nodeid.split("::")[0].split("/")[:depth])
         for name in (area, "all"):
-            sums[name][phase] += float(used)
+            sums[name][phase] += float(seconds)
             tests[name].add(nodeid)
     print(f"{'area':60} {'tests':>6} {'setup':>7} {'call':>7} {'end':>7} {'all':>7}")
-    for area, used in sorted(sums.items(), key=lambda pair: -pair[1].total()):
-        phases = " ".join(f"{used[phase]:7.1f}" for phase in ("setup", "call", "teardown"))
-        print(f"{area:60} {len(tests[area]):6} {phases} {used.total():7.1f}")
+    for area, phases in sorted(sums.items(), key=lambda pair: -sum(pair[1].values())):
+        shown = " ".join(f"{phases[phase]:7.1f}" for phase in ("setup", "call", "teardown"))
+        print(f"{area:60} {len(tests[area]):6} {shown} {sum(phases.values()):7.1f}")
 
 
 if __name__ == "__main__":
