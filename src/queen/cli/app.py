@@ -11,8 +11,8 @@ import typer
 import typer.main
 
 from queen import __version__
+from queen.cli.common.exits import USER, fail, report
 from queen.cli.common.tree import Entry, Root, UsageProblem, run_tree
-from queen.errors import QueenError
 
 _C: Final = "queen.cli.commands"
 _T: Final = "queen.cli.tools"
@@ -185,23 +185,8 @@ def execute(arguments: Sequence[str] | None = None, root: Any = None) -> int:
     try:
         return run_tree(tree() if root is None else root, arguments)
     except UsageProblem as error:
-        return _fail(1, str(error))
-    except QueenError as error:
-        from queen.cli.common.exits import NothingFound, explain
-
-        code, text = explain(error)
-        return code if isinstance(error, NothingFound) else _fail(code, text)
+        return fail(USER, str(error))
     except typer.Abort:
-        return _fail(1, "stopped")
+        return fail(USER, "stopped")
     except Exception as error:
-        # A network or a PostgreSQL that fails in the middle of something is no bug of ours.
-        if not isinstance(error, OSError) and not type(error).__module__.startswith("asyncpg"):
-            raise
-        return _fail(
-            2, f"{' '.join(str(error).split()) or type(error).__name__}; try again, run queen doctor to find the cause"
-        )
-
-
-def _fail(code: int, text: str) -> int:
-    print(f"queen: {text}", file=sys.stderr)
-    return code
+        return report(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 from queen.errors import QueenError
@@ -39,6 +40,24 @@ class NothingFound(CommandFailed):
     """It worked, and there is nothing; no text is printed."""
 
     code = EMPTY
+
+
+def report(error: Exception) -> int:
+    """Print an error that its user can act on as one line, and return the exit code; others are raised."""
+    if isinstance(error, NothingFound):
+        return error.code
+    if isinstance(error, QueenError):
+        return fail(*explain(error))
+    # A network or a PostgreSQL that fails in the middle of something is no bug of ours.
+    if not isinstance(error, OSError) and not type(error).__module__.startswith("asyncpg"):
+        raise error
+    text = " ".join(str(error).split()) or type(error).__name__
+    return fail(SERVER, f"{text}; try again, run queen doctor to find the cause")
+
+
+def fail(code: int, text: str) -> int:
+    print(f"queen: {text}", file=sys.stderr)
+    return code
 
 
 def explain(error: BaseException, server: str | None = None) -> tuple[int, str]:
