@@ -7759,7 +7759,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7918,7 +7918,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8064,7 +8064,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8208,7 +8208,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8313,7 +8313,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8439,7 +8439,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8562,7 +8562,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8670,7 +8670,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8767,7 +8767,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8858,7 +8858,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8953,7 +8953,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9041,7 +9041,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9124,7 +9124,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9213,7 +9213,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9302,7 +9302,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9395,7 +9395,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9490,7 +9490,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9581,7 +9581,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9659,7 +9659,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9728,7 +9728,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9797,7 +9797,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9881,7 +9881,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9957,7 +9957,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10031,7 +10031,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10106,7 +10106,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10191,7 +10191,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10277,7 +10277,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10358,7 +10358,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10450,7 +10450,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10533,7 +10533,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10625,7 +10625,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10726,7 +10726,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10836,7 +10836,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10934,7 +10934,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11028,7 +11028,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11135,7 +11135,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11261,7 +11261,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11349,7 +11349,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11443,7 +11443,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11555,7 +11555,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11667,7 +11667,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11768,7 +11768,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11860,7 +11860,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11943,7 +11943,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12042,7 +12042,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12153,7 +12153,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12241,7 +12241,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12343,7 +12343,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12453,7 +12453,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12555,7 +12555,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12641,7 +12641,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12750,7 +12750,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12830,7 +12830,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12951,7 +12951,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13052,7 +13052,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13129,7 +13129,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13208,7 +13208,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13277,7 +13277,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13355,7 +13355,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13442,7 +13442,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13520,7 +13520,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13615,7 +13615,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13690,7 +13690,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13759,7 +13759,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13841,7 +13841,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13925,7 +13925,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14006,7 +14006,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14092,7 +14092,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14183,7 +14183,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14257,7 +14257,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14335,7 +14335,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14413,7 +14413,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14489,7 +14489,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14567,7 +14567,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14643,7 +14643,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14719,7 +14719,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14797,7 +14797,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14866,7 +14866,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14993,7 +14993,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15074,7 +15074,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15173,7 +15173,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15285,7 +15285,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15385,7 +15385,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15500,7 +15500,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15612,7 +15612,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15718,7 +15718,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15821,7 +15821,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15909,7 +15909,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16006,7 +16006,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16080,7 +16080,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16165,7 +16165,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16250,7 +16250,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16346,7 +16346,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16432,7 +16432,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16536,7 +16536,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16610,7 +16610,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16696,7 +16696,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16779,7 +16779,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16883,7 +16883,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16985,7 +16985,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17069,7 +17069,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17165,7 +17165,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17255,7 +17255,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17331,7 +17331,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17403,7 +17403,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17501,7 +17501,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17608,7 +17608,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17710,7 +17710,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17794,7 +17794,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17878,7 +17878,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17954,7 +17954,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18057,7 +18057,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18151,7 +18151,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18254,7 +18254,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18348,7 +18348,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18442,7 +18442,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18532,7 +18532,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18604,7 +18604,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18678,7 +18678,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18758,7 +18758,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18838,7 +18838,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18914,7 +18914,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19017,7 +19017,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19111,7 +19111,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19214,7 +19214,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19316,7 +19316,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19396,7 +19396,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19479,7 +19479,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19570,7 +19570,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19670,7 +19670,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19770,7 +19770,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19859,7 +19859,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19938,7 +19938,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20027,7 +20027,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20106,7 +20106,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20196,7 +20196,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20269,7 +20269,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20360,7 +20360,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20456,7 +20456,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20525,7 +20525,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20594,7 +20594,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20663,7 +20663,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20743,7 +20743,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20830,7 +20830,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20930,7 +20930,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21020,7 +21020,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21098,7 +21098,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21167,7 +21167,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21236,7 +21236,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21305,7 +21305,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21374,7 +21374,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21443,7 +21443,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21531,7 +21531,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21636,7 +21636,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
